@@ -1,0 +1,45 @@
+"""The ``canopy`` command: one module a subcommand, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from sglang_canopy import __version__
+from sglang_canopy.errors import CanopyError
+
+COMMANDS = {
+    "simulate": "hit ratios of policies x capacities x traces, without a server",
+    "characterize": "what a trace's reuse looks like, and which policy it wants",
+    "overlay": "make a multi-tenant trace from single conversations",
+    "synth": "make a synthetic trace with published statistics",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="canopy", description="Canopy's tools for KV caching.")
+    parser.add_argument("--version", action="version", version=f"canopy {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((a for a in argv if not a.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module = importlib.import_module(f"sglang_canopy.cli.{name}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except CanopyError as error:
+        print(f"canopy {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""The one record type that every trace reader yields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace. Times in seconds from the start of the trace."""
+
+    time_s: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """Prefix-chained block ids of the prompt: equal id means equal prefix up to its end.
+    The last block may be partial (``input_tokens`` is exact)."""
+    block_tokens: int
+    """Tokens a full block."""
+    category: str = "default"
+    turn: int = 1
+    conversation: str | None = None
+    stop: str | None = None
+    """Why the response stopped: ``tool``, ``end``, ``length``; ``None`` if the trace is silent."""
+    user: str | None = None
+    line: int = 0
+    """1-based line (or ordinal) in the source, for messages."""
