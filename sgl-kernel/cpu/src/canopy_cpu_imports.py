@@ -1,0 +1,60 @@
+"""Make `import sglang` and `import torchvision` work on a CPU build of torch.
+
+A .pth file imports this module in every interpreter of an environment that serves on a CPU, the
+spawned scheduler and detokenizer included, because both imports happen there before any SGLang
+plugin is loaded. Start-up pays for one entry on `sys.meta_path`: nothing is imported, and nothing
+else happens, until somebody imports `sglang` or `torchvision`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import MetaPathFinder
+
+SGLANG_DEFAULTS = {
+    # Without it `is_cpu()` is False everywhere and the rotary embedding imports vllm.
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Idle OpenMP threads that spin slow every other process on the machine (gathers: 40 times).
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+_libraries: list[object] = []  # a torch.library.Library undoes its definitions when it is collected
+
+
+def _before_sglang() -> None:
+    for name, value in SGLANG_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def _before_torchvision() -> None:
+    """Declare the schemas that torchvision registers Python kernels for.
+
+    The wheel on PyPI is linked against CUDA, so on a CPU build of torch its extension does not
+    load and `torchvision/_meta_registrations.py` fails on operators that do not exist. Where torch
+    has CUDA the extension loads, and declaring the schemas again would be the error.
+    """
+    import torch
+
+    if torch.version.cuda is not None:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
+
+
+class _Before(MetaPathFinder):
+    """Runs a preparation once, just before its package is first looked for; finds nothing."""
+
+    def __init__(self) -> None:
+        self.preparations = {"sglang": _before_sglang, "torchvision": _before_torchvision}
+
+    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
+        prepare = self.preparations.pop(fullname, None)
+        if prepare is not None:
+            prepare()
+        return None
+
+
+sys.meta_path.insert(0, _Before())
