@@ -1,0 +1,248 @@
+"""Agentic coding conversations (the ``kv-cache-tester`` format) and overlays of them.
+
+Three things are read, told apart by their content:
+
+- one conversation, a JSON object: ``block_size``, and ``requests[{t, in, out, hash_ids, stop,
+  ...}]``, among them sub-agents (``type: "subagent"``) with a start ``t`` and ``requests`` of
+  their own, timed from it;
+- a tar archive (compressed or not) or a folder of such files. They have no common clock, so they
+  are read one after the other in archive order, each from where the one before it ended;
+  ``canopy overlay`` makes them run side by side;
+- an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
+  ``hash_ids``, ``stop``) plus ``block_size``, ``conversation``, ``turn``, ``category`` and
+  ``user`` (the archive's file, which parent and sub-agents share).
+
+``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
+block, has no id. They are local to a file, so the reader renumbers them file by file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import lines
+from sglang_canopy.trace.record import TraceRequest
+
+STOPS = {
+    "tool_use": "tool",
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "max_tokens": "length",
+    "tool": "tool",
+    "end": "end",
+    "length": "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One file: its requests sorted by time (seconds from its start), block ids from 0 or 1."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+    most_id: int
+    """The largest block id used."""
+
+
+def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
+    """Yield the requests of a conversation, an archive or an overlay."""
+    if path.is_dir() or is_archive(path) or path.suffix == ".json":
+        yield from _end_to_end(conversations(path, tolerance))
+        return
+    clock = lines.Clock()
+    end_s, shift = 0.0, 0
+    for line, text in lines.read_lines(path):
+        try:
+            record = lines.parse_object(text)
+            if "requests" in record:
+                conversation = parse_conversation(record, f"line {line}", line)
+                yield from _placed(conversation, end_s, shift)
+                end_s, shift = _after(conversation, end_s, shift)
+                continue
+            request = _parse_flat(record, line)
+            clock.check(request.time_s)
+        except lines.BadLine as error:
+            tolerance.bad(line, str(error))
+            continue
+        yield request
+
+
+def is_archive(path: Path) -> bool:
+    """Whether ``path`` is named like a tar archive."""
+    names = path.name.lower()
+    return names.endswith((".tar", ".tgz", ".txz")) or any(
+        names.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
+    )
+
+
+def conversations(path: Path, tolerance: lines.Tolerance) -> Iterator[Conversation]:
+    """Yield the conversations of an archive, a folder or one file, one in memory at a time.
+
+    A file that is broken counts as one broken line of ``tolerance``.
+    """
+    for ordinal, (name, text) in enumerate(_documents(path), 1):
+        try:
+            yield parse_conversation(lines.parse_object(text), name, ordinal)
+        except lines.BadLine as error:
+            tolerance.bad(ordinal, str(error), where=name)
+
+
+def _documents(path: Path) -> Iterator[tuple[str, bytes]]:
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))
+        if not files:
+            raise CanopyError(f"folder {str(path)!r} holds no .json file of a conversation")
+        for file in files:
+            yield file.stem, file.read_bytes()
+    elif is_archive(path):
+        try:
+            with lines.open_binary(path) as raw, tarfile.open(fileobj=raw, mode="r|*") as archive:
+                for member in archive:
+                    stream = archive.extractfile(member) if member.isfile() else None
+                    if stream is not None and member.name.endswith(".json"):
+                        yield PurePosixPath(member.name).stem, stream.read()
+        except tarfile.TarError as error:
+            raise CanopyError(f"cannot read archive {str(path)!r}: {error}") from None
+    else:
+        with lines.open_binary(path) as raw:
+            yield path.stem, raw.read()
+
+
+def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
+    """One conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
+    block_tokens = lines.count(document, "block_size", least=1)
+    identity = document.get("id")
+    name = identity if isinstance(identity, str) and identity else name
+    runs = _runs(document.get("requests"), name, name, 0.0, block_tokens, ordinal, "agent")
+    requests = tuple(heapq.merge(*runs, key=lambda r: r.time_s))
+    if not requests:
+        raise lines.BadLine("'requests' is empty")
+    return Conversation(
+        name, requests, max((max(r.blocks, default=0) for r in requests), default=0)
+    )
+
+
+def _runs(
+    entries: Any, run: str, user: str, start_s: float, block_tokens: int, line: int, category: str
+) -> list[list[TraceRequest]]:
+    """The requests of one agent and, each as a list of its own, of its sub-agents."""
+    if not isinstance(entries, list):
+        raise lines.BadLine("'requests' must be a list")
+    own: list[TraceRequest] = []
+    nested: list[list[TraceRequest]] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise lines.BadLine("an entry of 'requests' is not an object")
+        time_s = start_s + lines.number(entry, "t")
+        if "requests" in entry:
+            child = f"{run}/{entry.get('agent_id') or len(nested) + 1}"
+            nested += _runs(entry["requests"], child, user, time_s, block_tokens, line, "subagent")
+            continue
+        own.append(
+            _parse_request(entry, time_s, block_tokens, line, category, len(own) + 1, run, user)
+        )
+    own.sort(key=lambda r: r.time_s)
+    return [own, *nested]
+
+
+def _parse_request(
+    entry: dict[str, Any],
+    time_s: float,
+    block_tokens: int,
+    line: int,
+    category: str,
+    turn: int,
+    conversation: str | None,
+    user: str | None,
+) -> TraceRequest:
+    tokens = lines.count(entry, "in")
+    blocks = lines.block_ids(entry)
+    if len(blocks) > -(-tokens // block_tokens):
+        raise lines.BadLine(
+            f"'hash_ids' has {len(blocks)} blocks of {block_tokens} tokens, "
+            f"more than {tokens} tokens fill"
+        )
+    stop = entry.get("stop")
+    return TraceRequest(
+        time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
+        category=category, turn=turn, conversation=conversation,
+        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=user, line=line,
+    )  # fmt: skip
+
+
+def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
+    for key in ("conversation", "user", "category"):
+        if not isinstance(record.get(key, ""), str):
+            raise lines.BadLine(f"{key!r} must be a string, got {record[key]!r}")
+    return _parse_request(
+        record,
+        lines.number(record, "t"),
+        lines.count(record, "block_size", least=1),
+        line,
+        record.get("category", "agent"),
+        lines.count(record, "turn", least=1) if "turn" in record else 1,
+        record.get("conversation"),
+        record.get("user"),
+    )
+
+
+def flat_line(request: TraceRequest) -> str:
+    """``request`` as one line of an overlay; ``read`` gives the same request back."""
+    record: dict[str, Any] = {
+        "t": request.time_s,
+        "in": request.input_tokens,
+        "out": request.output_tokens,
+        "stop": request.stop or "",
+        "block_size": request.block_tokens,
+        "category": request.category,
+        "turn": request.turn,
+    }
+    if request.conversation is not None:
+        record["conversation"] = request.conversation
+    if request.user is not None:
+        record["user"] = request.user
+    record["hash_ids"] = request.blocks
+    return json.dumps(record, separators=(",", ":"))
+
+
+def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:
+    """``request`` begun at ``start_s`` with its block ids moved up by ``first_id``.
+
+    ``suffix`` is put behind the names of conversation and user.
+    """
+    return TraceRequest(
+        # A nanosecond is far below the traces' own grain, and prints the same everywhere.
+        round(request.time_s + start_s, 9),
+        request.input_tokens,
+        request.output_tokens,
+        tuple([b + first_id for b in request.blocks]) if first_id else request.blocks,
+        request.block_tokens,
+        request.category,
+        request.turn,
+        None if request.conversation is None else request.conversation + suffix,
+        request.stop,
+        None if request.user is None else request.user + suffix,
+        request.line,
+    )
+
+
+def _placed(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
+    return (shifted(r, start_s, first_id) for r in conversation.requests)
+
+
+def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
+    return start_s + conversation.requests[-1].time_s, first_id + conversation.most_id + 1
+
+
+def _end_to_end(found: Iterable[Conversation]) -> Iterator[TraceRequest]:
+    start_s, first_id = 0.0, 0
+    for conversation in found:
+        yield from _placed(conversation, start_s, first_id)
+        start_s, first_id = _after(conversation, start_s, first_id)

@@ -1,0 +1,52 @@
+"""Conversation and turn of a request, from its block chain alone.
+
+For traces that name no conversation. A request continues an earlier one when its blocks run
+through the last full block of the earlier prompt and go on from there. A prefix that several
+conversations share (a system prompt) does not count: the last full block must be one that the
+earlier conversation itself brought in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ConversationIndex:
+    """The prompts seen so far. Memory: O(distinct blocks), two integers each."""
+
+    def __init__(self) -> None:
+        self._owner: dict[int, int] = {}
+        """Block id -> conversation that brought it in."""
+        self._end: dict[int, tuple[int, int, int]] = {}
+        """Last full block of a prompt -> (conversation, turn, prompt tokens) of its latest."""
+        self._count = 0
+
+    def add(
+        self, blocks: Sequence[int], input_tokens: int, block_tokens: int
+    ) -> tuple[int, int, int | None]:
+        """Take in one request; returns ``(conversation, turn, parent's last full block)``.
+
+        Conversations are numbered from 0 in order of their first request, turns from 1. The
+        third value is ``None`` for a first turn.
+        """
+        owner = self._owner
+        known = 0
+        for block in blocks:
+            if block not in owner:
+                break
+            known += 1
+        conversation, turn, parent = self._count, 1, None
+        for i in range(known - 1, -1, -1):
+            end = self._end.get(blocks[i])
+            # An equal or shorter prompt is the same turn asked again, not the next one.
+            if end is not None and end[2] < input_tokens:
+                conversation, turn, parent = end[0], end[1] + 1, blocks[i]
+                break
+        if parent is None:
+            self._count += 1
+        for block in blocks[known:]:
+            owner[block] = conversation
+        full = min(len(blocks), input_tokens // block_tokens)
+        if full and owner[blocks[full - 1]] == conversation:
+            self._end[blocks[full - 1]] = (conversation, turn, input_tokens)
+        return conversation, turn, parent
