@@ -194,6 +194,18 @@ class Policy(abc.ABC):
         ``offset`` unless the policy handles it here).
         """
 
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        """The policy's own frozen ``Config``."""
+
+    def twin(self) -> Policy:
+        """A policy of the same configuration with no leaves, for another tier of one cache.
+
+        It may share what this one learns, and then ignores ``arrive`` and ``finish``: the
+        tree announces each request to both.
+        """
+        return type(self)(self.config)
+
     def stats(self) -> Mapping[str, Any]:
         """What an operator may want to see: learnt curves, queue sizes, fitted models."""
         return {}
