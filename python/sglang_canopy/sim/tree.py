@@ -1,0 +1,257 @@
+"""The simulator's radix tree: path-compressed, over block ids, evicting through a ``Policy``.
+
+It holds no tokens, only which blocks would be cached, and drives the policy exactly as the
+live cache does (``policy/base.py``). Eviction is by need and block-granular: a victim's tail
+is cut only as far as room is needed, and a node goes only when nothing of it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Leaf, Policy, Request
+
+
+class Node(Leaf):
+    """A run of blocks below ``parent``; a policy sees it as a ``Leaf``."""
+
+    __slots__ = ("blocks", "children", "locks", "parent")
+
+    def __init__(self, parent: Node | None, blocks: tuple[int, ...], offset: int, length: int):
+        super().__init__(offset, length)
+        self.parent = parent
+        self.blocks = blocks
+        self.children: dict[int, Node] = {}
+        self.locks = 0
+        """Requests in flight whose path ends in this node (its ancestors have a child)."""
+
+
+class Evicted(NamedTuple):
+    """One cut, as ``on_evict`` gets it: where on which path, in tokens and in block ids."""
+
+    offset: int
+    """Tokens of the path that stay before the cut."""
+    tokens: int
+    blocks: tuple[int, ...]
+    """Ids of the blocks that went; chained ids name their whole path."""
+
+
+class RadixTree:
+    """A cache of ``capacity_blocks`` blocks of ``block_tokens`` tokens under one policy.
+
+    ``quantum_blocks`` rounds the need up before a victim is cut; ``whole_nodes`` evicts all of
+    a victim but its ``keep``, as SGLang's own eviction does. ``on_evict`` sees every cut.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        capacity_blocks: int,
+        block_tokens: int,
+        *,
+        quantum_blocks: int = 1,
+        whole_nodes: bool = False,
+        on_evict: Callable[[Evicted], None] | None = None,
+    ) -> None:
+        if capacity_blocks < 1:
+            raise CanopyError(
+                f"a simulated cache needs room for at least 1 block, got {capacity_blocks}; "
+                "give a larger capacity"
+            )
+        if quantum_blocks < 1:
+            raise CanopyError(
+                f"the eviction quantum must be at least 1 block, got {quantum_blocks}"
+            )
+        self.policy = policy
+        self.capacity_blocks = capacity_blocks
+        self.block_tokens = block_tokens
+        self.quantum_blocks = quantum_blocks
+        self.whole_nodes = whole_nodes
+        self.on_evict = on_evict
+        self.root = Node(None, (), 0, 0)
+        self.used_blocks = 0
+        self.evictions = 0
+        self.evicted_blocks = 0
+        self.now = 0.0
+
+    def access(self, request: Request) -> int:
+        """Serve one request whole; returns how many leading blocks of its path were cached."""
+        policy = self.policy
+        if request.time > self.now:
+            self.now = request.time
+        request.label = policy.arrive(request)
+        node, hit = self.match(request.path)
+        request.label = policy.finish(request)
+        self.lock(node)
+        leaf = self.insert(request, node, hit)
+        self.stamp(request, leaf)
+        # ``insert`` moved on from ``node``: it has a child now, or it is ``leaf``.
+        node.locks -= 1
+        if leaf is not self.root and not leaf.children and not leaf.locks:
+            policy.admit(leaf, self.now)
+        return hit
+
+    def match(self, path: Sequence[int]) -> tuple[Node, int]:
+        """The node where the cached run of ``path`` ends, and that run's blocks.
+
+        A node that is matched only in part is split, so that the run ends at a node's end.
+        """
+        path = tuple(path)  # no copy of a tuple; slices must compare equal to ``blocks``
+        node, at = self.root, 0
+        while at < len(path):
+            child = node.children.get(path[at])
+            if child is None:
+                break
+            end = at + len(child.blocks)
+            if path[at:end] != child.blocks:
+                shared = _shared_run(child.blocks, path, at)
+                return self._split(child, shared), at + shared
+            node, at = child, end
+        return node, at
+
+    def lock(self, node: Node) -> None:
+        """Keep ``node`` (and so its ancestors) until ``unlock``. Nests."""
+        node.locks += 1
+        if node.locks == 1 and not node.children and node is not self.root:
+            self.policy.drop(node)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one ``lock``; a leaf without locks becomes evictable again."""
+        assert node.locks > 0, f"unlock of a node that is not locked: {node.blocks[:4]}"
+        node.locks -= 1
+        if not node.locks and not node.children and node is not self.root:
+            self.policy.admit(node, self.now)
+
+    def insert(self, request: Request, node: Node, hit: int) -> Node:
+        """Add the rest of the path below ``node`` (locked), evicting for it.
+
+        Returns the path's last node, not yet stamped or admitted. Where the path does not
+        fit, its head is kept and its tail is not cached.
+        """
+        path = request.path
+        missing = len(path) - hit
+        if missing <= 0:
+            return node
+        short = missing - (self.capacity_blocks - self.used_blocks)
+        if short > 0:
+            missing -= max(0, short - self.evict(short))
+            if missing <= 0:
+                return node
+        tokens = self.block_tokens
+        leaf = Node(node, tuple(path[hit : hit + missing]), hit * tokens, missing * tokens)
+        node.children[path[hit]] = leaf
+        self.used_blocks += missing
+        return leaf
+
+    def stamp(self, request: Request, leaf: Node) -> None:
+        """Mark every node from ``leaf`` up to the root as used by ``request``."""
+        node, root = leaf, self.root
+        while node is not root:
+            node.stamp(request)
+            node = node.parent  # type: ignore[assignment]  # only the root has none
+
+    def evict(self, need_blocks: int) -> int:
+        """Free at least ``need_blocks`` if the policy has victims; returns the blocks freed."""
+        quantum = self.quantum_blocks
+        freed = 0
+        while freed < need_blocks:
+            victim = self.policy.victim(self.now)
+            if victim is None:
+                break
+            need = -(-(need_blocks - freed) // quantum) * quantum
+            freed += self._cut(victim.leaf, victim.keep, need)  # type: ignore[arg-type]
+        return freed
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def verify(self) -> None:
+        """Recount everything; raises ``AssertionError`` naming what disagrees."""
+        used, evictable = 0, set()
+        for node in self.nodes():
+            parent, tokens = node.parent, self.block_tokens
+            assert parent is not None, f"node {node.blocks[:4]} has no parent"
+            assert node.blocks, "an empty node stayed in the tree"
+            assert parent.children.get(node.blocks[0]) is node, f"misfiled child {node.blocks[:4]}"
+            assert node.length == len(node.blocks) * tokens, f"length of {node.blocks[:4]}"
+            assert node.offset == parent.offset + parent.length, f"offset of {node.blocks[:4]}"
+            assert node.last_access <= parent.last_access or parent is self.root, (
+                f"{node.blocks[:4]} was used at {node.last_access}, its parent only at "
+                f"{parent.last_access}"
+            )
+            assert node.hits > 0, f"{node.blocks[:4]} was never stamped"
+            used += len(node.blocks)
+            if not node.children and not node.locks:
+                evictable.add(id(node))
+        assert used == self.used_blocks, f"{used} blocks in the tree, {self.used_blocks} counted"
+        assert used <= self.capacity_blocks, f"{used} blocks in a cache of {self.capacity_blocks}"
+        try:
+            admitted = [id(leaf) for leaf in self.policy.leaves()]
+        except NotImplementedError:
+            return
+        assert len(admitted) == len(set(admitted)), "the policy admitted a leaf twice"
+        assert set(admitted) == evictable, (
+            f"the policy ranks {len(admitted)} leaves, {len(evictable)} are evictable"
+        )
+
+    def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
+        """Evict up to ``need`` blocks (all, with ``whole_nodes``) of ``leaf`` beyond the keep."""
+        policy, tokens = self.policy, self.block_tokens
+        size = len(leaf.blocks)
+        keep = min(-(-keep_tokens // tokens), size - 1) if keep_tokens > 0 else 0
+        if not self.whole_nodes:
+            keep = max(keep, size - need)
+        gone = size - keep
+        if self.on_evict is not None:
+            cut = Evicted(leaf.offset + keep * tokens, gone * tokens, leaf.blocks[keep:])
+            self.on_evict(cut)
+        self.used_blocks -= gone
+        self.evictions += 1
+        self.evicted_blocks += gone
+        policy.drop(leaf)
+        # ``evicted`` sees the length before the cut (see Policy.evicted).
+        policy.evicted(leaf, gone * tokens)
+        if keep:
+            leaf.blocks = leaf.blocks[:keep]
+            leaf.length = keep * tokens
+            policy.admit(leaf, self.now)
+            return gone
+        parent = leaf.parent
+        assert parent is not None, "the root was evicted"
+        del parent.children[leaf.blocks[0]]
+        leaf.parent = None
+        if not parent.children and not parent.locks and parent is not self.root:
+            policy.admit(parent, self.now)
+        return gone
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Give ``node``'s first ``at`` blocks to a new parent, which is returned."""
+        parent, tokens = node.parent, self.block_tokens
+        assert parent is not None, "the root was split"
+        assert 0 < at < len(node.blocks), f"split of {len(node.blocks)} blocks at {at}"
+        head = Node(parent, node.blocks[:at], node.offset, at * tokens)
+        head.inherit(node)
+        parent.children[head.blocks[0]] = head
+        node.blocks = node.blocks[at:]
+        node.parent = head
+        node.offset += head.length
+        node.length -= head.length
+        head.children[node.blocks[0]] = node
+        self.policy.split(node, head)
+        return head
+
+
+def _shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:
+    shared = 0
+    for mine, theirs in zip(blocks, path[at : at + len(blocks)]):
+        if mine != theirs:
+            break
+        shared += 1
+    return shared

@@ -1,0 +1,65 @@
+"""From trace records to the requests that policies see."""
+
+from collections import Counter
+
+import pytest
+from trace_samples import random_trace, record
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.sim.requests import Hints, continuations, to_requests
+
+
+def test_equal_times_become_distinct_and_keep_their_order():
+    requests = list(to_requests([record(0, [1]), record(0, [2]), record(0, [3]), record(3, [4])]))
+    times = [r.time for r in requests]
+    assert times == sorted(set(times))
+    assert times[2] < 1e-9
+    assert times[3] == 3.0
+
+
+def test_time_running_backwards_names_the_line():
+    with pytest.raises(CanopyError, match="trace line 7"):
+        list(to_requests([record(2, [1]), record(1, [2], line=7)]))
+
+
+def test_the_placebo_keeps_how_many_requests_carry_each_label():
+    trace = random_trace(0, 200)
+    plain = [(r.category, r.turn, r.stop) for r in to_requests(trace)]
+    placebo = [(r.category, r.turn, r.stop) for r in to_requests(trace, placebo_seed=1)]
+    again = [(r.category, r.turn, r.stop) for r in to_requests(trace, placebo_seed=1)]
+    assert Counter(plain) == Counter(placebo)
+    assert plain != placebo == again
+
+
+def test_a_path_continues_when_its_last_full_block_is_used_again():
+    trace = [
+        record(0, [1, 2, 3], tail=5),  # block 3 is partial: 2 is the last full one
+        record(4, [1, 2, 4, 5]),
+        record(7, [1, 6]),
+        record(9, [1, 2, 4, 5]),
+    ]
+    assert continuations(trace) == [4.0, 5.0, None, None]
+
+
+def test_exact_hints_say_the_traces_own_future():
+    trace = [record(0, [1, 2]), record(4, [1, 2, 3]), record(5, [9])]
+    requests = list(to_requests(trace, hints=Hints()))
+    assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]
+
+
+def test_nobody_speaks_at_share_zero_and_everybody_lies_at_accuracy_zero():
+    trace = random_trace(3, 100)
+    truth = [gap is None for gap in continuations(trace)]
+    silent = list(to_requests(trace, hints=Hints(share=0)))
+    lying = list(to_requests(trace, hints=Hints(accuracy=0)))
+    assert not any(r.over or r.return_in_s is not None for r in silent)
+    assert [r.over for r in lying] == [not over for over in truth]
+
+
+def test_the_share_is_of_conversations():
+    trace = [record(t, [t % 200, 1000 + t], conversation=f"c{t % 200}") for t in range(1000)]
+    requests = list(to_requests(trace, hints=Hints(share=0.5, seed=3)))
+    speaking = {r.conversation for r in requests if r.over or r.return_in_s is not None}
+    assert 70 < len(speaking) < 130
+    with pytest.raises(CanopyError, match="share"):
+        Hints(share=2)

@@ -1,0 +1,193 @@
+"""The simulator's tree on cases checked by hand, and against a block-by-block model."""
+
+import pytest
+from trace_samples import flat, random_trace, record
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Request
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.sim.requests import to_requests
+from sglang_canopy.sim.tree import RadixTree
+
+
+def run(trace, capacity, policy="lru", **options):
+    """Hits in blocks of each request, the cuts, and the tree."""
+    cuts = []
+    tree = RadixTree(make_policy(policy), capacity, 10, on_evict=cuts.append, **options)
+    hits = []
+    for request in to_requests(trace):
+        hits.append(tree.access(request))
+        tree.verify()
+    return hits, cuts, tree
+
+
+def runs(tree):
+    """The tree as {blocks of a node: blocks of its parent}."""
+    return {node.blocks: node.parent.blocks for node in tree.nodes()}
+
+
+def test_hit_is_the_leading_run_of_cached_blocks():
+    hits, _, _ = run([record(0, [1, 2, 3]), record(1, [1, 2, 4]), record(2, [9, 2, 3])], 100)
+    assert hits == [0, 2, 0]
+
+
+def test_a_shared_prefix_becomes_one_node():
+    _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
+    assert runs(tree) == {(1, 2): (), (3,): (1, 2), (4, 5): (1, 2)}
+
+
+def test_a_request_that_ends_inside_a_node_stamps_only_its_own_part():
+    _, _, tree = run([record(0, [1, 2, 3]), record(5, [1, 2])], 100)
+    assert {n.blocks: (n.last_access, n.hits) for n in tree.nodes()} == {
+        (1, 2): (5.0, 2),
+        (3,): (0.0, 1),
+    }
+
+
+def test_cuts_the_victims_tail_only_as_far_as_needed():
+    trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8, 9])]
+    _, cuts, tree = run(trace, 7)
+    assert [(c.offset, c.tokens, c.blocks) for c in cuts] == [(20, 20, (3, 4))]
+    assert (1, 2) in runs(tree)
+    assert tree.used_blocks == 7
+
+
+def test_a_quantum_rounds_the_need_up():
+    trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8])]
+    _, cuts, _ = run(trace, 7, quantum_blocks=3)
+    assert [c.blocks for c in cuts] == [(2, 3, 4)]
+
+
+def test_whole_nodes_evicts_all_of_a_victim():
+    trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8])]
+    _, cuts, _ = run(trace, 7, whole_nodes=True)
+    assert [c.blocks for c in cuts] == [(1, 2, 3, 4)]
+
+
+def test_a_parent_becomes_evictable_when_its_last_child_goes():
+    trace = [record(0, [1, 2]), record(1, [1, 3]), record(2, [4, 5, 6])]
+    _, cuts, tree = run(trace, 4)
+    assert [c.blocks for c in cuts] == [(2,), (3,)]
+    assert runs(tree) == {(1,): (), (4, 5, 6): ()}
+    _, cuts, tree = run([*trace, record(3, [7])], 4)
+    assert [c.blocks for c in cuts][2:] == [(1,)]
+
+
+def test_a_request_never_evicts_its_own_path():
+    trace = [record(0, [1, 2]), record(1, [3]), record(2, [1, 2, 4, 5])]
+    hits, cuts, _ = run(trace, 4)
+    assert hits == [0, 0, 2]
+    assert [c.blocks for c in cuts] == [(3,)]
+
+
+def test_a_request_longer_than_the_cache_keeps_its_head():
+    trace = [record(0, [9]), record(1, [1, 2, 3, 4, 5]), record(2, [1, 2, 3, 4, 5])]
+    hits, cuts, tree = run(trace, 3)
+    assert hits == [0, 0, 3]
+    assert [c.blocks for c in cuts] == [(9,)]
+    assert runs(tree) == {(1, 2, 3): ()}
+
+
+def test_a_locked_leaf_is_not_evicted_until_unlocked():
+    tree = RadixTree(make_policy("lru"), 2, 10)
+    first, second, third = to_requests([record(0, [1]), record(1, [2]), record(2, [3])])
+    tree.access(first)
+    tree.access(second)
+    node, hit = tree.match((1,))
+    assert hit == 1
+    tree.lock(node)
+    tree.access(third)
+    tree.verify()
+    assert set(tree.root.children) == {1, 3}
+    tree.unlock(node)
+    tree.verify()
+    assert tree.evict(1) == 1
+    assert set(tree.root.children) == {3}
+
+
+def test_a_split_keeps_a_lock_on_the_deeper_part():
+    tree = RadixTree(make_policy("lru"), 10, 10)
+    first, second = to_requests([record(0, [1, 2]), record(1, [1])])
+    tree.access(first)
+    node, _ = tree.match((1, 2))
+    tree.lock(node)
+    tree.access(second)
+    assert tree.evict(2) == 0
+    tree.unlock(node)
+    assert tree.evict(2) == 2
+    tree.verify()
+
+
+def test_the_token_hit_of_a_partial_last_block_is_exact():
+    trace = [record(0, [1, 2], tail=4), record(1, [1, 2], tail=4)]
+    result = simulate(trace, make_policy("lru"), 10)
+    assert (result.block_hits, result.token_hits, result.tokens) == (2, 16, 32)
+    assert list(result.uncached_tokens) == [16, 0]
+
+
+def test_tail_excess_latency_sums_what_is_above_the_threshold():
+    trace = [record(t, [10 * t + i for i in range(n)]) for t, n in enumerate((1, 3, 5))]
+    result = simulate(trace, make_policy("lru"), 100, threshold_tokens=25)
+    assert (result.tel_tokens, result.slo_violations) == (30.0, 2)
+
+
+class _BlockLRU:
+    """LRU block by block, without nodes: evicts the least recent block that has no child."""
+
+    def __init__(self, capacity):
+        self.capacity, self.used = capacity, {}
+
+    def access(self, path, now):
+        hit = 0
+        while hit < len(path) and path[hit] in self.used:
+            hit += 1
+        kept = path[: self.capacity]
+        for depth, block in enumerate(kept):
+            self.used[block] = (now, -depth)
+        surplus = max(0, len(self.used) - self.capacity)
+        for block in sorted(self.used, key=self.used.get)[:surplus]:
+            del self.used[block]
+        return hit
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 5, 8, 13, 40])
+@pytest.mark.parametrize("seed", range(15))
+def test_lru_on_the_tree_is_lru_over_blocks(seed, capacity):
+    trace = random_trace(seed)
+    tree = RadixTree(make_policy("lru"), capacity, 10)
+    model = _BlockLRU(capacity)
+    for index, request in enumerate(to_requests(trace)):
+        assert tree.access(request) == model.access(request.path, index)
+        tree.verify()
+    assert {b for node in tree.nodes() for b in node.blocks} == set(model.used)
+
+
+def test_bad_sizes_are_the_users_mistake():
+    with pytest.raises(CanopyError, match="at least 1 block"):
+        RadixTree(make_policy("lru"), 0, 10)
+    with pytest.raises(CanopyError, match="quantum"):
+        RadixTree(make_policy("lru"), 1, 10, quantum_blocks=0)
+    with pytest.raises(CanopyError, match="no requests"):
+        simulate([], make_policy("lru"), 1)
+    mixed = [record(0, [1]), record(1, [2], block_tokens=20)]
+    with pytest.raises(CanopyError, match="blocks of 20 tokens"):
+        simulate(mixed, make_policy("lru"), 5)
+
+
+def test_labels_of_the_request_reach_every_node_of_its_path():
+    tree = RadixTree(make_policy("lru"), 10, 10)
+    tree.access(Request(time=1.0, category="chat", path=(1, 2), block_tokens=10, prompt_tokens=20))
+    tree.access(
+        Request(time=2.0, category="code", path=(1, 3), block_tokens=10, prompt_tokens=20, turn=4)
+    )
+    assert {n.blocks: (n.category, n.turn) for n in tree.nodes()} == {
+        (1,): ("code", 4),
+        (2,): ("chat", 1),
+        (3,): ("code", 4),
+    }
+
+
+def test_flat_traces_are_ordinary_cache_traces():
+    result = simulate(flat([1, 2, 3, 1, 2, 3, 1]), make_policy("lru"), 3)
+    assert result.block_hits == 4

@@ -1,0 +1,89 @@
+"""Small traces for the simulator's tests, and the real ones where they are present."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.trace.record import TraceRequest
+
+
+def record(time_s, blocks, *, block_tokens=10, tail=0, **more):
+    """A request of ``blocks``; ``tail`` tokens are missing from the last one."""
+    blocks = tuple(blocks)
+    tokens = len(blocks) * block_tokens - tail
+    fields = {"output_tokens": 1, **more}
+    return TraceRequest(
+        time_s=float(time_s),
+        input_tokens=tokens,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        **fields,
+    )
+
+
+def flat(ids, block_tokens=1):
+    """One single-block request an id: an ordinary cache trace."""
+    return [record(t, (block,), block_tokens=block_tokens) for t, block in enumerate(ids)]
+
+
+def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10, gap=1.0):
+    """Requests for random paths of a random tree of chained ids (0 < length <= depth)."""
+    draw = random.Random(seed)
+    ids: dict[tuple[int, ...], int] = {}
+    trace = []
+    time_s = 0.0
+    for _ in range(requests):
+        choices = tuple(draw.randrange(branching) for _ in range(draw.randint(1, depth)))
+        blocks = [ids.setdefault(choices[: i + 1], len(ids)) for i in range(len(choices))]
+        trace.append(
+            record(
+                time_s,
+                blocks,
+                block_tokens=block_tokens,
+                tail=draw.choice((0, 0, 3)),
+                turn=draw.randint(1, 4),
+                category=draw.choice(("chat", "code")),
+                stop=draw.choice((None, "tool", "end")),
+                output_tokens=draw.randint(1, 30),
+                conversation=f"c{choices[0]}",
+            )
+        )
+        time_s += draw.choice((0.0, gap, 5 * gap))
+    return trace
+
+
+def data_folder():
+    """The real data's folder, or skip: CANOPY_DATA, then ``shared/data`` beside the checkout."""
+    given = os.environ.get("CANOPY_DATA")
+    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    folder = Path(given) if given else beside
+    if not folder.is_dir():
+        pytest.skip(f"no trace data at {folder}; set CANOPY_DATA")
+    return folder
+
+
+def mooncake(name="conversation_first60.jsonl", limit=None):
+    """The Mooncake trace as records."""
+    path = data_folder() / "mooncake" / name
+    trace = []
+    with path.open() as lines:
+        for number, line in enumerate(lines, 1):
+            row = json.loads(line)
+            trace.append(
+                TraceRequest(
+                    time_s=row["timestamp"] / 1000,
+                    input_tokens=row["input_length"],
+                    output_tokens=row["output_length"],
+                    blocks=tuple(row["hash_ids"]),
+                    block_tokens=512,
+                    line=number,
+                )
+            )
+            if number == limit:
+                break
+    return trace
