@@ -1,0 +1,203 @@
+"""``wa``: evict what the workload's own past says is least likely to be worth its space.
+
+Survival model (default): the rank of a leaf is G_w(a), the reuse its category ``w`` wins per
+second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
+paper's tuple (ReuseProb_w(t, life), -offset), ``life`` the category's expected lifespan. Lowest
+goes first. With too few samples a category uses a coarser one's curve, then the global one;
+with none at all the order is LRU.
+
+Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
+returns to at a known time ranks p / (return_at - now), p being how often such hints came true;
+one to keep until T is not chosen before T while any other leaf is there. A tree that changes
+the hints of an admitted leaf must ``drop`` it, write the fields (``Leaf.refresh``), and ``admit``
+it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
+from sglang_canopy.policy.cells import Cell, Cells
+from sglang_canopy.policy.queues import EndQueue
+from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.learner import ReuseModel, return_slack_s
+
+_TRUST = 0.5
+"""Hints of a kind are ignored while fewer than this share of them come true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    model: str = "survival"
+    """``survival``, or ``exponential`` for the paper's own formula."""
+    window_s: float = 3600.0
+    """Seconds of requests that the curves are learnt from."""
+    max_samples: int = 100_000
+    """And at most so many requests."""
+    min_samples: int = 20
+    """A category with fewer samples uses a coarser category's curve."""
+    max_categories: int = 64
+    """Bound on labels; later ones share the curve of a coarser category."""
+    own_gaps: bool = True
+    """Refine the category by the conversation's own past gaps."""
+    depth_weight_tokens: float = 0.0
+    """Above 0, ranks grow by 1 + depth / this: hits deep in a prompt save more prefill FLOPs."""
+    profile: str | None = None
+    """A JSON file of curves saved by an earlier run, to start from."""
+
+    def __post_init__(self) -> None:
+        if self.model not in ("survival", "exponential"):
+            raise ValueError(f"key 'model' must be survival or exponential, got {self.model!r}")
+        for key in ("window_s", "max_samples", "min_samples"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
+        if not 4 <= self.max_categories <= 4096:
+            raise ValueError(
+                f"key 'max_categories' must be from 4 to 4096, got {self.max_categories!r}"
+            )
+        if not self.depth_weight_tokens >= 0:
+            raise ValueError(
+                f"key 'depth_weight_tokens' must be 0 or above, got {self.depth_weight_tokens!r}"
+            )
+
+
+class WorkloadAware(Policy):
+    """The WA policy, over cells of equal category (and depth bucket, if weighted by depth)."""
+
+    name: ClassVar[str] = "wa"
+    Config: ClassVar[type] = Config
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        exponential = config.model == "exponential"
+        self.model = ReuseModel(
+            window_s=config.window_s,
+            max_samples=config.max_samples,
+            min_samples=config.min_samples,
+            max_categories=config.max_categories,
+            own_gaps=config.own_gaps,
+            exponential=exponential,
+        )
+        self._cells = Cells(depth_first=exponential)
+        self._over = EndQueue()
+        self._returning = EndQueue()
+        self._kept = EndQueue()
+        self._ranked_version = 0
+        if config.profile is not None:
+            self.restore(_read_profile(config.profile))
+
+    def arrive(self, request: Request) -> str:
+        return self.model.arrive(request)
+
+    def finish(self, request: Request) -> str:
+        return self.model.finish(request)
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        if leaf.keep_until is not None and leaf.keep_until > now:
+            leaf.slot = (self._kept, self._kept.push(leaf, leaf.keep_until))
+        elif leaf.over and self.model.hints.trust_over():
+            leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
+        elif self._returns_at(leaf) > now and self.model.hints.return_probability() >= _TRUST:
+            assert leaf.return_at is not None
+            leaf.slot = (self._returning, self._returning.push(leaf, leaf.return_at))
+        else:
+            category = self.model.categories.get(leaf.category)
+            bucket = self._bucket(leaf, category)
+            self._cells.push(
+                (category.label, bucket), leaf, lambda: (category, self._weight(category, bucket))
+            )
+
+    def drop(self, leaf: Leaf) -> None:
+        if leaf.slot is None:
+            return
+        queue, entry = leaf.slot
+        if isinstance(queue, Cell):
+            self._cells.remove(leaf)
+        else:
+            leaf.slot = None
+            queue.remove(entry)
+
+    def victim(self, now: float) -> Victim | None:
+        self._release(now)
+        if self._ranked_version != self.model.version:
+            self._ranked_version = self.model.version
+            self._cells.reweigh(self._reweigh)
+        first = self._over.oldest()
+        if first is not None:
+            return Victim(first[3])
+        least = self._cells.least(now)
+        last = self._returning.youngest()
+        if last is not None:
+            rank = self.model.hints.return_probability() / max(last[0] - now, 1e-3)
+            if least is None or rank < least[0][0]:
+                return Victim(last[3])
+        if least is not None:
+            return Victim(least[1], self._keep(least[1]))
+        soonest = self._kept.oldest()
+        return Victim(soonest[3]) if soonest is not None else None
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        if leaf.slot is not None:
+            self.drop(leaf)
+            self.admit(leaf, leaf.last_access)
+
+    def _release(self, now: float) -> None:
+        """Leaves whose time to be kept or to return has passed rank like any other."""
+        for queue in (self._kept, self._returning):
+            while (entry := queue.oldest()) is not None:
+                leaf = entry[3]
+                until = entry[0] if queue is self._kept else self._returns_at(leaf)
+                if until > now:
+                    break
+                self.drop(leaf)
+                self.admit(leaf, now)
+
+    @staticmethod
+    def _returns_at(leaf: Leaf) -> float:
+        """The time after which a hinted return no longer counts; minus infinity without one."""
+        if leaf.return_at is None:
+            return float("-inf")
+        return leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
+
+    def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
+        """What beside the category a leaf's rank depends on."""
+        scale = self.config.depth_weight_tokens
+        return int(1.0 + (leaf.offset + leaf.length) / scale).bit_length() if scale > 0 else 0
+
+    def _weight(self, category: Category, bucket: Any) -> float:
+        """Factor on the ranks of a cell."""
+        return 1.5 * 2.0 ** (bucket - 1) if self.config.depth_weight_tokens > 0 else 1.0
+
+    def _reweigh(self, cell: Cell) -> float:
+        return self._weight(cell.category, cell.key[1])  # type: ignore[index]
+
+    def _keep(self, leaf: Leaf) -> int:
+        """Tokens of the victim that are worth more than the rest of it."""
+        return 0
+
+    def stats(self) -> Mapping[str, Any]:
+        queues = {f"{c.key}": len(c) for c in self._cells.cells()}
+        return {**self.model.stats(), "queues": queues}
+
+    def leaves(self) -> Iterator[Leaf]:
+        for queue in (self._kept, self._over, self._returning):
+            yield from queue
+        yield from self._cells
+
+
+def _read_profile(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise CanopyError(
+            f"key 'profile' must name a JSON file saved by an earlier run: {path!r}: {error}"
+        ) from None
+
+
+POLICY = WorkloadAware

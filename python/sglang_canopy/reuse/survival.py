@@ -1,0 +1,89 @@
+"""Survival curves of cached tips, and the rank that is read off them.
+
+A *tip* is where a conversation's cached path ends. Its survival S(a) is the probability that
+nothing has continued it when it is ``a`` seconds old. Tips still waiting are censored samples:
+dropping them, as if every tip came back, ruins the ranking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sglang_canopy.reuse.bins import BINS, EDGES
+
+
+def survival_curve(
+    events: Sequence[float],
+    censored: Sequence[float],
+    prior: Sequence[float] | None = None,
+    prior_weight: float = 0.0,
+) -> list[float]:
+    """Kaplan-Meier estimate on age bins (the actuarial form: half of a bin's censored are at risk).
+
+    ``events[i]`` tips were continued at an age in bin ``i``, ``censored[i]`` were last seen
+    waiting at such an age. Returns S at each of the ``BINS`` edges, from S(0) = 1 downwards.
+
+    ``prior`` is another curve, that of a coarser category: each bin's hazard is shrunk towards
+    its hazard as if ``prior_weight`` more tips at risk had followed it; without ``prior`` those
+    tips are never continued, which keeps S above 0 where few samples are left.
+    """
+    at_risk = float(sum(events) + sum(censored))
+    curve = [1.0]
+    alive = 1.0
+    for i in range(BINS - 1):
+        exposed = at_risk - 0.5 * censored[i]
+        reused = events[i]
+        exposed += prior_weight
+        if prior is not None and prior[i] > 0.0:
+            reused += prior_weight * (1.0 - prior[i + 1] / prior[i])
+        if exposed > 0.0:
+            alive *= max(0.0, 1.0 - reused / exposed)
+        curve.append(alive)
+        at_risk -= events[i] + censored[i]
+    return curve
+
+
+def gittins_rank(curve: Sequence[float]) -> list[float]:
+    """Reuse won per second of space held, for a tip whose age is in each bin.
+
+    G(a) = max over h of [S(a) - S(a+h)] / integral from a to a+h of S(u) du
+
+    evaluated at the bins' lower edges. With the points (integral of S up to an edge, 1 - S
+    there) this is the steepest slope from a point to a later one, so one walk from the right
+    over the upper hull gives every bin in O(``BINS``). The last bin, open to the right, is 0.
+    """
+    x = [0.0]
+    for i in range(BINS - 1):
+        x.append(x[-1] + 0.5 * (curve[i] + curve[i + 1]) * (EDGES[i + 1] - EDGES[i]))
+    rank = [0.0] * BINS
+    hull: list[int] = [BINS - 1]
+    for i in range(BINS - 2, -1, -1):
+        slope = _slope(x, curve, i, hull[-1])
+        while len(hull) > 1:
+            further = _slope(x, curve, i, hull[-2])
+            if further < slope:
+                break
+            slope = further
+            hull.pop()
+        rank[i] = max(0.0, slope)
+        hull.append(i)
+    return rank
+
+
+def _slope(x: Sequence[float], curve: Sequence[float], i: int, j: int) -> float:
+    held = x[j] - x[i]
+    # A curve that has reached 0 holds no space any more: nobody is left to rank.
+    return (curve[i] - curve[j]) / held if held > 0.0 else 0.0
+
+
+def exponential_rank(rate: float, life_s: float) -> list[float]:
+    """The ATC 2025 paper's ReuseProb_w(t, life) at each bin's lower edge.
+
+    The probability that the fitted exponential (``rate`` = 1 / mean reuse gap, in 1/s) puts the
+    reuse in (t, t + life]: exp(-rate t) - exp(-rate (t + life)). It is the difference of the
+    distribution function, not conditioned on "not reused until t": the exponential has no
+    memory, so conditioning would cancel t and leave a constant.
+    """
+    gain = -math.expm1(-rate * life_s)
+    return [math.exp(-rate * edge) * gain for edge in EDGES]
