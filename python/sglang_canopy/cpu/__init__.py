@@ -1,0 +1,142 @@
+"""SGLang on a CPU: attention over new tokens only, and HiCache without CUDA.
+
+`install()` is called by the plugin, and only where `wanted()`. On a machine with CUDA nothing
+below this package is imported. The import stand-ins are a distribution of their own, in
+`sgl-kernel/cpu`, because they act before any plugin is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+_TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+_HOST_POOL = "sglang.srt.mem_cache.pool_host.base.HostKVCache"
+_MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
+_LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
+_BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
+
+# What is replaced or relied on, and the parameters it must have: a release that moved one is
+# refused at start by name, rather than served wrong.
+SEAMS: dict[str, tuple[str, ...]] = {
+    "sglang.srt.layers.attention.attention_registry.register_attention_backend": ("name",),
+    f"{_TORCH_NATIVE}.init_forward_metadata": ("self", "forward_batch"),
+    f"{_TORCH_NATIVE}._run_sdpa_forward_extend": (
+        *("self", "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices"),
+        *("seq_lens", "extend_prefix_lens", "extend_seq_lens", "encoder_lens", "scaling"),
+        *("enable_gqa", "causal", "is_cross_attn", "sliding_window_size"),
+    ),
+    f"{_TORCH_NATIVE}._run_sdpa_forward_decode": (
+        *("self", "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices"),
+        *("seq_lens", "encoder_lens", "scaling"),
+        *("enable_gqa", "causal", "is_cross_attn", "sliding_window_size"),
+    ),
+    f"{_HOST_POOL}.__init__": ("pin_memory",),
+    f"{_MHA_HOST}.MHATokenToKVPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
+    f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
+    _LAYOUT: ("server_args",),
+    _BACKENDS: ("server_args",),
+    "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
+    "sglang.srt.arg_groups.overrides.resolving_view": (),
+}
+
+_installed = False
+
+
+def wanted() -> bool:
+    """True where SGLang can only run on the CPU: torch finds no CUDA (or ROCm) device."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def install() -> None:
+    """Put CPU support into SGLang through its registries and hooks. Twice is the same as once.
+
+    The hooks take effect when SGLang applies them, right after its plugins were loaded.
+    Raises CanopyError naming the setting, the package or the seam that is missing.
+    """
+    global _installed
+    if _installed:
+        return
+    _check_environment()
+    for seam, parameters in SEAMS.items():
+        check_seam(seam, parameters)
+
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from sglang_canopy.cpu import hicache
+
+    register_attention_backend("torch_native")(_new_tokens_backend)
+    HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
+    HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
+    HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
+    module = importlib.import_module(_MHA_HOST)
+    for transfer in hicache.TRANSFERS:
+        if not hasattr(module, transfer.__name__):
+            setattr(module, transfer.__name__, transfer)
+    _installed = True
+
+
+def check_seam(path: str, parameters: tuple[str, ...]) -> None:
+    """Raise CanopyError unless `path` can be called with at least these parameters, in order."""
+    found = _resolve(path)
+    if found is None:
+        raise CanopyError(f"{path} is missing: {_FIX}")
+    names = [name for name in inspect.signature(found).parameters if name in parameters]
+    if names != list(parameters):
+        raise CanopyError(f"{path} takes ({', '.join(names)}), not {parameters}: {_FIX}")
+
+
+_FIX = "Canopy's CPU support is written for sglang 0.5.23; install that version"
+
+
+def _resolve(path: str) -> Callable[..., Any] | None:
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[cut:]:
+            found = getattr(found, name, None)
+        return found
+    return None
+
+
+def _check_environment() -> None:
+    engine = os.environ.get("SGLANG_USE_CPU_ENGINE")
+    if engine != "1":
+        raise CanopyError(
+            f"SGLANG_USE_CPU_ENGINE is {engine!r} and torch finds no CUDA device: SGLang serves "
+            "on a CPU only with SGLANG_USE_CPU_ENGINE=1; set it, or install canopy-sgl-kernel-cpu "
+            "(folder sgl-kernel/cpu), which does"
+        )
+    try:
+        importlib.import_module("sgl_kernel")
+    except ImportError as error:
+        raise CanopyError(
+            f"sgl_kernel cannot be imported ({error}): on a CPU install the stand-in with "
+            "`pip install --no-deps ./sgl-kernel/cpu`"
+        ) from error
+
+
+def _new_tokens_backend(runner: Any) -> Any:
+    from sglang_canopy.cpu.attention import NewTokensAttnBackend
+
+    return NewTokensAttnBackend(runner)
+
+
+def _default_to_torch_native(server_args: Any) -> None:
+    """BEFORE hook: upstream's default on x86 is `intel_amx`, which needs compiled kernels."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    view = resolving_view(server_args)
+    if view.device == "cpu" and view.attention_backend is None:
+        declare_resolution(server_args, "canopy_cpu", attention_backend="torch_native")

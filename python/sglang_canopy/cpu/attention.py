@@ -1,0 +1,269 @@
+"""Attention over the new tokens only, for SGLang's `torch_native` backend.
+
+Upstream pads every request's query to the whole sequence, so a cached prefix saves no attention
+work: 60 new tokens after 4,000 cached ones cost as much as 4,060 new ones. Here the query is the
+new tokens alone. What a forward pass needs to know about its batch (rows, masks, groups) is worked
+out once and shared by all layers. Results equal the stock ones up to rounding.
+
+Cross-attention, encoder-only attention and sliding windows go to the stock code unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+# A block of queries attends up to its own last token: longer blocks waste more of the causal
+# triangle, shorter ones pay more calls.
+QUERY_BLOCK = 512
+# Padding one request by this many tokens costs about as much as a call of its own.
+PADDING_PER_CALL = 64
+
+
+@dataclass(slots=True, frozen=True)
+class QueryBlock:
+    """Queries `start:end` of the batch, which see the first `visible` tokens of their request."""
+
+    start: int
+    end: int
+    visible: int
+    mask: torch.Tensor | None  # bool [end - start, visible]; None: plain causal from token 0
+
+
+@dataclass(slots=True, frozen=True)
+class ExtendPlan:
+    """One entry a request: its cache rows [tokens] and its queries."""
+
+    requests: list[tuple[torch.Tensor, list[QueryBlock]]]
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeGroup:
+    """Requests of similar length decoded in one call.
+
+    `members` [requests]; `rows` [requests * length], short requests padded with a row of their
+    own; `mask` bool [requests, 1, 1, length], or None when nothing is padded.
+    """
+
+    members: torch.Tensor
+    rows: torch.Tensor
+    length: int
+    mask: torch.Tensor | None
+
+
+def plan_extend(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+) -> ExtendPlan:
+    requests, taken = [], 0
+    for row, length, new in zip(
+        req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
+    ):
+        cached = length - new
+        step = QUERY_BLOCK if cached else max(new, 1)
+        blocks = []
+        for first in range(0, new, step):
+            last = min(first + step, new)
+            visible = cached + last
+            mask = None
+            if cached or first:
+                mask = torch.ones(last - first, visible, dtype=torch.bool).tril_(cached + first)
+            blocks.append(QueryBlock(taken + first, taken + last, visible, mask))
+        requests.append((req_to_token[row, :length], blocks))
+        taken += new
+    return ExtendPlan(requests)
+
+
+def plan_decode(
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
+) -> list[DecodeGroup]:
+    pool_rows, lengths = req_pool_indices.tolist(), seq_lens.tolist()
+    groups = []
+    for members in group_by_length(lengths):
+        longest = lengths[members[-1]]
+        rows = req_to_token[[pool_rows[i] for i in members], :longest]
+        mask = None
+        if lengths[members[0]] < longest:
+            inside = torch.arange(longest) < torch.tensor([lengths[i] for i in members])[:, None]
+            rows = torch.where(inside, rows, rows[:, :1])
+            mask = inside[:, None, None]
+        groups.append(DecodeGroup(torch.tensor(members), rows.flatten(), longest, mask))
+    return groups
+
+
+def group_by_length(lengths: list[int]) -> list[list[int]]:
+    """Indices of requests to decode together, shortest first: padding costs less than it saves.
+
+    >>> group_by_length([300, 4000, 310])
+    [[0, 2], [1]]
+    """
+    groups: list[list[int]] = []
+    padding = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if groups:
+            grown = padding + len(groups[-1]) * (lengths[index] - lengths[groups[-1][-1]])
+            if grown <= PADDING_PER_CALL * len(groups[-1]):
+                groups[-1].append(index)
+                padding = grown
+                continue
+        groups.append([index])
+        padding = 0
+    return groups
+
+
+class NewTokensAttnBackend(TorchNativeAttnBackend):
+    """`torch_native`, with attention computed for the new tokens only.
+
+    # NOTE: plans are kept from one `init_forward_metadata` to the next, that is for the layers
+    # of one forward pass. Called without it, every call makes its own plan.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__(model_runner)
+        self._plan: Any = None
+        self._plan_key: tuple[Any, ...] | None = None
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        super().init_forward_metadata(forward_batch)
+        self._plan = None
+        self._plan_key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
+
+    def _run_sdpa_forward_extend(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        req_to_token: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        extend_prefix_lens: torch.Tensor,
+        extend_seq_lens: torch.Tensor,
+        encoder_lens: torch.Tensor | None = None,
+        scaling: float | None = None,
+        enable_gqa: bool = False,
+        causal: bool = False,
+        is_cross_attn: bool = False,
+        sliding_window_size: int | None = None,
+    ) -> torch.Tensor:
+        """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
+        if (
+            not causal
+            or encoder_lens is not None
+            or is_cross_attn
+            or _windowed(sliding_window_size)
+        ):
+            return super()._run_sdpa_forward_extend(
+                query,
+                output,
+                k_cache,
+                v_cache,
+                req_to_token,
+                req_pool_indices,
+                seq_lens,
+                extend_prefix_lens,
+                extend_seq_lens,
+                encoder_lens,
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+                causal=causal,
+                is_cross_attn=is_cross_attn,
+                sliding_window_size=sliding_window_size,
+            )
+        plan = self._planned(
+            req_pool_indices,
+            seq_lens,
+            lambda: plan_extend(req_to_token, req_pool_indices, seq_lens, extend_seq_lens),
+        )
+        for rows, blocks in plan.requests:
+            keys = k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+            values = v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+            for block in blocks:
+                attended = scaled_dot_product_attention(
+                    query[block.start : block.end].transpose(0, 1)[None],
+                    keys[:, :, : block.visible],
+                    values[:, :, : block.visible],
+                    attn_mask=block.mask,
+                    is_causal=block.mask is None,
+                    scale=scaling,
+                    enable_gqa=enable_gqa,
+                )
+                output[block.start : block.end] = attended[0].transpose(0, 1)
+        return output
+
+    def _run_sdpa_forward_decode(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        req_to_token: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        encoder_lens: torch.Tensor | None = None,
+        scaling: float | None = None,
+        enable_gqa: bool = False,
+        causal: bool = False,
+        is_cross_attn: bool = False,
+        sliding_window_size: int | None = None,
+    ) -> torch.Tensor:
+        """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
+        if encoder_lens is not None or is_cross_attn or _windowed(sliding_window_size):
+            return super()._run_sdpa_forward_decode(
+                query,
+                output,
+                k_cache,
+                v_cache,
+                req_to_token,
+                req_pool_indices,
+                seq_lens,
+                encoder_lens,
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+                causal=causal,
+                is_cross_attn=is_cross_attn,
+                sliding_window_size=sliding_window_size,
+            )
+        groups = self._planned(
+            req_pool_indices,
+            seq_lens,
+            lambda: plan_decode(req_to_token, req_pool_indices, seq_lens),
+        )
+        kv_heads = k_cache.shape[1]
+        for group in groups:
+            count = len(group.members)
+            # Heads that share a KV head become queries of that head: no copies of K and V.
+            queries = query[group.members].view(count, kv_heads, -1, query.shape[-1])
+            attended = scaled_dot_product_attention(
+                queries,
+                _gather(k_cache, group, count).to(query.dtype),
+                _gather(v_cache, group, count).to(query.dtype),
+                attn_mask=group.mask,
+                scale=scaling,
+            )
+            output[group.members] = attended.reshape(count, *output.shape[1:])
+        return output
+
+    def _planned(self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, make: Any) -> Any:
+        key = self._plan_key
+        if key is None or key[0] is not req_pool_indices or key[1] is not seq_lens:
+            return make()
+        if self._plan is None:
+            self._plan = make()
+        return self._plan
+
+
+def _windowed(sliding_window_size: int | None) -> bool:
+    return sliding_window_size is not None and sliding_window_size > -1
+
+
+def _gather(cache: torch.Tensor, group: DecodeGroup, count: int) -> torch.Tensor:
+    """[count, kv heads, length, head size] out of the cache [slots, kv heads, head size]."""
+    gathered = cache.index_select(0, group.rows)
+    return gathered.view(count, group.length, *cache.shape[1:]).transpose(1, 2)

@@ -1,0 +1,86 @@
+"""HiCache without a GPU: an unpinned host pool, and copies between the two pools in torch.
+
+On a CPU the "device" pool and the host pool are both ordinary memory. Upstream pins the host pool
+through CUDA and takes its copy functions from the CUDA build of `sgl_kernel`, for the `direct`
+I/O backend as well; those functions are here. Index tensors are tokens, whole pages in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of `HostKVCache.__init__`: memory is pinned for CUDA's sake only."""
+    return args, {**kwargs, "pin_memory": False}
+
+
+def direct_io(server_args: Any) -> None:
+    """BEFORE hook of `resolve_layout_io_compatibility`: the `kernel` I/O backend needs CUDA.
+
+    Upstream's own resolution follows and picks the host layout that goes with `direct`.
+    """
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    if resolving_view(server_args).hicache_io_backend == "kernel":
+        declare_resolution(server_args, "canopy_cpu", hicache_io_backend="direct")
+
+
+def transfer_kv_direct(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy tokens between two pools that both hold [tokens, heads, head size] a layer."""
+    source, target = src_indices.long(), dst_indices.long()
+    for src, dst in zip(src_layers, dst_layers, strict=True):
+        dst.index_copy_(0, target, src.index_select(0, source))
+
+
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy pages of every layer to the host.
+
+    `src_ptrs`: all K layers then all V layers, each [tokens, heads, head size]. `dst_ptrs`: K and
+    V host buffers [pages, layers, page size, heads, head size].
+    """
+    source, pages = src_indices.long(), _pages(dst_indices, page_size)
+    layers = len(src_ptrs) // len(dst_ptrs)
+    for index, src in enumerate(src_ptrs):
+        host = dst_ptrs[index // layers]
+        host[pages, index % layers] = src.index_select(0, source).view(-1, *host.shape[2:])
+
+
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """Copy pages of one layer back from the host: K and V, shapes as in the function above."""
+    pages, target = _pages(src_indices, page_size), dst_indices.long()
+    for host, dst in zip(src_ptrs, dst_ptrs, strict=True):
+        dst.index_copy_(0, target, host[pages, layer_id].view(-1, *dst.shape[1:]))
+
+
+def _pages(token_indices: torch.Tensor, page_size: int) -> torch.Tensor:
+    return token_indices[::page_size].long() // page_size
+
+
+TRANSFERS = (
+    transfer_kv_direct,
+    transfer_kv_all_layer_direct_lf_pf,
+    transfer_kv_per_layer_direct_pf_lf,
+)

