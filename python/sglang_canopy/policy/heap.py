@@ -1,4 +1,4 @@
-"""A lazy heap of leaves: push, discard and pop-least in O(log n), no search."""
+"""A lazy heap of leaves: push, discard and least in O(log n), no search."""
 
 from __future__ import annotations
 
@@ -8,45 +8,54 @@ from typing import Any
 
 from sglang_canopy.policy.base import Leaf
 
+_SLACK = 64
+"""Dead entries tolerated on top of one per live entry before the heap is rebuilt."""
+
 
 class LazyHeap:
-    """Leaves by rank, least first. A leaf's ``slot`` holds its entry while it is in here.
+    """Leaves by rank, least first.
 
     Order is (rank, older last access, deeper offset, earlier push), all as they were at the
-    push. Entries are never searched for: a discarded one is emptied and skipped later, and
-    the heap is rebuilt when such entries outnumber the live ones.
+    push. A discarded entry is emptied and skipped when it surfaces. ``Leaf.slot`` is not
+    used: it is the policy's own, and outlives a leaf's stay in here.
     """
 
-    __slots__ = ("_dead", "_entries", "_pushes")
+    __slots__ = ("_entries", "_live", "_pushes")
 
     def __init__(self) -> None:
         self._entries: list[list[Any]] = []
+        self._live: dict[Leaf, list[Any]] = {}
         self._pushes = 0
-        self._dead = 0
 
     def __len__(self) -> int:
-        return len(self._entries) - self._dead
+        return len(self._live)
+
+    def __contains__(self, leaf: Leaf) -> bool:
+        return leaf in self._live
+
+    def __iter__(self) -> Iterator[Leaf]:
+        return iter(self._live)
 
     def push(self, leaf: Leaf, rank: Any) -> None:
-        assert leaf.slot is None, "a leaf was admitted twice"
+        """Add ``leaf``, which must not be in; ranks of one heap must be comparable."""
+        assert leaf not in self._live, "a leaf was admitted twice"
         self._pushes += 1
-        leaf.slot = entry = [rank, leaf.last_access, -leaf.offset, self._pushes, leaf]
+        entry = [rank, leaf.last_access, -leaf.offset, self._pushes, leaf]
+        self._live[leaf] = entry
         heapq.heappush(self._entries, entry)
 
     def discard(self, leaf: Leaf) -> bool:
         """Take ``leaf`` out; returns whether it was in."""
-        entry = leaf.slot
+        entry = self._live.pop(leaf, None)
         if entry is None:
             return False
-        leaf.slot = entry[4] = None
-        self._dead += 1
-        if self._dead > 64 and self._dead * 2 > len(self._entries):
+        entry[4] = None
+        if len(self._entries) > 2 * len(self._live) + _SLACK:
             self._entries = [e for e in self._entries if e[4] is not None]
             heapq.heapify(self._entries)
-            self._dead = 0
         return True
 
-    def peek(self) -> Leaf | None:
+    def least(self) -> Leaf | None:
         """The least leaf, left in place."""
         entries = self._entries
         while entries:
@@ -54,12 +63,8 @@ class LazyHeap:
             if leaf is not None:
                 return leaf
             heapq.heappop(entries)
-            self._dead -= 1
         return None
 
     def rank(self, leaf: Leaf) -> Any:
         """The rank ``leaf`` was pushed with."""
-        return leaf.slot[0]
-
-    def __iter__(self) -> Iterator[Leaf]:
-        return (e[4] for e in self._entries if e[4] is not None)
+        return self._live[leaf][0]

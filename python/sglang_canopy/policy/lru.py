@@ -1,31 +1,32 @@
-"""Least recently used: SGLang's default, and the baseline of every figure."""
+"""``lru``: least recently used, SGLang's default and the baseline of every figure.
+
+On a tree whose requests stamp their whole path this is LRU over blocks, the blocks of one
+request ordered deepest first, so ``sim/stack.py`` gives every capacity in one pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from sglang_canopy.policy.base import Leaf, Policy, Victim
 from sglang_canopy.policy.heap import LazyHeap
 
 
 @dataclass(frozen=True, slots=True)
-class LRUConfig:
+class Config:
     """No options."""
 
 
 class LRU(Policy):
-    """Evicts the leaf whose last access is oldest.
+    """Evicts the leaf whose last access is oldest. O(log n)."""
 
-    On a tree whose requests stamp their whole path this is LRU over blocks with ties of one
-    request broken deepest first, so ``sim/stack.py`` gives every capacity in one pass.
-    """
+    name: ClassVar[str] = "lru"
+    Config: ClassVar[type] = Config
 
-    name = "lru"
-    Config = LRUConfig
-
-    def __init__(self, config: LRUConfig | None = None) -> None:
-        self.config = config or LRUConfig()
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
         self._heap = LazyHeap()
 
     def admit(self, leaf: Leaf, now: float) -> None:
@@ -34,9 +35,9 @@ class LRU(Policy):
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
 
-    # victim: least last_access
+    # victim = the leaf with the least last_access
     def victim(self, now: float) -> Victim | None:
-        leaf = self._heap.peek()
+        leaf = self._heap.least()
         return None if leaf is None else Victim(leaf)
 
     def leaves(self) -> Iterator[Leaf]:

@@ -1,0 +1,176 @@
+"""``s3fifo``: three FIFO queues (Yang et al., SOSP 2023, algorithm 1): small, main, ghost.
+
+New leaves enter the small queue; most are never used again and leave it soon. One that was
+used more than once meanwhile moves to the main queue, where each use buys another round. What
+the small queue evicts is remembered in the ghost queue: if it comes back, it enters the main.
+
+A tree evicts and makes nodes anew, so a ghost is not a node: it is the hash of the first block
+that went, which is chained over everything before it. A path that returns makes a node that
+starts at the first block missing, so that is the one to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
+from sglang_canopy.policy.heap import LazyHeap
+
+_MOST_USES = 3
+"""Uses are counted in two bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    small_share: float = 0.1
+    """Share of the evictable tokens above which the small queue evicts."""
+    promote_uses: int = 2
+    """Uses in the small queue, the first not counted, that move a leaf to the main queue."""
+    ghost_share: float = 0.9
+    """Tokens the ghost queue remembers, as a share of the evictable tokens."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.small_share <= 1:
+            raise ValueError(f"key 'small_share' must be from 0 to 1, got {self.small_share}")
+        if not 1 <= self.promote_uses <= _MOST_USES:
+            raise ValueError(f"key 'promote_uses' must be from 1 to 3, got {self.promote_uses}")
+        if not self.ghost_share >= 0:
+            raise ValueError(f"key 'ghost_share' must be 0 or above, got {self.ghost_share}")
+
+
+@dataclass(slots=True)
+class _Place:
+    """``Leaf.slot``: where a node stands in the queues, admitted or not."""
+
+    queue: LazyHeap
+    since: float
+    """When it entered the queue."""
+    seen: int
+    """Uses that count no more."""
+    path: Sequence[int]
+    """Hashes of the node's blocks."""
+    block_tokens: int
+
+    def uses(self, leaf: Leaf) -> int:
+        return min(leaf.hits - self.seen, _MOST_USES)
+
+
+class S3FIFO(Policy):
+    """Quick demotion through a small queue, a lazily promoting main queue, a ghost queue.
+
+    Sizes are of evictable tokens: a policy does not see the nodes above the leaves, and they
+    cannot go. O(log n); a leaf moves at most four times between two uses.
+    """
+
+    name: ClassVar[str] = "s3fifo"
+    Config: ClassVar[type] = Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._small, self._main = LazyHeap(), LazyHeap()
+        self._tokens = {self._small: 0, self._main: 0}
+        self._lengths: dict[Leaf, int] = {}
+        self._ghosts: dict[int, int] = {}
+        self._ghost_tokens = 0
+        self._last: Request | None = None
+
+    def finish(self, request: Request) -> str:
+        self._last = request
+        return super().finish(request)
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        if leaf.slot is None:
+            leaf.slot = self._enter(leaf)
+        self._push(leaf, leaf.slot)
+
+    def drop(self, leaf: Leaf) -> None:
+        length = self._lengths.pop(leaf, None)
+        if length is not None:
+            queue = leaf.slot.queue
+            queue.discard(leaf)
+            self._tokens[queue] -= length
+
+    # while there are leaves:
+    #     if small > its share: leaf = small.oldest; used more than once: move it to main
+    #     else:                 leaf = main.oldest;  used: take one use, to the end of main
+    #     neither: victim = leaf
+    def victim(self, now: float) -> Victim | None:
+        while self._lengths:
+            share = self.config.small_share * sum(self._tokens.values())
+            from_small = len(self._small) > 0 and (
+                self._tokens[self._small] > share or not len(self._main)
+            )
+            leaf = (self._small if from_small else self._main).least()
+            assert leaf is not None, "token counts and queues disagree"
+            uses = leaf.slot.uses(leaf)
+            if uses < (self.config.promote_uses if from_small else 1):
+                return Victim(leaf)
+            left = 0 if from_small else uses - 1
+            self.drop(leaf)
+            leaf.slot.queue, leaf.slot.since, leaf.slot.seen = self._main, now, leaf.hits - left
+            self._push(leaf, leaf.slot)
+        return None
+
+    def evicted(self, leaf: Leaf, tokens: int) -> None:
+        place = leaf.slot
+        if place.queue is not self._small:
+            return
+        first = (leaf.offset + leaf.length - tokens) // place.block_tokens
+        first -= leaf.offset // place.block_tokens
+        if first < len(place.path):
+            self._remember(place.path[first], tokens)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        place = leaf.slot
+        if place is None:
+            return
+        blocks = head.offset // place.block_tokens
+        blocks = leaf.offset // place.block_tokens - blocks
+        head.slot = _Place(
+            place.queue, place.since, place.seen, place.path[:blocks], place.block_tokens
+        )
+        place.path = place.path[blocks:]
+        if leaf in self._lengths:
+            self._tokens[place.queue] += leaf.length - self._lengths[leaf]
+            self._lengths[leaf] = leaf.length
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(self._lengths)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "small_tokens": self._tokens[self._small],
+            "main_tokens": self._tokens[self._main],
+            "ghost_tokens": self._ghost_tokens,
+        }
+
+    def _enter(self, leaf: Leaf) -> _Place:
+        """The place of a node seen for the first time: made by the request that just ended."""
+        request, block_tokens = self._last, 1
+        path: Sequence[int] = ()
+        if request is not None and request.time == leaf.last_access:
+            block_tokens = request.block_tokens
+            start, end = leaf.offset, leaf.offset + leaf.length
+            path = request.path[start // block_tokens : -(-end // block_tokens)]
+        tokens = self._ghosts.pop(path[0], None) if path else None
+        if tokens is not None:
+            self._ghost_tokens -= tokens
+        queue = self._small if tokens is None else self._main
+        return _Place(queue, leaf.created, leaf.hits, path, block_tokens)
+
+    def _push(self, leaf: Leaf, place: _Place) -> None:
+        place.queue.push(leaf, place.since)
+        self._lengths[leaf] = leaf.length
+        self._tokens[place.queue] += leaf.length
+
+    def _remember(self, block: int, tokens: int) -> None:
+        self._ghost_tokens += tokens - self._ghosts.pop(block, 0)
+        self._ghosts[block] = tokens
+        limit = self.config.ghost_share * sum(self._tokens.values())
+        while self._ghost_tokens > limit and self._ghosts:
+            self._ghost_tokens -= self._ghosts.pop(next(iter(self._ghosts)))
+
+
+POLICY = S3FIFO

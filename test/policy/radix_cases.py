@@ -1,0 +1,36 @@
+"""Hand-made radix cases: what a policy evicts, block by block, as requests come in."""
+
+from __future__ import annotations
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.requests import to_requests
+from sglang_canopy.sim.tree import RadixTree
+from sglang_canopy.trace.record import TraceRequest
+
+BLOCK_TOKENS = 10
+
+
+def play(policy, capacity, paths, *, output_tokens=1, **options):
+    """Serve ``paths`` (tuples of block ids, one a second) and list what went, in order.
+
+    Every path is prefix-chained by its author: an id stands for one place in the tree.
+    Returns the runs of blocks evicted. The tree is recounted after each request.
+    """
+    cuts = []
+    if isinstance(policy, str):
+        policy = make_policy(policy, options)
+    tree = RadixTree(policy, capacity, BLOCK_TOKENS, on_evict=lambda cut: cuts.append(cut.blocks))
+    trace = [
+        TraceRequest(
+            time_s=float(time_s),
+            input_tokens=len(path) * BLOCK_TOKENS,
+            output_tokens=output_tokens,
+            blocks=tuple(path),
+            block_tokens=BLOCK_TOKENS,
+        )
+        for time_s, path in enumerate(paths)
+    ]
+    for request in to_requests(trace):
+        tree.access(request)
+        tree.verify()
+    return cuts
