@@ -1,7 +1,7 @@
 """SGLang on a CPU: attention over new tokens only, and HiCache without CUDA.
 
-`install()` is called by the plugin, and only where `wanted()`. On a machine with CUDA nothing
-below this package is imported. The import stand-ins are a distribution of their own, in
+The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
+this package is imported. The import stand-ins are a distribution of their own, in
 `sgl-kernel/cpu`, because they act before any plugin is loaded.
 """
 
@@ -56,13 +56,13 @@ def wanted() -> bool:
 
 
 def install() -> None:
-    """Put CPU support into SGLang through its registries and hooks. Twice is the same as once.
+    """Put CPU support into SGLang through its registries and hooks, where it is `wanted()`.
 
-    The hooks take effect when SGLang applies them, right after its plugins were loaded.
+    Twice is the same as once. The hooks take effect when SGLang applies them, right after its plugins were loaded.
     Raises CanopyError naming the setting, the package or the seam that is missing.
     """
     global _installed
-    if _installed:
+    if _installed or not wanted():
         return
     _check_environment()
     for seam, parameters in SEAMS.items():

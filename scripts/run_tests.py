@@ -1,0 +1,57 @@
+"""Lint, format, types, tests: what ./scripts/test.sh runs. Flags go to pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import environment
+from environment import ROOT, SetupError, say
+
+CHECKS = (
+    ("ruff", ["ruff", "check"]),
+    ("format", ["ruff", "format", "--check", "-q"]),
+    ("types", ["mypy"]),
+)
+
+
+def main() -> int:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(f"{__doc__}\nTests that need data look for $CANOPY_DATA, then ../shared/data.")
+        return 0
+    try:
+        kind = environment.device()
+        environment.enter(kind)
+        environment.install(kind, tests=True)
+        prepare_model()
+    except SetupError as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return check_and_test(sys.argv[1:])
+
+
+def check_and_test(flags: list[str]) -> int:
+    """Run every check, then pytest last, so that its closing line is the last one printed."""
+    failed = []
+    for name, command in CHECKS:
+        say(name)
+        if subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode:
+            failed.append(name)
+    if failed:
+        say(f"failed before the tests: {', '.join(failed)}")
+    tests = [sys.executable, "-m", "pytest", *flags]
+    status = subprocess.run(tests, cwd=ROOT, env=os.environ, check=False).returncode
+    return status or (1 if failed else 0)
+
+
+def prepare_model() -> None:
+    from prepare import prepare_smollm2
+
+    prepare_smollm2()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

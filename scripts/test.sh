@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Lint, types and tests, in the environment the quick start makes: ./scripts/test.sh [pytest flags]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/python.sh
+exec "$PYTHON" scripts/run_tests.py "$@"

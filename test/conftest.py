@@ -1,0 +1,46 @@
+"""What every test may rely on: the environment of a CPU machine, real data, a prepared model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before anything imports sglang or triton.
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real traces: $CANOPY_DATA, else `shared/data` beside the checkout."""
+    named = os.environ.get("CANOPY_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}: set CANOPY_DATA to a folder with mooncake/, azure/, ...")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The prepared SmolLM2 directory (scripts/test.sh prepares it)."""
+    model = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+    if not (model / "config.json").exists():
+        pytest.skip("SmolLM2 is not prepared: run ./scripts/test.sh, or see docs/quickstart.md")
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer model without weights, for `--load-format dummy`."""
+    from sglang_canopy.models.tiny import write_tiny_model
+
+    out = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(out, smollm2)
+    return out

@@ -1,0 +1,87 @@
+"""Installing CPU support: once, only without CUDA, and with a named reason when it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_canopy import cpu
+from sglang_canopy.errors import CanopyError
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    env = {k: v for k, v in os.environ.items() if k != "SGLANG_USE_CPU_ENGINE"} | environment
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True
+    )
+
+
+def test_installing_twice_is_installing_once():
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    cpu.install()
+    before = {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
+    cpu.install()
+    assert before == {target: list(hooks) for target, hooks in HookRegistry._hooks.items()}
+
+
+def test_torch_native_is_ours_after_installing():
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    cpu.install()
+    assert ATTENTION_BACKENDS["torch_native"].__module__ == "sglang_canopy.cpu"
+
+
+def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cpu, "_installed", False)
+    monkeypatch.setattr(cpu, "check_seam", lambda *a: pytest.fail("looked at a seam"))
+    cpu.install()
+    assert cpu._installed is False
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "reason"),
+    [
+        ("sglang.srt.mem_cache.no_such_module.f", (), "no_such_module.f is missing"),
+        ("sglang.srt.server_args.ServerArgs.no_such_method", (), "no_such_method is missing"),
+        ("sglang_canopy.cpu.check_seam", ("path", "colour"), r"takes \(path\), not"),
+    ],
+)
+def test_a_moved_seam_is_named(path, parameters, reason):
+    with pytest.raises(CanopyError, match=reason) as raised:
+        cpu.check_seam(path, parameters)
+    assert "sglang 0.5.23" in str(raised.value)
+
+
+def test_an_engine_switched_off_is_one_clear_line():
+    ran = run_python(
+        "from sglang_canopy import cpu\n"
+        "from sglang_canopy.errors import CanopyError\n"
+        "try: cpu.install()\n"
+        "except CanopyError as error: print(error)\n",
+        SGLANG_USE_CPU_ENGINE="0",
+    )
+    assert ran.stdout.startswith("SGLANG_USE_CPU_ENGINE is '0'")
+    assert len(ran.stdout.strip().splitlines()) == 1
+
+
+def test_importing_sglang_turns_the_cpu_engine_on_unless_the_user_said_otherwise():
+    code = "import os, sglang; print(os.environ['SGLANG_USE_CPU_ENGINE'])"
+    assert run_python(code).stdout.strip() == "1"
+    assert run_python(code, SGLANG_USE_CPU_ENGINE="0").stdout.strip() == "0"
+
+
+def test_an_interpreter_that_needs_neither_imports_neither():
+    code = "import sys; print('torch' in sys.modules, 'sglang' in sys.modules)"
+    assert run_python(code).stdout.strip() == "False False"
+
+
+def test_torchvision_imports_on_a_cpu_build_of_torch():
+    ran = run_python("import torchvision; print(torchvision.transforms.Resize(2))")
+    assert ran.stdout.startswith("Resize("), ran.stderr

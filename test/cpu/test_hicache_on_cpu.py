@@ -1,0 +1,93 @@
+"""Copies between the pools of SGLang's own host pool class, with CPU support installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sglang.srt.mem_cache.pool_host import mha
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from sglang_canopy import cpu
+from sglang_canopy.cpu import hicache
+
+LAYERS, PAGE, HEADS, SIZE = 3, 4, 2, 8
+DEVICE_TOKENS, HOST_PAGES = 40, 9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    cpu.install()
+    HookRegistry.apply_hooks()
+
+
+def device_layers():
+    count = LAYERS * DEVICE_TOKENS * HEADS * SIZE
+    return list(torch.arange(count, dtype=torch.float32).view(LAYERS, DEVICE_TOKENS, HEADS, SIZE))
+
+
+def tokens_of(pages):
+    return torch.tensor([page * PAGE + i for page in pages for i in range(PAGE)])
+
+
+def test_pages_come_back_from_a_page_first_host_pool_as_they_went():
+    keys = device_layers()
+    values = [-layer for layer in keys]
+    host = [torch.zeros(HOST_PAGES, LAYERS, PAGE, HEADS, SIZE) for _ in range(2)]
+    sent, kept = tokens_of([5, 0, 7]), tokens_of([8, 3, 1])
+    hicache.transfer_kv_all_layer_direct_lf_pf([*keys, *values], host, sent, kept, PAGE)
+    assert torch.equal(host[0][8, 1], keys[1][5 * PAGE : 6 * PAGE])  # device page 5 is host page 8
+    assert host[0][0].abs().sum() == 0
+
+    back = tokens_of([2, 9, 4])
+    for layer in range(LAYERS):
+        k, v = torch.zeros_like(keys[0]), torch.zeros_like(keys[0])
+        hicache.transfer_kv_per_layer_direct_pf_lf(host, [k, v], kept, back, layer, PAGE)
+        assert torch.equal(k[back], keys[layer][sent])
+        assert torch.equal(v[back], values[layer][sent])
+
+
+def test_tokens_come_back_from_a_layer_first_host_pool_as_they_went():
+    keys = device_layers()
+    host = [torch.zeros(HOST_PAGES * PAGE, HEADS, SIZE) for _ in keys]
+    sent, kept = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
+    hicache.transfer_kv_direct(keys, host, sent, kept, 1)
+    fresh = [torch.zeros_like(layer) for layer in keys]
+    hicache.transfer_kv_direct(host, fresh, kept, sent, 1)
+    for layer, copy in zip(keys, fresh):
+        assert torch.equal(copy[sent], layer[sent])
+        assert copy.count_nonzero() <= layer[sent].numel()
+
+
+def test_pools_of_different_depth_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        hicache.transfer_kv_direct(device_layers(), device_layers()[:1], *[tokens_of([1])] * 2, 1)
+
+
+def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():
+    for transfer in hicache.TRANSFERS:
+        assert getattr(mha, transfer.__name__) is transfer
+    seen = {}
+
+    class Pool(mha.HostKVCache):
+        def init_kv_buffer(self):
+            seen["pinned"] = self.pin_memory
+            return torch.empty(1)
+
+        get_size_per_token = load_to_device_per_layer = backup_from_device_all_layer = None
+        get_data_page = get_dummy_flat_data_page = set_from_flat_data_page = None
+        layer_num = target_layer_num = 1
+
+    Pool(
+        dtype=torch.float32,
+        device_capacity_tokens=8,
+        size_per_token=4,
+        start_layer=0,
+        end_layer=1,
+        host_to_device_ratio=2.0,
+        host_size=0,
+        page_size=1,
+        layout="layer_first",
+        pin_memory=True,
+        device="cpu",
+    )
+    assert seen["pinned"] is False

@@ -1,0 +1,48 @@
+"""The stand-in for `sgl_kernel`: two functions that work, and names that say they do not."""
+
+from __future__ import annotations
+
+import pytest
+import sgl_kernel
+import torch
+
+
+def test_new_slots_go_to_each_requests_row():
+    req_to_token = torch.zeros(4, 6, dtype=torch.int32)
+    sgl_kernel.assign_req_to_token_pool_cpu(
+        torch.tensor([2, 0]),
+        req_to_token,
+        torch.tensor([1, 0]),
+        torch.tensor([3, 1]),
+        torch.tensor([7, 8, 9]),
+        6,
+    )
+    assert req_to_token.tolist() == [[9, 0, 0, 0, 0, 0], [0] * 6, [0, 7, 8, 0, 0, 0], [0] * 6]
+
+
+def test_rows_move_in_every_layer_even_where_source_and_target_overlap():
+    layers = [torch.arange(20.0).view(5, 4), torch.arange(20, dtype=torch.int64).view(5, 4)]
+    expected = [layer.clone() for layer in layers]
+    for layer in expected:
+        layer[[1, 2, 3]] = layer[[0, 1, 2]]
+    sgl_kernel.copy_all_layer_kv_cache_cpu(
+        torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64),
+        torch.tensor([layer.stride(0) * layer.element_size() for layer in layers]),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([0, 1, 2]),
+    )
+    for layer, wanted in zip(layers, expected):
+        assert torch.equal(layer, wanted)
+
+
+def test_speculative_kernels_import_and_say_what_they_are_when_called():
+    from sgl_kernel import verify_tree_greedy_cpu
+
+    with pytest.raises(NotImplementedError, match="speculative"):
+        verify_tree_greedy_cpu()
+
+
+def test_cuda_symbols_are_absent():
+    with pytest.raises(ImportError):
+        from sgl_kernel import moe_sum  # noqa: F401
+    assert not hasattr(torch.ops.sgl_kernel, "convert_weight_packed")

