@@ -1,0 +1,96 @@
+"""Where a request enters the server: what the client said is checked, the rest inferred.
+
+Runs in the HTTP process. The hooks around SGLang's request conversion call these functions;
+a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sglang_canopy.request import (
+    MARKER_KEY,
+    STAMP_KEY,
+    infer_from_chat,
+    make_stamp,
+    said_by_client,
+)
+from sglang_canopy.reuse.ttft import TtftFit
+
+logger = logging.getLogger(__name__)
+
+ttft_fit = TtftFit()
+"""TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
+
+
+def chat_converted(result: Any, self: Any, request: Any, *_: Any, **__: Any) -> None:
+    """After ``OpenAIServingChat._convert_to_internal_request``."""
+    adapted, _processed = result
+    stamp(adapted, infer_from_chat(request))
+    if getattr(request, "tools", None):
+        marker = _tool_marker(self, request)
+        if marker:
+            adapted.sampling_params["custom_params"][MARKER_KEY] = marker
+
+
+def completion_converted(result: Any, *_: Any, **__: Any) -> None:
+    """After ``OpenAIServingCompletion._convert_to_internal_request``."""
+    stamp(result[0], {"category": "completion"})
+
+
+def generation_begins(original: Any, self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``TokenizerManager.generate_request``: every route comes through here."""
+    if hasattr(obj, "sampling_params"):
+        stamp(obj, {"category": "generate"})
+    return original(self, obj, *args, **kwargs)
+
+
+def stamp(obj: Any, inferred: dict[str, Any]) -> None:
+    """Check and stamp the sampling parameters of one request, or of a batch of them.
+
+    A request that is stamped already (by the route it came through) is left as it is.
+    """
+    if getattr(obj, "canopy_stamped", False):
+        return
+    obj.canopy_stamped = True
+    if obj.sampling_params is None:
+        obj.sampling_params = {}
+    params = obj.sampling_params
+    for one in params if isinstance(params, list) else [params]:
+        if not isinstance(one, dict):
+            continue
+        custom = one.get("custom_params")
+        said = said_by_client(custom)
+        made = make_stamp(inferred, said, time.monotonic())
+        line = ttft_fit.line()
+        if line is not None:
+            made["alpha"], made["beta"] = line
+        one["custom_params"] = {**(custom or {}), STAMP_KEY: made}
+
+
+def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
+    """After ``TokenizerManager._get_scheduler_first_token_time``, once a request.
+
+    Feeds the TTFT line with the request's prefill time in the scheduler, queueing left out.
+    """
+    if recv_obj.time_stats is None:
+        return
+    times = recv_obj.time_stats[i]
+    seconds = times.prefill_finished_time - times.forward_entry_time
+    if times.forward_entry_time > 0.0 and seconds > 0.0:
+        ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+
+
+def _tool_marker(serving: Any, request: Any) -> list[int]:
+    """Token ids with which the model opens a tool call, if its parser has such a marker."""
+    parser = getattr(serving, "tool_call_parser", None)
+    tokenizer = serving.tokenizer_manager.tokenizer
+    if not parser or tokenizer is None:
+        return []
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    detector = FunctionCallParser(request.tools, parser).detector
+    text = (getattr(detector, "bot_token", "") or "").strip()
+    return tokenizer.encode(text, add_special_tokens=False) if text else []

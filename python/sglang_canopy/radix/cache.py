@@ -1,0 +1,58 @@
+"""SGLang's cache with a shorter way through eviction where there is only the device tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+_FULL = ComponentType.FULL
+
+
+class CanopyRadixCache(UnifiedRadixCache):
+    """``UnifiedRadixCache`` over a ``CanopyTreeCore``.
+
+    SGLang walks victim by victim through resumable steps, so that a host copy can be made
+    between two of them. With no lower tier nothing can come between, and the victims of one
+    call are deleted in one pass and their slots freed together.
+    """
+
+    tree_core: CanopyTreeCore
+
+    def _evict_components(
+        self,
+        request_by_type: dict[ComponentType, int],
+        tracker: dict[ComponentType, int],
+        available_size_targets: dict[ComponentType, tuple[ComponentType, int]] | None = None,
+        *,
+        allocation_reclaim_satisfied: Any = None,
+    ) -> None:
+        if (
+            self.cache_controller is not None
+            or self.linker is not None
+            or allocation_reclaim_satisfied is not None
+        ):
+            super()._evict_components(
+                request_by_type,
+                tracker,
+                available_size_targets,
+                allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+            )
+            return
+        target = (available_size_targets or {}).get(_FULL, (_FULL, 0))[1]
+        need = request_by_type[_FULL]
+        if target:
+            need = min(need, target - self._component_available_size(_FULL))
+        while need > 0:
+            frees: dict[ComponentType, list] = {_FULL: []}
+            freed = self.tree_core.delete_leaves(need, frees)
+            self._free_values(frees, {})
+            tracker[_FULL] += freed
+            if freed == 0 or not target:
+                return
+            # An allocator may hold back part of what it was given: go on to its target.
+            need = target - self._component_available_size(_FULL)

@@ -1,0 +1,92 @@
+"""SGLang's Full component, choosing victims through the tier's policy.
+
+Where SGLang builds a heap over every evictable leaf for each eviction, this asks the policy
+for one victim at a time: O(W) for W categories.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+
+from sglang_canopy.radix.link import finished_request, live_request
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+
+class CanopyFullComponent(FullComponent):
+    """Full attention KV whose eviction order is a Canopy policy's."""
+
+    tree_core: CanopyTreeCore
+
+    # ---- what a request says, carried to the nodes it touches ----
+
+    def prepare_for_caching_req(
+        self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        request = live_request(req, self.tree_core)
+        if is_finished:
+            finished_request(req, request, self.tree_core)
+        self.tree_core.request = request
+        return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+
+    def cleanup_after_caching_req(self, req: Req, is_finished: bool, *args: Any, **kwargs: Any):
+        self.tree_core.request = None
+        return super().cleanup_after_caching_req(req, is_finished, *args, **kwargs)
+
+    def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
+        self.tree_core.stamp_path(node, self.tree_core.request)
+        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+
+    # ---- device tier ----
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._evict_device_request_cnt = request_cnt
+        self._last_victim = None
+        self._refused: list = []
+
+    def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
+        core = self.tree_core
+        leaves = core.evictable_device_leaves
+        last = self._last_victim
+        if last is not None and last in leaves:
+            # SGLang could not write it back and left it: do not offer it again in this walk.
+            leaves.policy.drop(last.canopy)
+            self._refused.append(last)
+        self._last_victim = None
+        need = self._evict_device_request_cnt - tracker[self.component_type]
+        if need <= 0:
+            return None
+        choice = leaves.next_victim(core.clock)
+        if choice is None:
+            return None
+        node = core.cut(*choice, need, cache_actions)
+        self._last_victim = node
+        return node.id
+
+    def _evict_device_end(self) -> None:
+        leaves = self.tree_core.evictable_device_leaves
+        for node in self._refused:
+            if node in leaves:
+                leaves.pending[node] = None
+        self._refused = []
+        self._last_victim = None
+
+    # ---- host tier ----
+
+    def drive_host_eviction(self, num_tokens, tracker, device_frees, host_frees, cache_actions):
+        core = self.tree_core
+        ct = self.component_type
+        while tracker[ct] < num_tokens:
+            choice = core.evictable_host_leaves.next_victim(core.clock)
+            if choice is None:
+                return
+            node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
+            core._evict_host_leaf(
+                node, tracker, device_frees, host_frees, cache_actions=cache_actions
+            )

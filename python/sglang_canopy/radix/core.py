@@ -1,0 +1,173 @@
+"""SGLang's Python tree core with Canopy's policies, one for each tier.
+
+The tree mechanism is all SGLang's. Added here: a ``NodeLeaf`` on every node that survives
+splits, demotion and coming back; the two ``EvictableLeaves``; eviction by need, which cuts a
+leaf's tail instead of dropping the whole node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+from sglang_canopy.policy.base import Leaf, Request
+from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType, TreeComponent
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_canopy.radix.factory import LiveCache
+
+BACKEND = "canopy"
+"""The name under which this core is registered with SGLang."""
+
+
+class CanopyTreeCore(UnifiedTreeCore):
+    """A tree core that asks a ``Policy`` for its victims.
+
+    ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
+    """
+
+    def __init__(
+        self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
+    ) -> None:
+        self.live: LiveCache = params.canopy
+        self.clock = 0.0
+        """Largest arrival stamp seen, seconds. Eviction's notion of now."""
+        self.request: Request | None = None
+        """The request whose KV is being inserted; set by the component for one insert."""
+        super().__init__(params, components)
+
+    def reset(self) -> None:
+        for name in ("evictable_device_leaves", "evictable_host_leaves"):
+            leaves = getattr(self, name, None)
+            if leaves is not None:
+                leaves.empty()
+        super().reset()
+        self.evictable_device_leaves = EvictableLeaves(self.live.device_policy)
+        self.evictable_host_leaves = EvictableLeaves(self.live.host_policy)
+
+    # ---- metadata ----
+
+    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
+        node = super()._new_node(priority)
+        node.canopy = NodeLeaf(node)
+        return node
+
+    def _add_new_node(self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any):
+        node = super()._add_new_node(parent, key, *args, **kwargs)
+        above = parent.canopy
+        node.canopy.offset = above.offset + above.length
+        node.canopy.length = len(key)
+        return node
+
+    def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int):
+        # The child's offset changes, so whichever tier holds it must rank it anew.
+        self.evictable_device_leaves.reconsider(child)
+        self.evictable_host_leaves.reconsider(child)
+        head, action = super()._split_node(key, child, split_len)
+        tail_leaf, head_leaf = child.canopy, head.canopy
+        head_leaf.inherit(tail_leaf)
+        head_leaf.request_number = tail_leaf.request_number
+        head_leaf.offset = tail_leaf.offset
+        head_leaf.length = split_len
+        tail_leaf.offset += split_len
+        tail_leaf.length = len(child.key)
+        policy = self.live.host_policy if child.evicted else self.live.device_policy
+        policy.split(tail_leaf, head_leaf)
+        return head, action
+
+    def stamp_path(self, node: UnifiedTreeNode, request: Request | None) -> None:
+        """Record that ``request`` used every node from the root to ``node``.
+
+        A request counts once a node however often its path is inserted. Without a request
+        (direct calls of ``insert``) the node is stamped with the clock alone.
+        """
+        number = -1 if request is None else request.number  # type: ignore[attr-defined]
+        device, host = self.evictable_device_leaves, self.evictable_host_leaves
+        root = self.root_node
+        while node is not root:
+            leaf = node.canopy
+            if node in device:
+                device.reconsider(node)
+            elif node in host:
+                host.reconsider(node)
+            if request is None:
+                leaf.stamp(Request(time=self.clock))
+            elif leaf.request_number == number:
+                leaf.refresh(request)
+            else:
+                leaf.stamp(request)
+                leaf.request_number = number
+            node = node.parent
+
+    # ---- eviction by need ----
+
+    def cut(self, node: UnifiedTreeNode, keep: int, need: int, actions: list) -> UnifiedTreeNode:
+        """Split off the part of ``node`` to evict and return the node that holds it.
+
+        ``keep`` tokens the policy wants kept; ``need`` tokens are to be freed. At least one
+        page goes; the part that stays ends at a page boundary.
+        """
+        length, page = len(node.key), self.page_size
+        if not self.live.settings.whole_nodes:
+            keep = max(keep, length - max(need, self.live.settings.quantum_tokens))
+        keep = min(-(-keep // page) * page, length - page)
+        if keep <= 0:
+            return node
+        _, action = self._split_node(node.key, node, keep)
+        if action is not None:
+            actions.append(action)
+        return node
+
+    def delete_leaves(self, need: int, frees: dict[ComponentType, list]) -> int:
+        """Delete device leaves until ``need`` tokens are free; their slots go to ``frees``.
+
+        Returns the tokens freed, fewer than ``need`` only when no leaf is left. For caches
+        without a lower tier: nothing is demoted.
+        """
+        leaves, tracker = self.evictable_device_leaves, {BASE_COMPONENT_TYPE: 0}
+        actions: list[Any] = []
+        while tracker[BASE_COMPONENT_TYPE] < need:
+            choice = leaves.next_victim(self.clock)
+            if choice is None:
+                break
+            node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
+            self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
+        assert not actions, actions  # only copies between tiers leave work behind
+        return tracker[BASE_COMPONENT_TYPE]
+
+    def _delete_unbacked_device_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+        super()._delete_unbacked_device_leaf(node, *args, **kwargs)
+        self.live.device_policy.evicted(node.canopy, node.canopy.length)
+
+    def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+        super()._demote(node, *args, **kwargs)
+        self.live.device_policy.evicted(node.canopy, node.canopy.length)
+
+    def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+        super()._evict_host_leaf(node, *args, **kwargs)
+        self.live.host_policy.evicted(node.canopy, node.canopy.length)
+
+    # ---- requests ----
+
+    def arrive(self, request: Request) -> None:
+        """A request entered the scheduler. Call once for each, in arrival order."""
+        self.clock = max(self.clock, request.time)
+        request.label = self.live.device_policy.arrive(request)
+        if self.live.host_policy is not self.live.device_policy:
+            self.live.host_policy.arrive(request)
+
+    def finish(self, request: Request) -> None:
+        """The request's output and stop reason are known."""
+        request.label = self.live.device_policy.finish(request)
+        if self.live.host_policy is not self.live.device_policy:
+            self.live.host_policy.finish(request)
+
+    def leaf(self, node_id: int) -> Leaf:
+        """The metadata of a node (tests, diagnostics)."""
+        return self.node_by_id(node_id).canopy

@@ -1,0 +1,83 @@
+"""How SGLang's cache registry gets a tree with Canopy in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    register_tree_core_backend,
+    registered_tree_core_backends,
+)
+
+from sglang_canopy.config import TREE_KEYS, TreeSettings, split_config
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.radix.cache import CanopyRadixCache
+from sglang_canopy.radix.component import CanopyFullComponent
+from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+
+@dataclass(slots=True)
+class LiveCache:
+    """What one live tree needs to know: its policies and the tree's own settings."""
+
+    settings: TreeSettings
+    device_policy: Policy
+    host_policy: Policy
+
+
+def live_cache(policy: str, config: Mapping[str, Any] | None) -> LiveCache:
+    """Build the policies of both tiers. Raises ``CanopyError`` for a bad configuration."""
+    settings, options = split_config(policy, config)
+    try:
+        device = make_policy(policy, options)
+    except CanopyError as error:
+        raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
+    return LiveCache(settings, device, device.twin())
+
+
+def install_core() -> None:
+    """Register the tree core with SGLang (once a process)."""
+    if BACKEND not in registered_tree_core_backends():
+        register_tree_core_backend(BACKEND, CanopyTreeCore)
+
+
+def prepare(params: CacheInitParams) -> CacheInitParams:
+    """Point SGLang's construction parameters at Canopy's core and component, in place."""
+    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config)
+    params.tree_core_backend = BACKEND
+    params.component_registry_override = {
+        **(params.component_registry_override or {}),
+        ComponentType.FULL: CanopyFullComponent,
+    }
+    # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
+    params.eviction_policy, params.eviction_policy_config = "lru", None
+    return params
+
+
+def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+    """The cache for one scheduler, or ``CanopyError`` for a model that is not supported."""
+    if ctx.is_hybrid_swa:
+        raise CanopyError(_unsupported(ctx, "sliding-window attention"))
+    if ctx.is_hybrid_ssm:
+        raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
+    install_core()
+    prepare(ctx.params)
+    return create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+
+
+def _unsupported(ctx: TreeCacheBuildContext, what: str) -> str:
+    return (
+        f"--radix-eviction {ctx.params.eviction_policy} does not support models with {what}; "
+        "use one of SGLang's own policies (--radix-eviction lru) for this model"
+    )

@@ -1,0 +1,101 @@
+"""One tier of the live cache (device or host): which leaves may go, and which goes next.
+
+SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it
+on every eviction. ``EvictableLeaves`` is that set, reporting each change to a policy instead,
+so that nothing is rebuilt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_canopy.policy.base import Leaf, Policy
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class NodeLeaf(Leaf):
+    """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
+
+    __slots__ = ("node", "request_number")
+
+    def __init__(self, node: UnifiedTreeNode) -> None:
+        super().__init__()
+        self.node = node
+        self.request_number = -1
+        """Number of the last request counted in ``hits``."""
+
+
+class EvictableLeaves(set):
+    """A tier's evictable nodes, with a policy that hears of each change.
+
+    NOTE: ``add`` only notes the node; the policy is told when a victim is next asked for.
+    SGLang adds a node before its request is known and often locks it again at once, so most
+    additions never reach the policy at all.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.pending: dict[UnifiedTreeNode, None] = {}
+
+    def add(self, node: UnifiedTreeNode) -> None:
+        if node not in self:
+            super().add(node)
+            self.pending[node] = None
+
+    def discard(self, node: UnifiedTreeNode) -> None:
+        if node in self:
+            super().discard(node)
+            if node in self.pending:
+                del self.pending[node]
+            else:
+                self.policy.drop(node.canopy)
+
+    def reconsider(self, node: UnifiedTreeNode) -> None:
+        """What the policy knows of ``node`` is about to change: admit it anew later."""
+        if node in self and node not in self.pending:
+            self.policy.drop(node.canopy)
+            self.pending[node] = None
+
+    def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
+        """The node to evict next and how many of its first tokens the policy keeps."""
+        if self.pending:
+            for node in self.pending:
+                leaf = node.canopy
+                if leaf.length != len(node.key):
+                    _measure(node)
+                if leaf.hits == 0:
+                    _adopt(leaf, node, now)
+                self.policy.admit(leaf, now)
+            self.pending.clear()
+        victim = self.policy.victim(now)
+        return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
+
+    def empty(self) -> None:
+        """Take every leaf back from the policy (the tree is being reset)."""
+        for node in list(self):
+            self.discard(node)
+
+
+def _measure(node: UnifiedTreeNode) -> None:
+    """Set offset and length of ``node`` and of every ancestor not measured yet."""
+    path = []
+    while node.parent is not None and node.canopy.length != len(node.key):
+        path.append(node)
+        node = node.parent
+    offset = node.canopy.offset + node.canopy.length
+    for child in reversed(path):
+        child.canopy.offset = offset
+        child.canopy.length = len(child.key)
+        offset += child.canopy.length
+
+
+def _adopt(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> None:
+    """Give a node that no request made (it came from storage) its parent's attributes."""
+    parent = node.parent
+    if parent is not None and parent.canopy.hits:
+        leaf.inherit(parent.canopy)
+    leaf.hits = 1
+    leaf.created = leaf.last_access = now

@@ -1,0 +1,126 @@
+"""The real ``UnifiedRadixCache`` with Canopy in it, on CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+from live_tree import LiveTree, check
+
+from sglang_canopy.policy.registry import live_names
+
+ONE_TOKEN = {"quantum_tokens": 1}
+
+
+def test_evicts_only_as_many_tokens_as_are_needed() -> None:
+    tree = LiveTree(16, config=ONE_TOKEN)
+    tree.serve(list(range(10)), time=1)
+    tree.serve([100, 101, 102, 103], time=2)
+    tree.serve([200, 201, 202, 203, 204], time=3)  # 3 tokens short
+    assert tree.match(list(range(10))) == 7
+    assert tree.match([100, 101, 102, 103]) == 4
+    check(tree)
+
+
+def test_whole_nodes_evicts_as_sglang_does() -> None:
+    tree = LiveTree(16, config={"whole_nodes": True})
+    tree.serve(list(range(10)), time=1)
+    tree.serve([100, 101, 102, 103], time=2)
+    tree.serve([200, 201, 202, 203, 204], time=3)
+    assert tree.match(list(range(10))) == 0
+    check(tree)
+
+
+def test_a_cut_ends_at_a_page_boundary() -> None:
+    tree = LiveTree(64, config=ONE_TOKEN, page_size=4)
+    tree.serve(list(range(32)), time=1)
+    tree.evict(5)
+    assert tree.match(list(range(32))) == 24
+    check(tree)
+
+
+def test_the_quantum_bounds_how_often_a_leaf_is_cut() -> None:
+    tree = LiveTree(64, config={"quantum_tokens": 16})
+    tree.serve(list(range(40)), time=1)
+    tree.evict(1)
+    assert tree.match(list(range(40))) == 24
+
+
+def test_a_split_keeps_the_metadata_on_both_halves() -> None:
+    tree = LiveTree(64, config=ONE_TOKEN)
+    tree.serve([1, 2, 3, 4, 5, 6], time=5, category="chat", conversation="c", turn=3)
+    tree.serve([1, 2, 3, 9], time=8, category="api")
+    heads = [n.canopy for n in tree.core._node_arena.values() if n.parent is not None]
+    by_span = {(leaf.offset, leaf.length): leaf for leaf in heads}
+    assert sorted(by_span) == [(0, 3), (3, 1), (3, 3)]
+    assert by_span[0, 3].hits == 2
+    assert by_span[0, 3].category == "api"
+    assert (by_span[3, 3].category, by_span[3, 3].turn) == ("chat", 3)
+    assert by_span[3, 3].last_access == 5
+    assert by_span[0, 3].created == by_span[3, 3].created == 5
+
+
+def test_inserting_a_path_twice_counts_one_use() -> None:
+    tree = LiveTree(64)
+    request = tree.request(1.0)
+    tree.insert([1, 2, 3, 4], request)
+    tree.insert([1, 2, 3, 4, 5, 6], request)
+    leaf = next(n.canopy for n in tree.core._node_arena.values() if n.canopy.length == 4)
+    assert leaf.hits == 1
+
+
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_metadata_comes_back_with_a_node_from_the_host(write_policy: str) -> None:
+    tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
+    tree.serve([1, 2, 3, 4, 5, 6, 7, 8], time=1, category="chat", conversation="c", turn=2)
+    for i in range(3):
+        tree.serve([100 + i] * 8, time=2.0 + i)
+    assert tree.match([1, 2, 3, 4, 5, 6, 7, 8]) == 0
+    assert tree.load_back([1, 2, 3, 4, 5, 6, 7, 8]) == 8
+    leaf = next(
+        n.canopy
+        for n in tree.core._node_arena.values()
+        if n.key and next(iter(n.key.raw_token_ids())) == 1
+    )
+    assert (leaf.category, leaf.conversation, leaf.turn) == ("chat", "c", 2)
+    check(tree)
+
+
+def test_tenants_with_different_salts_share_nothing() -> None:
+    tree = LiveTree(64)
+    tree.insert([1, 2, 3, 4], salt="a")
+    assert tree.match([1, 2, 3, 4], salt="b") == 0
+    assert tree.match([1, 2, 3, 4], salt="a") == 4
+
+
+def test_a_flush_gives_every_slot_back_and_the_policy_forgets_its_leaves() -> None:
+    tree = LiveTree(32, config=ONE_TOKEN)
+    for i in range(20):
+        tree.serve([i] * 6, time=float(i))
+    tree.cache.reset()
+    tree.allocator.clear()
+    check(tree)
+    assert not list(tree.core.live.device_policy.leaves())
+
+
+@pytest.mark.parametrize("name", live_names())
+def test_two_ranks_fed_the_same_requests_evict_alike(name: str) -> None:
+    """What tensor parallelism needs: no clock, no randomness, no dependence on identity."""
+    import random
+
+    def run() -> list[int]:
+        rng = random.Random(7)
+        tree = LiveTree(96, policy=name, config=ONE_TOKEN)
+        hits = []
+        for i in range(150):
+            who = rng.randrange(12)
+            prompt = [who] * 4 + [1000 * who + k for k in range(rng.randrange(1, 20))]
+            category = f"c{who % 3}"
+            stop = ("tool", "end")[who % 2]
+            hits.append(
+                tree.serve(prompt, time=float(i), category=category, stop=stop, turn=1 + i % 4)
+            )
+        check(tree)
+        return hits
+
+    first = run()
+    assert first == run()
+    assert any(first)
