@@ -50,7 +50,7 @@ class Request:
     over: bool = False
     """The client says that nothing will continue this conversation."""
     return_in_s: float | None = None
-    """The client says when the conversation continues, in seconds after the response."""
+    """The client says when the conversation continues, in seconds after ``time``."""
     keep_until: float | None = None
     """The client asks to keep the path until this time (already bounded by the caller)."""
     ttft_model: tuple[float, float] | None = None
@@ -78,6 +78,7 @@ class Leaf:
         "offset",
         "over",
         "return_at",
+        "shared",
         "slo_ms",
         "slot",
         "tenant",
@@ -101,6 +102,8 @@ class Leaf:
         """Requests that used this node, the one that made it included."""
         self.history = 0
         """High-water mark, in tokens, of the conversation that runs through this node."""
+        self.shared = False
+        """Whether requests of different conversations (or of none) used this node."""
         self.over = False
         self.return_at: float | None = None
         self.keep_until: float | None = None
@@ -116,13 +119,17 @@ class Leaf:
 
     def refresh(self, request: Request) -> None:
         """Take over what ``request`` says without counting another use of it."""
+        who = request.conversation
+        if self.hits > 1 and (who is None or who != self.conversation):
+            self.shared = True
         self.last_access = max(self.last_access, request.time)
         self.category = request.label or request.category
         self.turn = request.turn
         self.conversation = request.conversation
         self.tenant = request.tenant
         self.history = max(self.history, request.prompt_tokens + request.output_tokens)
-        self.over = request.over
+        # A conversation's end says nothing of a prefix that others use as well.
+        self.over = request.over and not self.shared
         self.slo_ms = request.slo_ms
         back = request.return_in_s
         self.return_at = None if back is None else request.time + back
