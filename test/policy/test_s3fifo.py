@@ -40,7 +40,7 @@ def test_a_ghost_is_the_first_block_that_went_even_of_a_cut_node():
     # the new node (2, 3) enters the main queue and 10 goes before it.
     paths = [(1, 2, 3), (7,), (8,), (9,), (1, 2, 3), (10,), (11,)]
     cuts = [(3,), (2,), (7,), (8,), (9,)]
-    assert play("s3fifo", 4, paths, ghost_share=2.0) == [*cuts, (10,)]
+    assert play("s3fifo", 4, paths, ghost_share=9.0) == [*cuts, (10,)]
     assert play("s3fifo", 4, paths, ghost_share=0.0) == [*cuts, (3,)]
 
 

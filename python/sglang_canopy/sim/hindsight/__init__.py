@@ -1,0 +1,43 @@
+"""Policies that know the trace's future: bounds for the simulator, never for a server."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import parse_config
+from sglang_canopy.sim.hindsight.future import Future
+
+_MODULES = {
+    "belady": "belady",
+    "tail-belady": "tail_belady",
+    "end-aware-tlru": "end_aware_tlru",
+    "length-aware-tlru": "length_aware_tlru",
+}
+
+
+def hindsight_names() -> tuple[str, ...]:
+    """Names of the hindsight policies, as ``canopy simulate --policy`` takes them."""
+    return tuple(_MODULES)
+
+
+def needs_threshold(name: str) -> bool:
+    """Whether hindsight policy ``name`` aims at a tail threshold (``threshold_tokens``)."""
+    return name in _MODULES and name != "belady"
+
+
+def make_hindsight(name: str, future: Future, config: Mapping[str, Any] | None = None) -> Policy:
+    """Build a hindsight policy for the trace that ``future`` was made of.
+
+    Raises ``CanopyError`` for an unknown name or option.
+    """
+    if name not in _MODULES:
+        raise CanopyError(
+            f"unknown hindsight policy {name!r}; choose one of: {', '.join(hindsight_names())}"
+        )
+    module = importlib.import_module(f"sglang_canopy.sim.hindsight.{_MODULES[name]}")
+    policy: Policy = module.POLICY(parse_config(name, module.POLICY.Config, config or {}), future)
+    return policy

@@ -1,0 +1,172 @@
+"""The hindsight policies against every possible choice, and against the online policies."""
+
+import random
+
+import numpy as np
+import pytest
+from brute_force import best
+from trace_samples import mooncake, random_trace, record
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy, policy_names
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight, needs_threshold
+from sglang_canopy.sim.hindsight.future import NEVER, Future, Run
+from sglang_canopy.sim.requests import to_requests
+from sglang_canopy.sim.stack import lru_uncached_tokens
+from sglang_canopy.sim.tree import RadixTree
+
+SEEDS = range(40)
+
+
+def growing_conversations(seed, requests=9, conversations=3):
+    """The paper's model: each prompt of a conversation holds the one before."""
+    draw = random.Random(seed)
+    ids = iter(range(1000))
+    paths = [[] for _ in range(conversations)]
+    trace = []
+    for time_s in range(requests):
+        path = paths[draw.randrange(conversations)]
+        path += [next(ids) for _ in range(draw.randint(1, 2))]
+        trace.append(record(time_s, path))
+    return trace
+
+
+def branching_prompts(seed):
+    """Any prefix of any path of a small random tree, whole blocks only."""
+    return [record(r.time_s, r.blocks) for r in random_trace(seed, 9, branching=2, depth=5)]
+
+
+def tail_excess(trace, threshold):
+    def cost(index, hit):
+        uncached = trace[index].input_tokens - hit * trace[index].block_tokens
+        return max(0, uncached - threshold)
+
+    return cost
+
+
+def hindsight(name, trace, capacity, threshold=None):
+    config = {"threshold_tokens": float(threshold)} if needs_threshold(name) else {}
+    policy = make_hindsight(name, Future(trace), config)
+    return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1)
+
+
+def test_the_future_knows_the_next_use_of_every_block():
+    trace = [record(0, [1, 2, 3]), record(1, [1, 2, 4]), record(2, [1])]
+    future = Future(trace)
+    tree = RadixTree(make_policy("lru"), 10, 10)
+    requests = list(to_requests(trace))
+    tree.access(requests[0])
+    (node,) = tree.nodes()
+    assert future.last_run(node) == Run(2, NEVER)
+    node.length = 20
+    assert future.last_run(node) == Run(0, 1)
+    assert future.needed_blocks(0, threshold_tokens=15) == 2
+    assert future.needed_blocks(2, threshold_tokens=15) == 0
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 5])
+@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
+def test_belady_hits_as_much_as_any_choice_can(make, capacity):
+    for seed in SEEDS:
+        trace = make(seed)
+        optimum = -best([r.blocks for r in trace], capacity, lambda _, hit: -hit)
+        assert hindsight("belady", trace, capacity).block_hits == optimum, f"seed {seed}"
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 5])
+@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
+def test_tail_belady_has_the_least_excess_of_all_choices(make, capacity):
+    for seed in SEEDS:
+        trace = make(seed)
+        paths = [r.blocks for r in trace]
+        for threshold in (10, 20, 30):
+            optimum = best(paths, capacity, tail_excess(trace, threshold))
+            got = hindsight("tail-belady", trace, capacity, threshold).tel_tokens
+            assert got == optimum, f"seed {seed}, threshold {threshold}"
+
+
+def test_tail_belady_is_no_bound_where_a_shorter_prompt_comes_between():
+    # At (5, 6, 0) room for two is needed. 3 and 4 are needed last and go, at 10 tokens of
+    # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) brings 1 back for free.
+    paths = [(1, 2), (3,), (4,), (5, 6, 0), (1,), (1, 2, 7), (3, 8), (4, 9)]
+    trace = [record(t, path) for t, path in enumerate(paths)]
+    assert hindsight("tail-belady", trace, 5, 10).tel_tokens == 50
+    assert best(paths, 5, tail_excess(trace, 10)) == 40
+
+
+@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
+def test_no_online_policy_beats_the_bounds(make):
+    for seed in SEEDS:
+        trace = make(seed)
+        for capacity in (2, 4):
+            most = hindsight("belady", trace, capacity).block_hits
+            least = hindsight("tail-belady", trace, capacity, 10).tel_tokens
+            for name in policy_names():
+                online = simulate(trace, make_policy(name), capacity, threshold_tokens=10)
+                assert online.block_hits <= most, f"{name}, seed {seed}"
+                assert online.tel_tokens >= least, f"{name}, seed {seed}"
+
+
+def test_no_online_policy_beats_the_bounds_on_real_conversations():
+    trace = mooncake(limit=1500)
+    future = Future(trace)
+    capacity = distinct_blocks(trace) // 20
+    threshold = float(np.percentile(lru_uncached_tokens(trace, [capacity])[capacity], 90))
+    most = simulate(trace, make_hindsight("belady", future), capacity).block_hits
+    config = {"threshold_tokens": threshold}
+    bound = simulate(
+        trace, make_hindsight("tail-belady", future, config), capacity, threshold_tokens=threshold
+    )
+    for name in policy_names():
+        online = simulate(trace, make_policy(name), capacity, threshold_tokens=threshold)
+        assert online.block_hits <= most, name
+        assert online.tel_tokens >= bound.tel_tokens, name
+
+
+def test_with_threshold_zero_tail_belady_is_belady():
+    for seed in SEEDS:
+        trace = branching_prompts(seed)
+        tail = hindsight("tail-belady", trace, 4, 0)
+        assert tail.block_hits == hindsight("belady", trace, 4).block_hits
+
+
+def test_what_is_never_used_again_goes_first_when_ends_are_known():
+    # 1 is least recent but comes back; 2 never does.
+    paths = [(1,), (2,), (3,), (1,)]
+    trace = [record(t, path) for t, path in enumerate(paths)]
+    for name in ("end-aware-tlru", "length-aware-tlru"):
+        assert hindsight(name, trace, 2, 0).block_hits == 1
+    assert simulate(trace, make_policy("lru"), 2).block_hits == 0
+
+
+def test_known_lengths_free_the_tail_that_the_next_prompt_can_do_without():
+    # (1, 2, 3) returns as it is: with 20 tokens allowed uncached, 2 and 3 are free to go and
+    # the least recent conversation, 9, is kept.
+    paths = [(9,), (1, 2, 3), (7, 8), (9, 10, 11), (1, 2, 3)]
+    trace = [record(t, path) for t, path in enumerate(paths)]
+    result = hindsight("length-aware-tlru", trace, 4, 20)
+    assert result.tel_tokens == 10  # the first (1, 2, 3) and nothing after it
+    lru = simulate(trace, make_policy("lru"), 4, threshold_tokens=20)
+    assert lru.tel_tokens == 30
+
+
+def test_ends_alone_leave_the_budget_to_the_mean_growth():
+    # Conversation 1 grows by two blocks a turn: L + growth - threshold = 20 + 20 - 30 = 10
+    # tokens have to stay, so block 2 is free to go and 1 is not.
+    paths = [(1, 2), (9,), (8,), (1, 2, 3, 4), (9,)]
+    trace = [record(t, path, output_tokens=0) for t, path in enumerate(paths)]
+    config = {"threshold_tokens": 30.0, "next_prompt_tokens": 20.0}
+    cuts = []
+    policy = make_hindsight("end-aware-tlru", Future(trace), config)
+    simulate(trace, policy, 3, on_evict=lambda cut: cuts.append(cut.blocks))
+    assert cuts[0] == (2,)
+
+
+def test_names_and_options_are_checked():
+    trace = [record(0, [1])]
+    with pytest.raises(CanopyError, match="belady, tail-belady"):
+        make_hindsight("oracle", Future(trace))
+    with pytest.raises(CanopyError, match="threshold_tokens"):
+        make_hindsight("tail-belady", Future(trace), {"threshold_tokens": -1.0})
+    assert hindsight_names()[0] == "belady"

@@ -1,0 +1,70 @@
+"""One pass gives LRU at every capacity, exactly as simulated."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_samples import flat, mooncake, random_trace, record
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
+
+
+def test_a_distance_is_the_number_of_other_ids_since():
+    ids = np.array([1, 2, 3, 1, 1, 2, 4, 3])
+    assert stack_distances(ids).tolist() == [COLD, COLD, COLD, 2, 0, 2, COLD, 3]
+    assert stack_distances(np.array([], dtype=np.int64)).size == 0
+
+
+def test_a_request_is_looked_up_before_its_blocks_move():
+    # Cached, most recent first: 1 2 3. The second request finds all three in 3 blocks, and
+    # 1, 2 in two, whatever order its own blocks are touched in.
+    curve = lru_curve([record(0, [1, 2, 3]), record(1, [1, 2, 3])])
+    assert curve.block_hits_at.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chunk", [1 << 19, 7])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_capacity_equals_the_simulation(seed, chunk):
+    trace = random_trace(seed)
+    curve = lru_curve(trace, chunk_accesses=chunk)
+    for capacity in range(1, curve.distinct_blocks + 2):
+        lru = simulate(trace, make_policy("lru"), capacity)
+        assert (curve.block_hits(capacity), curve.token_hits(capacity)) == (
+            lru.block_hits,
+            lru.token_hits,
+        )
+        uncached = lru_uncached_tokens(trace, [capacity], chunk_accesses=chunk)
+        assert uncached[capacity].tolist() == lru.uncached_tokens.tolist()
+
+
+def test_every_capacity_equals_the_simulation_on_real_conversations():
+    trace = mooncake(limit=2000)
+    curve = lru_curve(trace, chunk_accesses=10_000)
+    assert curve.requests == len(trace)
+    for capacity in (100, 1000, 5000, curve.distinct_blocks):
+        lru = simulate(trace, make_policy("lru"), capacity)
+        assert (curve.block_hits(capacity), curve.token_hits(capacity)) == (
+            lru.block_hits,
+            lru.token_hits,
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 14))
+def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
+    stack, hits = [], 0
+    for block in ids:
+        hits += block in stack[:capacity]
+        if block in stack:
+            stack.remove(block)
+        stack.insert(0, block)
+    assert int((stack_distances(np.array(ids)) < capacity).sum()) == hits
+    assert lru_curve(flat(ids), chunk_accesses=9).block_hits(capacity) == hits
+
+
+def test_an_empty_trace_is_the_users_mistake():
+    with pytest.raises(CanopyError, match="no requests"):
+        lru_curve([])
