@@ -1,0 +1,193 @@
+"""One request of a replay over HTTP: token ids in, a stream back, times and cache hits noted.
+
+SGLang's ``/generate`` and OpenAI's ``/v1/completions`` are spoken; both take a prompt as token
+ids. Chat endpoints do not, so they cannot replay block ids exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+TIERS = ("device", "host", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a kind of endpoint understands."""
+
+    path: str
+    native: bool = False
+    """SGLang's own ``/generate``."""
+    custom_params: bool = False
+    pins_output: bool = True
+    """Knows ``ignore_eos`` and, where not SGLang, ``min_tokens``."""
+
+
+DIALECTS = {
+    "sglang": Dialect("/generate", native=True, custom_params=True),
+    "sglang-native": Dialect("/generate", native=True, custom_params=True),
+    "sglang-oai": Dialect("/v1/completions", custom_params=True),
+    "vllm": Dialect("/v1/completions"),
+    "lmdeploy": Dialect("/v1/completions"),
+    "openai": Dialect("/v1/completions", pins_output=False),
+}
+"""By the name of bench_serving's ``--backend``. ``openai`` sends standard fields only."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back. Times in seconds on the event loop's clock."""
+
+    sent_s: float
+    first_s: float | None = None
+    """The first token's arrival."""
+    done_s: float = 0.0
+    error: str = ""
+    prompt_tokens: int | None = None
+    """As the server counted them; ``None`` where it did not say."""
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    by_tier: dict[str, int] = field(default_factory=dict)
+    server_queue_s: float | None = None
+    """The server's own waiting time, where it reports it (SGLang with ``--enable-metrics``)."""
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    gaps_s: list[float] = field(default_factory=list)
+    """Time between tokens; the tokens of one chunk share its gap."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a whole response came."""
+        return not self.error
+
+
+def body(
+    dialect: Dialect,
+    model: str,
+    prompt: list[int],
+    output_tokens: int,
+    custom_params: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    stream: bool = True,
+) -> dict[str, Any]:
+    """The JSON body of one request; ``extra`` wins over everything but the prompt."""
+    custom = dict(custom_params) if dialect.custom_params and custom_params else None
+    if dialect.native:
+        sampling: dict[str, Any] = {
+            "temperature": 0,
+            "max_new_tokens": output_tokens,
+            "ignore_eos": True,
+        }
+        if custom:
+            sampling["custom_params"] = custom
+        extra = dict(extra)
+        sampling.update(extra.pop("sampling_params", {}))
+        return {"stream": stream, "sampling_params": sampling, **extra, "input_ids": prompt}
+    made: dict[str, Any] = {
+        "model": model,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "stream": stream,
+    }
+    if stream:
+        made["stream_options"] = {"include_usage": True}
+    if dialect.pins_output:
+        made["ignore_eos"] = True
+        if not dialect.custom_params:
+            made["min_tokens"] = output_tokens
+    if dialect.custom_params:
+        made["return_cached_tokens_details"] = True
+        if custom:
+            made["custom_params"] = custom
+    return {**made, **extra, "prompt": prompt}
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    url: str,
+    dialect: Dialect,
+    payload: Mapping[str, Any],
+    headers: Mapping[str, str],
+) -> Reply:
+    """POST one request and read its response to the end. Failures are in ``Reply.error``."""
+    clock = asyncio.get_running_loop().time
+    reply = Reply(clock())
+    take = _take_native if dialect.native else _take_openai
+    last_s, tokens = reply.sent_s, 0
+    try:
+        async with session.post(url, json=payload, headers=headers) as response:
+            if response.status != 200:
+                reply.error = f"{response.status}: {(await response.text())[:500]}"
+                reply.done_s = clock()
+                return reply
+            async for line in response.content:
+                data = line.strip()
+                if data.startswith(b"data:"):
+                    data = data[5:].strip()
+                elif not data.startswith(b"{"):
+                    continue
+                if data == b"[DONE]":
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    reply.error = json.dumps(event["error"])[:500]
+                    continue
+                take(event, reply)
+                now = clock()
+                new = reply.output_tokens - tokens
+                if new > 0 and (dialect.native or event.get("choices")):
+                    if reply.first_s is None:
+                        reply.first_s = now
+                    else:
+                        reply.gaps_s += [(now - last_s) / new] * new
+                    last_s, tokens = now, reply.output_tokens
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        reply.error = f"{type(error).__name__}: {error}"
+    reply.done_s = clock()
+    if not reply.error and reply.first_s is None:
+        reply.error = "the response held no token"
+    return reply
+
+
+def _take_native(event: Mapping[str, Any], reply: Reply) -> None:
+    meta = event.get("meta_info") or {}
+    reply.text = event.get("text") or reply.text
+    # Cumulative, unless the server streams increments: then the last one is a part only.
+    reply.output_ids = event.get("output_ids") or reply.output_ids
+    reply.output_tokens = max(reply.output_tokens, meta.get("completion_tokens") or 0)
+    reply.prompt_tokens = meta.get("prompt_tokens", reply.prompt_tokens)
+    reply.cached_tokens = meta.get("cached_tokens", reply.cached_tokens)
+    reply.server_queue_s = meta.get("queue_time", reply.server_queue_s)
+    _take_tiers(meta.get("cached_tokens_details"), reply)
+    finish = meta.get("finish_reason") or {}
+    if isinstance(finish, dict) and finish.get("type") == "abort":
+        reply.error = f"aborted: {finish.get('message', '')}"[:500]
+
+
+def _take_openai(event: Mapping[str, Any], reply: Reply) -> None:
+    for choice in event.get("choices") or ():
+        text = choice.get("text") or ""
+        reply.text += text
+        # Chunks carry no count; the usage at the end corrects it.
+        reply.output_tokens += bool(text)
+    usage = event.get("usage")
+    if usage:
+        reply.prompt_tokens = usage.get("prompt_tokens", reply.prompt_tokens)
+        reply.output_tokens = usage.get("completion_tokens", reply.output_tokens)
+        details = usage.get("prompt_tokens_details")
+        if details is not None:
+            reply.cached_tokens = details.get("cached_tokens") or 0
+    _take_tiers((event.get("sglext") or {}).get("cached_tokens_details"), reply)
+
+
+def _take_tiers(details: Mapping[str, Any] | None, reply: Reply) -> None:
+    if details:
+        reply.by_tier = {tier: details.get(tier) or 0 for tier in TIERS}
+        if reply.cached_tokens is None:
+            reply.cached_tokens = sum(reply.by_tier.values())

@@ -1,0 +1,177 @@
+"""The options that Canopy adds to ``sglang.bench_serving``, and the jobs they describe."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from sglang_canopy.bench.schedule import Job
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import TraceRequest, open_trace
+from sglang_canopy.trace.materialise import Materialiser, Planned
+
+DATASETS = {
+    "bailian": "bailian",
+    "mooncake": "mooncake",
+    "agentic": "agentic",
+    "azure": "azure",
+    "sglang-log": "sglang",
+}
+"""Dataset name on the command line -> trace format."""
+
+_UNNAMED = re.compile(r"[^\w.:/@+-]", re.ASCII)
+_LONGEST_NAME = 128
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare Canopy's options on the benchmark's own parser."""
+    group = parser.add_argument_group(
+        "canopy", f"Replay of traces (--dataset-name {', '.join(DATASETS)})."
+    )
+    group.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the "
+        "order of turns allows. --request-rate replaces the trace's times by random ones.",
+    )
+    group.add_argument(
+        "--scale-lengths",
+        type=_fraction,
+        default=Fraction(1),
+        metavar="F",
+        help="Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.",
+    )
+    group.add_argument(
+        "--max-request-tokens",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Leave out requests whose prompt and output are longer (after scaling). "
+        "Default: what an SGLang server says it can hold.",
+    )
+    group.add_argument(
+        "--placebo",
+        action="store_true",
+        help="Give every request the category, turn and stop reason of another one (--seed).",
+    )
+    group.add_argument(
+        "--no-labels",
+        action="store_true",
+        help="Send no category, turn, conversation or stop reason.",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Take token ids below N; needs no tokenizer.",
+    )
+    group.add_argument(
+        "--skip-bad", type=int, default=0, metavar="N", help="Pass over N broken lines."
+    )
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a factor above 0 and at most 1, got {text!r}")
+    return value
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse values argparse lets through. Raises ``CanopyError``."""
+    if not 0 <= args.time_scale < float("inf"):
+        raise CanopyError(f"--time-scale must be 0 or more, got {args.time_scale}")
+    if args.num_prompts < 1:
+        raise CanopyError(f"--num-prompts must be 1 or more, got {args.num_prompts}")
+    if not args.dataset_path:
+        raise CanopyError(
+            "--dataset-path is missing: give the trace's file; docs/bench.md says where traces are"
+        )
+    if args.placebo and args.no_labels:
+        raise CanopyError("--placebo shuffles labels and --no-labels sends none: drop one of them")
+
+
+def build_jobs(
+    args: argparse.Namespace, vocabulary: np.ndarray, most_tokens: int | None
+) -> tuple[list[Job], Materialiser, int]:
+    """Read the trace: the jobs, what makes their tokens, and how many requests were too long."""
+    trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
+    fitting: list[TraceRequest] = []
+    left_out = 0
+    sizes = Materialiser((), vocabulary, args.scale_lengths)
+    for request in trace:
+        if most_tokens is not None:
+            whole = request.input_tokens + request.output_tokens
+            # Scaling may round prompt and output up by a token each.
+            if sizes.length(whole, request.block_tokens) + 2 > most_tokens:
+                left_out += 1
+                continue
+        fitting.append(request)
+        if len(fitting) == args.num_prompts:
+            break
+    if not fitting:
+        raise CanopyError(
+            f"{args.dataset_path!r} gives no request"
+            + (f" of at most {most_tokens} tokens ({left_out} are longer)" if left_out else "")
+            + "; see --scale-lengths and --max-request-tokens"
+        )
+    made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
+    said = labels(made.planned, args.placebo, args.seed)
+    if args.no_labels:
+        said = [{} for _ in said]
+    return [Job(p, s) for p, s in zip(made.planned, said, strict=True)], made, left_out
+
+
+def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[str, Any]]:
+    """What each request says about itself in ``custom_params``.
+
+    As a placebo, category, turn and stop reason move together to another request, so that
+    their frequencies stay and their meaning goes; the conversation stays.
+    """
+    requests = [p.request for p in planned]
+    if placebo:
+        others = list(requests)
+        random.Random(seed).shuffle(others)
+        requests = [
+            replace(r, category=o.category, turn=o.turn, stop=o.stop)
+            for r, o in zip(requests, others, strict=True)
+        ]
+    return [_label(r) for r in requests]
+
+
+def _label(request: TraceRequest) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "canopy_category": _UNNAMED.sub("_", request.category)[:_LONGEST_NAME] or "default",
+        "canopy_turn": request.turn,
+    }
+    if request.conversation is not None:
+        said["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
+    if request.stop is not None:
+        said["canopy_stop"] = request.stop
+    return said
+
+
+def offsets_s(
+    jobs: Sequence[Job], time_scale: float, request_rate: float, seed: int
+) -> list[float]:
+    """When each job is due, in seconds from the start of the replay."""
+    if request_rate != float("inf"):
+        draw = random.Random(seed)
+        gaps = [draw.expovariate(request_rate) for _ in jobs]
+        return list(itertools.accumulate(gaps))
+    first = jobs[0].planned.request.time_s
+    return [(job.planned.request.time_s - first) * time_scale for job in jobs]

@@ -1,0 +1,108 @@
+"""What a replay measured: one JSON object out of the jobs and their replies."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sglang_canopy.bench.client import TIERS
+from sglang_canopy.bench.schedule import Job
+
+PERCENTILES = (50, 90, 95, 99)
+LAST_TURN = 5
+"""Turns from here on are one group."""
+
+
+def summarise(jobs: Sequence[Job], duration_s: float) -> dict[str, Any]:
+    """Hit rates, latencies, throughput and errors.
+
+    ``hit_rate`` is cached prompt tokens over prompt tokens of the requests that succeeded;
+    ``ttft_ms`` runs from sending to the first token; ``queued_ttft_ms`` from when the request
+    was due (trace time, and previous turn answered), so it has the wait for a free connection
+    under ``--max-concurrency`` in it.
+    """
+    good = [job for job in jobs if job.reply is not None and job.reply.ok]
+    bad = [job for job in jobs if job.reply is None or not job.reply.ok]
+    output = sum(job.reply.output_tokens for job in good)
+    return {
+        "requests": len(jobs),
+        "completed": len(good),
+        "errors": {
+            "count": len(bad),
+            "kinds": dict(Counter(_reason(job) for job in bad).most_common(10)),
+        },
+        "duration_s": duration_s,
+        "throughput": {
+            "requests_per_s": len(good) / duration_s,
+            "input_tokens_per_s": sum(map(_prompt_tokens, good)) / duration_s,
+            "output_tokens_per_s": output / duration_s,
+        },
+        "overall": group(good),
+        "by_category": _grouped(good, lambda j: j.planned.request.category),
+        "by_turn": _grouped(good, _turn_group),
+        "by_stop": _grouped(good, lambda j: j.planned.request.stop or "not said"),
+    }
+
+
+def group(jobs: Iterable[Job]) -> dict[str, Any]:
+    """Hits and latencies of some jobs, all of which succeeded."""
+    jobs = list(jobs)
+    prompt = sum(map(_prompt_tokens, jobs))
+    said = [job for job in jobs if job.reply.cached_tokens is not None]
+    cached = sum(job.reply.cached_tokens for job in said)
+    tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in said) for t in TIERS}
+    queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
+    made: dict[str, Any] = {
+        "requests": len(jobs),
+        "prompt_tokens": prompt,
+        "cached_tokens": cached if said else None,
+        "hit_rate": cached / prompt if said and prompt else None,
+        "cached_tokens_by_tier": tiers if said else None,
+        "hit_rate_by_tier": {t: n / prompt for t, n in tiers.items()} if said and prompt else None,
+        "output_tokens": sum(job.reply.output_tokens for job in jobs),
+        "ttft_ms": _latencies(j.reply.first_s - j.reply.sent_s for j in jobs),
+        "queued_ttft_ms": _latencies(j.reply.first_s - j.due_s for j in jobs),
+        "e2e_ms": _latencies(j.reply.done_s - j.reply.sent_s for j in jobs),
+        "uncached_tokens": _spread(
+            [_prompt_tokens(j) - j.reply.cached_tokens for j in said] if said else []
+        ),
+    }
+    if queues:
+        made["server_queue_ms"] = _latencies(queues)
+    return made
+
+
+def _grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> dict[str, Any]:
+    groups: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[key(job)].append(job)
+    return {name: group(groups[name]) for name in sorted(groups)}
+
+
+def _turn_group(job: Job) -> str:
+    turn = job.planned.request.turn
+    return str(turn) if turn < LAST_TURN else f"{LAST_TURN}+"
+
+
+def _prompt_tokens(job: Job) -> int:
+    return job.reply.prompt_tokens or job.planned.prompt_tokens
+
+
+def _reason(job: Job) -> str:
+    return "not sent" if job.reply is None else job.reply.error[:200]
+
+
+def _latencies(seconds: Iterable[float]) -> dict[str, float] | None:
+    return _spread([s * 1000 for s in seconds])
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    made = {"mean": float(np.mean(values))}
+    for p in PERCENTILES:
+        made[f"p{p}"] = float(np.percentile(values, p))
+    return made

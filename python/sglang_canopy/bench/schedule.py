@@ -1,0 +1,74 @@
+"""When each request of a replay is sent.
+
+A request is due at the trace's time (scaled), but never before its conversation's previous
+request was answered: a user cannot go on with an answer that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.trace.materialise import Planned
+
+
+@dataclass(slots=True)
+class Job:
+    """One request of a replay and what became of it. Times on the event loop's clock."""
+
+    planned: Planned
+    labels: dict[str, Any]
+    """What ``custom_params`` says about the request, without forced tokens."""
+    due_s: float = 0.0
+    """When it had to be sent; set once it may be sent."""
+    reply: Any = field(default=None, repr=False)
+
+
+class Schedule:
+    """Hands out jobs as they become due. Use within one event loop.
+
+    ``offsets_s`` gives each job's time from the start of the replay, in the jobs' order.
+    """
+
+    def __init__(self, jobs: Sequence[Job], offsets_s: Sequence[float]) -> None:
+        self._jobs = jobs
+        self._offsets_s = offsets_s
+        self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
+        self._after: dict[int, list[int]] = defaultdict(list)
+        self._ready: list[tuple[float, int]] = []
+        self._changed = asyncio.Event()
+        self._start_s = 0.0
+
+    async def arrivals(self) -> AsyncIterator[Job]:
+        """Yield every job when it is due and its predecessor was answered."""
+        clock = asyncio.get_running_loop().time
+        self._start_s = clock()
+        for i, job in enumerate(self._jobs):
+            before = self._place.get(job.planned.previous)  # type: ignore[arg-type]
+            if before is None:
+                heapq.heappush(self._ready, (self._start_s + self._offsets_s[i], i))
+            else:
+                self._after[before].append(i)
+        for _ in range(len(self._jobs)):
+            while not self._ready or self._ready[0][0] > clock():
+                wait_s = self._ready[0][0] - clock() if self._ready else None
+                self._changed.clear()
+                # asyncio's TimeoutError is a class of its own before Python 3.11.
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), wait_s)
+            due_s, i = heapq.heappop(self._ready)
+            self._jobs[i].due_s = due_s
+            yield self._jobs[i]
+
+    def answered(self, job: Job) -> None:
+        """``job`` has its response, or failed: what follows it in its conversation may go."""
+        now = asyncio.get_running_loop().time()
+        for i in self._after.pop(self._place[job.planned.ordinal], ()):
+            due_s = max(now, self._start_s + self._offsets_s[i])
+            heapq.heappush(self._ready, (due_s, i))
+            self._changed.set()

@@ -1,0 +1,108 @@
+"""``python -m sglang_canopy.bench_serving``: ``sglang.bench_serving`` that can replay traces.
+
+Every option and dataset of the original works as it did. Added are the datasets ``bailian``,
+``mooncake`` (in the place of the original's, which keeps no block lengths), ``agentic``,
+``azure`` and ``sglang-log``, the options of ``bench/options.py`` and the backend ``openai``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import unittest.mock
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_canopy.bench import client, options, report
+from sglang_canopy.bench.run import Run
+from sglang_canopy.errors import CanopyError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0, or 2 for a user's mistake."""
+    try:
+        result = run(sys.argv[1:] if argv is None else argv)
+    except CanopyError as error:
+        print(f"bench_serving: {error}", file=sys.stderr)
+        return 2
+    if result is not None:
+        print(report.table([result]))
+    return 0
+
+
+def replay(
+    dataset_name: str,
+    dataset_path: str,
+    base_url: str,
+    model: str,
+    **given: Any,
+) -> dict[str, Any]:
+    """Replay a trace from Python; returns what the command writes as JSON.
+
+    Further arguments are the command's options: ``num_prompts=200, placebo=True``. Raises
+    ``CanopyError``; exits as the command does on an option that does not exist.
+    """
+    argv = ["--dataset-name", dataset_name, "--dataset-path", str(dataset_path)]
+    argv += ["--base-url", base_url, "--model", model]
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            argv.append(flag)
+        elif value is not None and value is not False:
+            argv += [flag, str(value)]
+    result = run(argv)
+    if result is None:
+        raise CanopyError(f"{dataset_name!r} is not a trace; one of: {', '.join(options.DATASETS)}")
+    return result
+
+
+def run(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The result of a replay, or ``None`` for a dataset of the original, which prints its own."""
+    import sglang.benchmark.serving as upstream
+
+    results: list[dict[str, Any]] = []
+    original = upstream.run_benchmark
+
+    def run_benchmark(args: argparse.Namespace) -> Any:
+        if args.dataset_name not in options.DATASETS:
+            return original(args)
+        with unittest.mock.patch.object(upstream, "run_benchmark", original):
+            results.append(Run(upstream, args)())
+        return results[-1]
+
+    with unittest.mock.patch.multiple(
+        upstream,
+        ArgumentParser=_parser_class(upstream.ArgumentParser, list(argv)),
+        run_benchmark=run_benchmark,
+        ASYNC_REQUEST_FUNCS={
+            **upstream.ASYNC_REQUEST_FUNCS,
+            "openai": upstream.async_request_openai_completions,
+        },
+        _BACKEND_API_PATHS={
+            **upstream._BACKEND_API_PATHS,
+            "openai": client.DIALECTS["openai"].path,
+        },
+    ):
+        upstream.cli_main()
+    return results[0] if results else None
+
+
+def _parser_class(base: type, argv: list[str]) -> type:
+    """The benchmark's parser, with our datasets among its choices and our options at its end."""
+
+    class Parser(base):  # type: ignore[misc]
+        def add_argument(self, *names: Any, **kwargs: Any) -> Any:
+            if "--dataset-name" in names:
+                choices = list(kwargs["choices"])
+                kwargs["choices"] = choices + [d for d in options.DATASETS if d not in choices]
+            return super().add_argument(*names, **kwargs)
+
+        def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:
+            options.add_arguments(self)
+            return super().parse_args(argv)
+
+    return Parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
