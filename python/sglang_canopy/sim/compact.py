@@ -1,0 +1,85 @@
+"""A whole trace in memory that grows with its distinct blocks, not with its length.
+
+Block ids are chained: equal ids mean equal paths. So a path is stored once, as the blocks it
+adds to the path it continues, and a request is where on which path it ends. Two hundred long
+agent conversations repeat each block some thirty times: that is the saving.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any, overload
+
+from sglang_canopy.trace.record import TraceRequest
+
+_NAMES = tuple(f.name for f in fields(TraceRequest))
+_BLOCKS = _NAMES.index("blocks")
+
+
+class CompactTrace(Sequence[TraceRequest]):
+    """The records of ``trace``, equal to them one by one; can be pickled."""
+
+    def __init__(self, trace: Iterable[TraceRequest]) -> None:
+        self._runs: list[tuple[int, ...]] = []
+        """Blocks that a path adds to its parent path."""
+        self._parents = array("q")
+        """For each run, the run it continues; -1 at the root."""
+        self._depths = array("q")
+        """Blocks of the path before each run."""
+        self._rows: list[tuple[Any, ...]] = []
+        self._run_of = array("q")
+        self.distinct_blocks = 0
+        known: dict[int, int] = {}
+        for record in trace:
+            path = record.blocks
+            # Known blocks come first on a chained path.
+            new = bisect_left(path, True, key=lambda block: block not in known)
+            if new < len(path):
+                parent = known[path[new - 1]] if new else -1
+                run = len(self._runs)
+                self._runs.append(path[new:])
+                self._parents.append(parent)
+                self._depths.append(new)
+                known.update(dict.fromkeys(path[new:], run))
+            row = [getattr(record, name) for name in _NAMES]
+            row[_BLOCKS] = len(path)
+            self._rows.append(tuple(_interned(value) for value in row))
+            self._run_of.append(known[path[-1]] if path else -1)
+        self.distinct_blocks = len(known)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> TraceRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TraceRequest]: ...
+    def __getitem__(self, index: int | slice) -> TraceRequest | Sequence[TraceRequest]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = self._rows[index]
+        path = self._path(self._run_of[index], row[_BLOCKS])
+        return TraceRequest(*row[:_BLOCKS], path, *row[_BLOCKS + 1 :])
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return map(self.__getitem__, range(len(self)))
+
+    def _path(self, run: int, blocks: int) -> tuple[int, ...]:
+        """The first ``blocks`` blocks of the path that ends in ``run``."""
+        parts = []
+        while run >= 0:
+            start = self._depths[run]
+            parts.append(self._runs[run][: blocks - start])
+            run, blocks = self._parents[run], start
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(chain.from_iterable(reversed(parts)))
+
+
+def _interned(value: Any) -> Any:
+    return sys.intern(value) if isinstance(value, str) else value

@@ -1,0 +1,35 @@
+"""A compact trace is the trace."""
+
+import pickle
+
+from trace_samples import mooncake, random_trace, record
+
+from sglang_canopy.sim.compact import CompactTrace
+
+
+def test_records_come_back_equal():
+    for seed in range(20):
+        trace = random_trace(seed)
+        compact = CompactTrace(iter(trace))
+        assert list(compact) == trace
+        assert compact[-1] == trace[-1]
+        assert compact[3:5] == trace[3:5]
+        assert list(reversed(compact)) == trace[::-1]
+        assert compact.distinct_blocks == len({b for r in trace for b in r.blocks})
+
+
+def test_it_survives_pickling():
+    trace = [record(0, [1, 2, 3], stop="tool", user="u"), record(1, [1, 2, 4]), record(2, [])]
+    assert list(pickle.loads(pickle.dumps(CompactTrace(trace)))) == trace
+
+
+def test_each_block_is_stored_once():
+    depth = 300
+    trace = [record(t, range(t)) for t in range(1, depth)]
+    stored = sum(len(run) for run in CompactTrace(trace)._runs)
+    assert stored == depth - 1
+
+
+def test_real_conversations_come_back_equal():
+    trace = mooncake(limit=2000)
+    assert list(CompactTrace(trace)) == trace
