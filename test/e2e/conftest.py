@@ -1,0 +1,116 @@
+"""Real servers over HTTP. A test asks for one; it is up when the test runs and gone afterwards.
+
+`server(...)` is a context manager for a server of the test's own. `shared_server(...)` starts one
+for the whole test module: the same arguments give the same server again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.launch import Server, cpu_arguments, free_port, serving
+
+READY_S = 180.0
+ANSWER_S = 120.0
+Serve = Callable[..., AbstractContextManager["Client"]]
+
+
+@dataclass(slots=True, frozen=True)
+class Client:
+    """What tests do with a server. `token_ids` in, because lengths then are exact."""
+
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def post(self, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body or {}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            text = answer.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as answer:
+            return answer.read().decode()
+
+    def generate(
+        self,
+        token_ids: list[int],
+        tokens: int = 1,
+        custom_params: dict[str, Any] | None = None,
+        **body: Any,
+    ) -> dict[str, Any]:
+        """Greedy; exactly `tokens` tokens. Returns `text`, `output_ids` and `meta_info`."""
+        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        if custom_params is not None:
+            sampling["custom_params"] = custom_params
+        return self.post("/generate", {"input_ids": token_ids, "sampling_params": sampling, **body})
+
+    def cached(self, token_ids: list[int], tokens: int = 1, **body: Any) -> dict[str, int]:
+        """Generate, and say how many prompt tokens came from each tier."""
+        info = self.generate(token_ids, tokens, **body)["meta_info"]
+        details = info.get("cached_tokens_details") or {}
+        return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}
+
+    def flush(self) -> None:
+        self.post("/flush_cache")
+
+
+def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
+    """The context manager behind both fixtures; a model without weights gets random ones."""
+    port = free_port()
+    dtype = options.pop("dtype", "float32")
+    given = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
+    if not (model / "model.safetensors").exists():
+        given += ["--load-format", "dummy"]
+    return serving(given, log=log, port=port, deadline_s=READY_S, **options)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Serve:
+    """`with server(model, "--flag", ..., kv_tokens=4096, environment={...}) as client:`"""
+
+    @contextlib.contextmanager
+    def start(
+        model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any
+    ) -> Iterator[Client]:
+        log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
+        with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as running:
+            yield Client(running)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Client]]:
+    """`client = shared_server(model, "--flag", ...)`, flushed, and kept until the module ends."""
+    with contextlib.ExitStack() as stack:
+        running: dict[tuple[Any, ...], Client] = {}
+
+        def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
+            key = (model, arguments, kv_tokens, repr(sorted(options.items())))
+            if key not in running:
+                log = tmp_path_factory.mktemp("server") / "server.log"
+                started = stack.enter_context(
+                    serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
+                )
+                running[key] = Client(started)
+            running[key].flush()
+            return running[key]
+
+        yield start
