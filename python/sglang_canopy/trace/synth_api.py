@@ -16,7 +16,7 @@ from sglang_canopy.trace.synth_blocks import Prompt, Request, Shared, SharedProm
 from sglang_canopy.trace.synth_draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from sglang_canopy.trace.synth_presets import ApiLoad
 
-_RUN_IN_S = 600.0
+_RUN_IN_S = 3600.0
 """Jobs start this long before the trace, so that it begins with some under way."""
 
 
@@ -44,14 +44,10 @@ class ApiSource:
     def __init__(self, load: ApiLoad, seconds: float, rng: Random, ids: itertools.count) -> None:
         self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
         self._tenant_steps = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
-        head = round(load.head * load.tenants)
         self._prompts = [
             SharedPrompts(
                 ids,
-                [
-                    draw_tokens(rng, load.head_prompt if tenant < head else load.prompt)
-                    for _ in range(rng.randint(1, load.templates))
-                ],
+                [self._prompt_tokens(tenant) for _ in range(rng.randint(1, load.templates))],
             )
             for tenant in range(load.tenants)
         ]
@@ -71,6 +67,11 @@ class ApiSource:
             start += rng.expovariate(jobs_per_s)
         yield from self._serve_until(self.seconds)
 
+    def _prompt_tokens(self, tenant: int) -> int:
+        load = self.load
+        head = tenant < load.head * load.tenants
+        return draw_tokens(self.rng, load.head_prompt if head else load.prompt)
+
     def _push(self, time_s: float, item: _Job | _Reply) -> None:
         heapq.heappush(self._running, (time_s, next(self._order), item))
 
@@ -86,7 +87,10 @@ class ApiSource:
     def _draw(self) -> _Job:
         load, rng = self.load, self.rng
         tenant = choose(rng, self._tenant_steps)
-        shared = rng.choice(self._prompts[tenant])
+        prompts = self._prompts[tenant]
+        if rng.random() < load.fresh_prompt:
+            prompts = SharedPrompts(self.ids, [self._prompt_tokens(tenant)])
+        shared = rng.choice(prompts)
         speed = load.job_requests_per_s
         per_s = speed.median * math.exp(rng.gauss(0.0, speed.sigma))
         return _Job(tenant, shared, draw_tokens(rng, load.job_requests), 1.0 / per_s)

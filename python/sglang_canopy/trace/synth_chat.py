@@ -8,6 +8,7 @@ first turn nobody saw, and has a lower ideal hit ratio for it.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -18,8 +19,11 @@ from sglang_canopy.trace.synth_blocks import Prompt, Request, SharedPrompts
 from sglang_canopy.trace.synth_draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from sglang_canopy.trace.synth_presets import LONGEST_CONVERSATION, ChatKind, ChatLoad
 
-_THINNING = 3.0
-"""Candidate conversations per accepted one; none lasts longer than 1 - 1/3 of the trace."""
+_THINNING = 5.0
+"""Candidate conversations per accepted one; none lasts longer than 4/5 of the trace."""
+
+_LOST = 1.04
+"""Makes up for the later turns of conversations too long for the trace (calibrated: 2 h)."""
 
 
 def continue_probability(kind: ChatKind, tail: tuple[float, float], turn: int) -> float:
@@ -32,9 +36,19 @@ def continue_probability(kind: ChatKind, tail: tuple[float, float], turn: int) -
     a, b = tail
     if turn > 1:
         return 1.0 - a / (turn + b)
-    later_turns = (b + 1.0) / (a - 1.0)  # mean turns after the first, given that there are any
+    later_turns = _later_turns(a, b)
     mean_turns = 1.0 / (1.0 - kind.multi_turn_ratio)
-    return (mean_turns - 1.0) / later_turns
+    return _LOST * (mean_turns - 1.0) / later_turns
+
+
+@functools.cache
+def _later_turns(a: float, b: float) -> float:
+    """Mean number of turns after the first of the conversations that have any."""
+    mean, alive = 0.0, 1.0
+    for turn in range(2, LONGEST_CONVERSATION + 1):
+        mean += alive
+        alive *= 1.0 - a / (turn + b)
+    return mean
 
 
 class _Turn:
@@ -93,7 +107,7 @@ class ChatSource:
     def _draw(self, start: float, names: itertools.count) -> _Conversation | None:
         """A conversation from ``start`` on, or ``None`` where it is thinned out.
 
-        Accepting one that lasts D with the probability (S / (S - D)) / 3 leaves the mix of
+        Accepting one that lasts D with the probability (S / (S - D)) / 5 leaves the mix of
         conversations as it would be in an endless trace, although none may pass the end S.
         """
         load, rng = self.load, self.rng
@@ -141,7 +155,7 @@ class ChatSource:
         prompt = talk.prompt
         asked = turn.added - turn.output
         if prompt.tokens + asked > self.load.context_tokens:
-            prompt.drop_oldest(self.load.context_tokens // 2)
+            prompt.drop_oldest(self.load.context_tokens // 4)
         prompt.extend(asked)
         request = Request(
             time_s, prompt.tokens, turn.output, prompt.blocks(), talk.kind.name,

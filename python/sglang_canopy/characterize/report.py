@@ -1,0 +1,204 @@
+"""All questions in order, into one report that can be drawn or written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_canopy import __version__
+from sglang_canopy.characterize.capacity import Capacity, capacity
+from sglang_canopy.characterize.footprint import Footprint, footprint
+from sglang_canopy.characterize.hits import IdealHits, ideal_hits
+from sglang_canopy.characterize.lifespan import Lifespan, lifespan
+from sglang_canopy.characterize.locality import Locality, locality
+from sglang_canopy.characterize.observe import Observation, observe
+from sglang_canopy.characterize.published import Row, compare
+from sglang_canopy.characterize.recommend import RUNS, Recommendation, recommend
+from sglang_canopy.characterize.reuse_time import ReuseTimes, reuse_times
+from sglang_canopy.characterize.runs import prepare
+from sglang_canopy.characterize.skew import Skew, skew
+from sglang_canopy.characterize.turns import Turns, turns
+from sglang_canopy.sim.model import load_model_shape
+from sglang_canopy.sim.stack import lru_curve
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import meta_path
+
+SIMULATED_ACCESSES = 600_000
+"""Block accesses given to each run of the simulator; above it blocks are merged, then cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The trace in a few numbers."""
+
+    path: str
+    format: str
+    synthetic: bool
+    """A ``.meta.json`` beside the trace says that it was made up."""
+    requests: int
+    span_s: float
+    requests_per_s: float
+    busiest_minute_per_s: float
+    block_tokens: int
+    distinct_blocks: int
+    block_accesses: int
+    input_p50: float
+    input_mean: float
+    input_p99: float
+    output_p50: float
+    output_mean: float
+    kinds: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Report:
+    """Every answer. A question the trace cannot answer is ``None``, and ``absent`` says why."""
+
+    overview: Overview
+    hits: IdealHits | None = None
+    skew: Skew | None = None
+    turns: Turns | None = None
+    reuse: ReuseTimes | None = None
+    locality: Locality | None = None
+    lifespan: Lifespan | None = None
+    footprint: Footprint | None = None
+    capacity: Capacity | None = None
+    recommendation: Recommendation | None = None
+    published: tuple[Row, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; NaN becomes ``null``."""
+        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"canopy_version": __version__, **plain}
+
+
+Progress = Callable[[int], object]
+"""Called with units of work done; one unit is about one request read once."""
+
+
+class Work:
+    """The one progress bar's arithmetic: passes over the trace, then runs of the simulator.
+
+    A pass is as many units as the trace has requests, which the first pass finds out.
+    """
+
+    def __init__(self, advance: Progress, resize: Callable[[int], object]) -> None:
+        self.advance, self.resize = advance, resize
+        self.requests = 0
+
+    def reading(self, trace: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+        """The trace again, counted; the bar moves every 500 requests."""
+        waiting = 0
+        for r in trace:
+            waiting += 1
+            if waiting == 500:
+                self.advance(waiting)
+                waiting = 0
+            yield r
+        self.advance(waiting)
+
+
+def characterize(
+    path: Path,
+    format: str,
+    *,
+    model: str = "qwen2.5-7b",
+    simulate: bool = True,
+    jobs: int | None = None,
+    skip_bad: int = 0,
+    against: str | None = None,
+    work: Work | None = None,
+) -> Report:
+    """Read a trace two or three times and answer every question it has an answer to.
+
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate`` False
+    leaves out the recommendation; ``against`` names the published statistics to compare with
+    (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
+    """
+    work = work or Work(lambda n: None, lambda n: None)
+    shape = load_model_shape(model)
+    seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    accesses = int(seen.blocks.sum())
+    passes = 1 + bool(accesses) + (1 + RUNS if simulate and accesses else 0)
+    work.resize(seen.requests * passes)
+    report = Report(_overview(path, format, seen, accesses))
+    report.footprint = footprint(seen, shape, model)
+    report.turns = turns(seen)
+    if report.turns is None:
+        report.absent["turns"] = "the trace has no second turns and no ids that join requests"
+    elif format in ("mooncake", "sglang"):
+        report.notes.append(
+            "The trace names no conversations: turns are inferred from prompts that extend "
+            "an earlier one."
+        )
+    if not accesses:
+        report.absent["blocks"] = "the trace says nothing about which prompts share a prefix"
+        return report
+    report.hits = ideal_hits(seen)
+    report.skew = skew(seen)
+    if not seen.has_users:
+        report.absent["users"] = "the trace names no users"
+    if not seen.has_conversations:
+        report.absent["conversations"] = "the trace names no conversations"
+    if len(seen.labels) == 1:
+        report.absent["kinds"] = "all requests are of one type"
+    report.reuse = reuse_times(seen)
+    report.locality = locality(seen)
+    report.lifespan = lifespan(seen)
+    lru = lru_curve(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    weight = shape.kv_bytes_per_token()
+    report.capacity = capacity(seen, lru, seen.block_tokens * weight)
+    if against is not None:
+        report.published = compare(against, seen)
+    if simulate:
+        prepared = prepare(
+            work.reading(open_trace(path, format, skip_bad=skip_bad)), accesses, SIMULATED_ACCESSES
+        )
+        report.recommendation = recommend(
+            seen, prepared, weight, jobs=jobs, progress=lambda: work.advance(seen.requests)
+        )
+    return report
+
+
+def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Overview:
+    minutes = np.bincount(((seen.time_s - seen.time_s[0]) / 60.0).astype(int))
+    quantile = np.quantile
+    return Overview(
+        path=path.name,
+        format=format,
+        synthetic=meta_path(path).exists(),
+        requests=seen.requests,
+        span_s=seen.span_s,
+        requests_per_s=seen.requests / seen.span_s if seen.span_s else 0.0,
+        busiest_minute_per_s=float(minutes.max()) / 60.0,
+        block_tokens=seen.block_tokens,
+        distinct_blocks=seen.distinct_blocks,
+        block_accesses=accesses,
+        input_p50=float(quantile(seen.input_tokens, 0.5)),
+        input_mean=float(seen.input_tokens.mean()),
+        input_p99=float(quantile(seen.input_tokens, 0.99)),
+        output_p50=float(quantile(seen.output_tokens, 0.5)),
+        output_mean=float(seen.output_tokens.mean()),
+        kinds=tuple(seen.labels),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

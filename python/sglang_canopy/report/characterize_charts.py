@@ -1,0 +1,542 @@
+"""The figures of a characterisation. Each answers one question and says the answer in its title."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+
+from sglang_canopy.characterize.report import Report
+from sglang_canopy.report.characterize_text import percent, seconds, size
+
+# Okabe and Ito's palette: told apart by people of every colour vision, and in grey.
+BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#6B6B6B",
+)
+SERIES = (BLUE, ORANGE, GREEN, PINK, SKY)
+INK, FAINT = "#222222", "#D9D9D9"
+_TIMES = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
+
+
+def charts(report: Report) -> Iterator[tuple[str, Figure]]:
+    """(file name without its end, figure) for every question the trace answers."""
+    drawn: tuple[tuple[str, Any, Callable[[Report], Figure]], ...] = (
+        ("hits", report.hits, _hits),
+        ("skew", report.skew, _skew),
+        ("turns", report.turns, _turns),
+        ("next_turn", report.turns, _next_turn),
+        ("reuse", report.reuse and report.reuse.all.reuses, _reuse),
+        ("locality", report.locality, _locality),
+        ("lifespan", report.lifespan, _lifespan),
+        ("footprint", report.footprint, _footprint),
+        ("capacity", report.capacity, _capacity),
+        ("policies", report.recommendation, _policies),
+        ("gain", report.recommendation and report.recommendation.policy != "lru", _gain),
+    )
+    for name, answer, draw in drawn:
+        if answer:
+            yield name, draw(report)
+
+
+def _figure(
+    columns: int = 1, rows: int = 1, height: float = 3.4, widths: Sequence[float] | None = None
+) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(8.6, height * rows), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
+    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"width_ratios": widths})
+    for one in axes.flat:
+        _clean(one)
+    return figure, axes
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=8)
+    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
+
+
+def _labels(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
+
+
+def _percent_axis(axis: Any) -> None:
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def _time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
+    """A logarithmic x axis of times a person would say."""
+    axes.set_xscale("log")
+    ticks = [t for t in _TIMES if shortest <= t <= longest * 1.01]
+    axes.set_xticks(ticks, [seconds(t) for t in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(shortest, longest)
+
+
+def _clock_axis(axes: Axes, start: float, end: float) -> None:
+    """A linear x axis of the trace's own time, in minutes or hours."""
+    unit, name = (3600.0, "hours") if end - start > 3 * 3600 else (60.0, "minutes")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start) / unit:g}"))
+    step = next(
+        s
+        for s in (1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 1440)
+        if (end - start) / unit / s <= 8 or s == 1440
+    )
+    axes.set_xticks(np.arange(start, end + 1e-9, step * unit))
+    axes.set_xlabel(f"time in the trace ({name})", fontsize=8.5, color=INK)
+
+
+def _hits(report: Report) -> Figure:
+    h = report.hits
+    assert h is not None
+    bars = h.turns or h.kinds
+    figure, axes = _figure(2 if bars else 1, widths=(3, 2) if bars else None)
+    left = axes[0, 0]
+    starts, ratio = np.array(h.window_start_s), np.array(h.window_hit_ratio)
+    left.step(starts, ratio, where="post", color=BLUE, linewidth=1.8)
+    left.axhline(h.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    left.annotate(
+        f"whole trace {percent(h.block_hit_ratio, 1)}", (1.0, h.block_hit_ratio), (-2, 4),
+        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
+        ha="right",
+    )  # fmt: skip
+    left.set_ylim(0, 1)
+    _percent_axis(left.yaxis)
+    _clock_axis(left, starts[0], starts[-1] + h.window_s)
+    left.set_ylabel("blocks seen before", fontsize=8.5, color=INK)
+    _title(left, f"An endless cache would hit {percent(h.block_hit_ratio)} of the blocks")
+    if bars:
+        right = axes[0, 1]
+        right.grid(False, axis="y")
+        rows = bars[:6] if h.kinds and not h.turns else h.turns
+        place = np.arange(len(rows))[::-1] * 1.0
+        for offset, attribute, colour, name in (
+            (0.2, "requests", SKY, "of the requests"),
+            (-0.2, "hits", BLUE, "of the hits"),
+        ):
+            values = [getattr(r, attribute) for r in rows]
+            right.barh(place + offset, values, 0.36, color=colour)
+            for p, v in zip(place, values):
+                right.annotate(
+                    f"{percent(v)} {name}" if p == place[0] else percent(v),
+                    (v, p + offset), (4, 0), textcoords="offset points", va="center", fontsize=8,
+                    color=INK,
+                )  # fmt: skip
+        right.set_yticks(place, [r.name for r in rows])
+        right.set_xlim(0, 1.35 if max(max(r.requests, r.hits) for r in rows) > 0.6 else 1)
+        right.set_xticks([0, 0.5, 1.0])
+        _percent_axis(right.xaxis)
+        right.set_xlabel("share", fontsize=8.5, color=INK)
+        top = max(rows, key=lambda r: r.hits)
+        _title(right, f"{top.name.capitalize()} bring {percent(top.hits)} of the hits")
+    return figure
+
+
+def _skew(report: Report) -> Figure:
+    s = report.skew
+    assert s is not None
+    figure, axes = _figure()
+    one = axes[0, 0]
+    ends = []
+    for curve, name, colour in (
+        (s.block_reuses, "reuses, by block", BLUE),
+        (s.conversation_hits, "hits, by conversation", ORANGE),
+        (s.user_hits, "hits, by user", GREEN),
+        (s.user_requests, "requests, by user", PINK),
+    ):
+        if curve is None:
+            continue
+        top, share = np.array(curve.top[1:]), np.array(curve.share[1:])
+        shown = top >= 0.5 / max(curve.owners, 1)
+        one.plot(top[shown], share[shown], color=colour, linewidth=1.8)
+        ends.append((name, colour, float(np.interp(0.01, top, share)), curve))
+    one.axvline(0.1, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    one.annotate(
+        f"busiest tenth of the blocks: {percent(s.block_reuses.top_tenth)} of the reuses",
+        (0.1, s.block_reuses.top_tenth), (10, -26), textcoords="offset points", fontsize=8,
+        color=BLUE, arrowprops={"arrowstyle": "-", "color": BLUE, "linewidth": 0.8},
+    )  # fmt: skip
+    one.set_xscale("log")
+    one.set_xlim(1e-4, 1)
+    one.set_ylim(0, 1.02)
+    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    _percent_axis(one.yaxis)
+    _labels(one, "busiest owners, share of all", "what they hold")
+    for i, (name, colour, _, _) in enumerate(ends):
+        one.annotate(
+            name, (0.012, 0.96 - 0.085 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
+            va="top", fontweight="bold",
+        )  # fmt: skip
+    _title(
+        one,
+        f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses",
+    )
+    return figure
+
+
+def _turns(report: Report) -> Figure:
+    t = report.turns
+    assert t is not None
+    figure, axes = _figure()
+    one = axes[0, 0]
+    turn, beyond = np.array(t.turn), np.array(t.share_beyond)
+    shown = beyond > 0
+    one.step(turn[shown], beyond[shown], where="post", color=BLUE, linewidth=1.8)
+    one.set_xscale("log")
+    one.set_yscale("log")
+    ticks = [v for v in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000) if v <= t.longest * 1.2]
+    one.set_xticks(ticks, [str(v) for v in ticks])
+    one.xaxis.set_minor_locator(NullLocator())
+    one.yaxis.set_major_locator(LogLocator(10))
+    one.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    one.yaxis.set_minor_locator(NullLocator())
+    for q, at in ((0.5, t.p50), (0.9, t.p90), (0.99, t.p99)):
+        one.axhline(1 - q, color=FAINT, linewidth=0.8)
+        one.annotate(
+            f"P{100 * q:.0f}: turn {at:.0f}", (1.0, 1 - q), (-2, 3),
+            xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
+            ha="right",
+        )  # fmt: skip
+    _labels(one, "turn number", "requests with a higher turn number")
+    _title(
+        one,
+        f"{percent(t.first_turn_share)} of the requests are first turns; the longest "
+        f"conversation has {t.longest}",
+    )
+    return figure
+
+
+def _next_turn(report: Report) -> Figure:
+    t = report.turns
+    assert t is not None
+    rows = t.next_turn
+    figure, axes = _figure(height=1.3 + 0.26 * len(rows))
+    one = axes[0, 0]
+    one.grid(False)
+    values = np.array([r.over_time for r in rows])
+    picture = np.ma.masked_invalid(values)
+    start, end = t.window_start_s[0], t.window_start_s[-1] + t.window_s
+    image = one.imshow(
+        picture, aspect="auto", cmap="cividis", vmin=0, vmax=1,
+        extent=(start, end, len(rows) - 0.5, -0.5),
+    )  # fmt: skip
+    one.set_facecolor("#F2F2F2")
+    one.set_yticks(range(len(rows)), [r.name for r in rows])
+    for i, row in enumerate(rows):
+        one.annotate(
+            f"{row.probability:.2f}   {row.requests:,} requests", (1.01, i),
+            xycoords=("axes fraction", "data"), fontsize=8, color=INK, va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+    _clock_axis(one, start, end)
+    bar = figure.colorbar(image, ax=one, location="bottom", shrink=0.4, aspect=30, pad=0.02)
+    bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    _title(
+        one,
+        f"Another turn follows a first turn with {t.first_next:.2f}, a later one with "
+        f"{t.later_next:.2f}",
+    )
+    return figure
+
+
+def _reuse(report: Report) -> Figure:
+    times = report.reuse
+    assert times is not None
+    shown = [times.all, *times.categories[:5]]
+    if len(times.categories) == 1:
+        shown = [times.all]
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure, axes = _figure(columns, rows, height=2.7 if len(shown) > 1 else 3.4)
+    first = 0.1
+    for i, (one, r) in enumerate(zip(axes.flat, shown)):
+        age = np.array(r.age_s)
+        keep = age > 0
+        late = max(age[-1], 10.0)
+        if r.p50_s < 1.0:
+            first = 0.001
+        one.step(age[keep], np.array(r.observed)[keep], where="post", color=INK, linewidth=2.2)
+        one.plot(age[keep], np.array(r.survival)[keep], color=BLUE, linewidth=1.4)
+        one.plot(
+            age[keep], np.array(r.exponential)[keep], color=ORANGE, linewidth=1.4,
+            linestyle=(0, (5, 2)),
+        )  # fmt: skip
+        _time_axis(one, late, first)
+        one.set_ylim(0, max(0.05, 1.25 * max(max(r.observed), max(r.exponential))))
+        _percent_axis(one.yaxis)
+        _title(one, r.name if r.name != "all" else "all categories")
+        if i >= len(shown) - columns:
+            one.set_xlabel("time since last use", fontsize=8.5, color=INK)
+        if i % columns == 0:
+            one.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
+        if columns == 3 and len(one.get_xticks()) > 5:
+            ticks = [t for t in one.get_xticks() if t in (0.001, 0.1, 1, 10, 60, 600, 3600, 86400)]
+            one.set_xticks(ticks, [seconds(t) for t in ticks], fontsize=7.5)
+        if i == 0:
+            for k, (name, colour) in enumerate(
+                (("observed", INK), ("survival fit", BLUE), ("exponential fit", ORANGE))
+            ):
+                one.annotate(
+                    name, (0.03, 0.96 - 0.1 * k), xycoords="axes fraction", fontsize=8,
+                    color=colour, va="top", fontweight="bold",
+                )  # fmt: skip
+        if r.survival_fit and r.exponential_fit:
+            one.annotate(
+                f"KS {r.survival_fit.ks:.2f} survival\nKS {r.exponential_fit.ks:.2f} exponential",
+                (0.97, 0.04), xycoords="axes fraction", fontsize=7.5, color=GREY, ha="right",
+            )  # fmt: skip
+    for one in list(axes.flat)[len(shown) :]:
+        one.set_visible(False)
+    return figure
+
+
+def _locality(report: Report) -> Figure:
+    p = report.locality
+    assert p is not None
+    panels = [("all requests", p.all)]
+    if p.later_turns is not None:
+        panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
+    figure, axes = _figure(max(len(panels), 2), height=3.2)
+    most = max(max(map(max, rows)) for _, rows in panels)
+    for one, (name, rows) in zip(axes.flat, panels):
+        one.grid(False)
+        values = np.array(rows)
+        past = np.add.outer(np.arange(1, 11), np.arange(10)) > 10
+        image = one.imshow(
+            np.ma.masked_array(values, past), origin="lower", cmap="cividis", vmin=0,
+            vmax=max(most, 0.01), aspect="equal",
+        )  # fmt: skip
+        one.set_facecolor("white")
+        one.set_xticks([0, 2, 4, 6, 8], ["0 %", "20 %", "40 %", "60 %", "80 %"])
+        one.set_yticks([1, 3, 5, 7, 9], ["20 %", "40 %", "60 %", "80 %", "100 %"])
+        one.set_xlabel("kept from here on (offset)", fontsize=8.5, color=INK)
+        for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
+            value = values[stride, offset]
+            one.annotate(
+                percent(value), (offset, stride), fontsize=7, va="center", ha="center",
+                color="white" if value < 0.6 * most else INK,
+            )  # fmt: skip
+        _title(one, name)
+    axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
+    for one in list(axes.flat)[len(panels) :]:
+        one.set_visible(False)
+    bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.75, aspect=25)
+    bar.set_label("blocks hit", fontsize=8)
+    _percent_axis(bar.ax.yaxis)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def _lifespan(report: Report) -> Figure:
+    f = report.lifespan
+    assert f is not None
+    figure, axes = _figure(2, widths=(3, 2))
+    one, right = axes[0]
+    age, dead = np.array(f.age_s), np.array(f.dead)
+    keep = age >= 0.001
+    one.step(age[keep], dead[keep], where="post", color=BLUE, linewidth=1.8)
+    _time_axis(one, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
+    one.set_ylim(0, 1.02)
+    _percent_axis(one.yaxis)
+    for q, at in ((0.9, f.p90_s), (0.99, f.p99_s)):
+        if at > one.get_xlim()[0]:
+            one.plot([at], [q], "o", color=BLUE, markersize=4)
+            one.annotate(
+                f"P{100 * q:.0f}: {seconds(at)}", (at, q), (-6, -11), textcoords="offset points",
+                fontsize=8, color=BLUE, ha="right",
+            )  # fmt: skip
+    one.annotate(
+        f"{percent(f.used_once)} used once", (one.get_xlim()[0], f.used_once), (5, 5),
+        textcoords="offset points", fontsize=8, color=BLUE,
+    )  # fmt: skip
+    _labels(one, "from first to last use", "blocks with a life no longer")
+    _title(one, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
+    rows = f.categories[:8]
+    place = np.arange(len(rows))[::-1]
+    right.grid(False, axis="y")
+    right.barh(place, [r.p90_s for r in rows], 0.62, color=SKY)
+    for p, r in zip(place, rows):
+        right.annotate(
+            seconds(r.p90_s), (r.p90_s, p), (4, 0), textcoords="offset points", fontsize=8,
+            color=INK, va="center",
+        )  # fmt: skip
+    right.set_yticks(place, [r.name for r in rows])
+    longest = max(max(r.p90_s for r in rows), 1e-3)
+    right.set_xlim(0, 1.25 * longest)
+    right.xaxis.set_major_formatter(FuncFormatter(lambda v, _: seconds(v)))
+    right.set_xticks([0, longest / 2, longest])
+    right.set_xlabel("P90 lifespan, by the last user's category", fontsize=8.5, color=INK)
+    _title(right, "Most blocks first")
+    return figure
+
+
+def _footprint(report: Report) -> Figure:
+    f = report.footprint
+    assert f is not None
+    figure, axes = _figure()
+    one = axes[0, 0]
+    weight = f.bytes_per_token
+    ends = []
+    for row, below, colour in zip(f.rows, f.share_below, (INK, SKY, BLUE)):
+        one.plot(np.array(f.tokens) * weight, below, color=colour, linewidth=1.8)
+        ends.append((row, colour))
+    one.set_xscale("log")
+    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
+    low, high = f.tokens[0] * weight, f.tokens[-1] * weight
+    powers = [2.0**k for k in range(10, 50, 2) if low <= 2.0**k <= high]
+    if len(powers) >= 2:
+        one.set_xticks(powers)
+    one.xaxis.set_minor_locator(NullLocator())
+    one.set_xlim(low, high)
+    one.set_ylim(0, 1.02)
+    _percent_axis(one.yaxis)
+    _labels(one, f"KV of one request with {f.model}", "requests with no more")
+    for i, (row, colour) in enumerate(ends):
+        one.annotate(
+            f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}",
+            (0.015, 0.95 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
+            fontweight="bold", va="top",
+        )  # fmt: skip
+    _title(one, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
+    return figure
+
+
+def _capacity(report: Report) -> Figure:
+    c = report.capacity
+    assert c is not None
+    figure, axes = _figure(2, widths=(3, 2))
+    one, right = axes[0]
+    blocks = np.array(c.lru_blocks)
+    share = blocks / c.distinct_blocks
+    one.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
+    one.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
+    one.annotate(
+        f"ideal {percent(c.ideal_hit_ratio, 1)}", (0.01, c.ideal_hit_ratio), (2, 4),
+        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
+    )  # fmt: skip
+    need = dict(c.lru_for_share)[0.9]
+    at = 0.9 * c.ideal_hit_ratio
+    one.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
+    one.annotate(
+        f"90 % of it with {size(need * c.block_bytes)}\n({percent(need / c.distinct_blocks, 1)})",
+        (need / c.distinct_blocks, at), (-8, -4), textcoords="offset points", fontsize=8,
+        color=BLUE, ha="right", va="top",
+    )  # fmt: skip
+    one.set_xscale("log")
+    one.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
+    one.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))
+    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    _percent_axis(one.yaxis)
+    _labels(one, "capacity, share of the distinct blocks", "block hit ratio of LRU")
+    _title(one, f"LRU has 90 % of the ideal hits with {size(need * c.block_bytes)}")
+    time, live = np.array(c.time_s), np.array(c.live_blocks) * c.block_bytes
+    right.plot(time, live, color=GREEN, linewidth=1.8)
+    right.fill_between(time, live, color=GREEN, alpha=0.15, linewidth=0)
+    right.set_ylim(0, 1.15 * max(live.max(), 1))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
+    _clock_axis(right, time[0], time[-1])
+    right.set_ylabel("blocks that will be used again", fontsize=8.5, color=INK)
+    _title(right, f"With the future known: {size(c.live_peak * c.block_bytes)}")
+    return figure
+
+
+def _policies(report: Report) -> Figure:
+    r = report.recommendation
+    assert r is not None
+    figure, axes = _figure(height=3.8)
+    one = axes[0, 0]
+    x = np.array(r.fractions)
+    names = sorted(r.table, key=lambda n: -r.table[n][1])
+    colours = {"lru": GREY, "wa": BLUE, "wa, exponential": SKY, "s3fifo": ORANGE, "gdfs": PINK}
+    for name in names:
+        mark = {"lru": "o", "wa": "o", "wa, exponential": "s", "s3fifo": "^", "gdfs": "v"}[name]
+        one.plot(
+            x, r.table[name], color=colours[name], marker=mark, markersize=4, linewidth=1.6,
+            linestyle="-" if name in ("lru", "wa") else (0, (4, 2)),
+        )  # fmt: skip
+    one.axhline(r.ideal_hit_ratio, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
+    one.annotate(
+        f"ideal {percent(r.ideal_hit_ratio, 1)}", (0.01, r.ideal_hit_ratio), (2, 4),
+        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=INK,
+    )  # fmt: skip
+    one.set_xscale("log")
+    one.set_xticks(x, [percent(v) for v in x])
+    one.xaxis.set_minor_locator(NullLocator())
+    one.set_xlim(x[0] * 0.85, x[-1] * 1.1)
+    one.set_ylim(0, 1.12 * r.ideal_hit_ratio)
+    _percent_axis(one.yaxis)
+    _labels(one, "capacity, share of the distinct blocks", "token hit ratio")
+    for i, name in enumerate(names):
+        one.annotate(
+            f"{name}   {percent(r.table[name][1], 1)} at 2 %", (0.985, 0.06 + 0.07 * (len(names) - 1 - i)),
+            xycoords="axes fraction", fontsize=8.5, color=colours[name], fontweight="bold",
+            ha="right",
+        )  # fmt: skip
+    best = "LRU" if r.policy == "lru" else r.policy
+    _title(
+        one, f"{best} is the one to use" if best != "LRU" else "No policy beats LRU with confidence"
+    )
+    return figure
+
+
+def _gain(report: Report) -> Figure:
+    r = report.recommendation
+    assert r is not None
+    figure, axes = _figure()
+    one = axes[0, 0]
+    place = np.arange(len(r.gains))
+    points = np.array([g.points for g in r.gains])
+    low, high = np.array([g.low for g in r.gains]), np.array([g.high for g in r.gains])
+    one.axhline(0.0, color=GREY, linewidth=1.0)
+    one.errorbar(
+        place - 0.1, points, np.abs(np.array([points - low, high - points])), fmt="o", color=BLUE,
+        markersize=5, capsize=3, linewidth=1.6,
+    )  # fmt: skip
+    shuffled = np.array([g.placebo_points for g in r.gains])
+    spread = np.abs(
+        np.array(
+            [[g.placebo_points - g.placebo_low, g.placebo_high - g.placebo_points] for g in r.gains]
+        )
+    ).T
+    one.errorbar(
+        place + 0.1, shuffled, spread, fmt="s", color=ORANGE, markersize=4, capsize=3,
+        linewidth=1.2,
+    )  # fmt: skip
+    for p, value in zip(place, points):
+        one.annotate(
+            f"{value:+.1f}", (p - 0.1, value), (-6, 0), textcoords="offset points", fontsize=8,
+            color=BLUE, ha="right", va="center",
+        )  # fmt: skip
+    one.set_xticks(place, [percent(g.fraction) for g in r.gains])
+    one.set_xlim(-0.6, len(place) - 0.4)
+    _labels(one, "capacity, share of the distinct blocks", "points of token hit ratio over LRU")
+    one.annotate(
+        f"{r.policy}, 95 % over {r.cluster_count:,} {r.clusters}", (0.985, 0.95),
+        xycoords="axes fraction", fontsize=8.5, color=BLUE, fontweight="bold", ha="right", va="top",
+    )  # fmt: skip
+    one.annotate(
+        f"with shuffled labels (placebo), {3} seeds", (0.985, 0.87), xycoords="axes fraction",
+        fontsize=8.5, color=ORANGE, fontweight="bold", ha="right", va="top",
+    )  # fmt: skip
+    best = max(r.gains, key=lambda g: g.points)
+    _title(
+        one, f"{r.policy} over LRU: up to {best.points:+.1f} points, at {percent(best.fraction)}"
+    )
+    return figure
