@@ -1,0 +1,179 @@
+"""Tokens out of block ids."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import TraceRequest
+from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
+
+VOCABULARY = middle_tokens(50_000)
+
+
+def request(tokens: int, blocks: tuple[int, ...], size: int = 8, **more: object) -> TraceRequest:
+    fields = {"time_s": 0.0, "output_tokens": 4, "conversation": "c", **more}
+    return TraceRequest(input_tokens=tokens, blocks=blocks, block_tokens=size, **fields)  # type: ignore[arg-type]
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
+    one = Materialiser([request(20, (1, 2, 3)), request(16, (5, 2), conversation="d")], VOCABULARY)
+    two = Materialiser([request(24, (1, 2, 9))], VOCABULARY)
+    first, second, other = (
+        one.prompt(one.planned[0]),
+        one.prompt(one.planned[1]),
+        two.prompt(two.planned[0]),
+    )
+    assert first[:16] == other[:16]
+    assert first[8:16] == second[8:16]
+    assert first[:8] != second[:8]
+
+
+def test_another_seed_gives_other_tokens() -> None:
+    made = [Materialiser([request(64, tuple(range(8)))], VOCABULARY, seed=s) for s in (0, 1)]
+    a, b = (m.prompt(m.planned[0]) for m in made)
+    assert sum(x == y for x, y in zip(a, b)) < 4
+
+
+def test_a_turn_begins_with_what_the_turn_before_it_generated() -> None:
+    first = request(20, (1, 2, 30), output_tokens=9)
+    second = request(45, (1, 2, 3, 4, 5, 60), turn=2)
+    made = Materialiser([first, second], VOCABULARY)
+    whole = made.prompt(made.planned[0]) + made.output(made.planned[0])
+    assert len(whole) == 29
+    assert made.prompt(made.planned[1])[:29] == whole
+    assert (made.planned[1].continues, made.planned[1].previous) == (0, 0)
+
+
+def test_tails_without_an_id_are_continued_too() -> None:
+    # Agentic traces give ids to full blocks only.
+    turns = [request(19, (1, 2)), request(22, (1, 2), turn=2), request(40, (1, 2, 3, 4, 5), turn=3)]
+    made = Materialiser(turns, VOCABULARY)
+    prompts = [made.prompt(p) for p in made.planned]
+    assert prompts[2][:22] == prompts[1]
+    assert prompts[1][:19] == prompts[0]
+    assert made.output(made.planned[1]) == prompts[2][22:26]
+
+
+def test_tails_without_an_id_are_not_shared_by_strangers() -> None:
+    made = Materialiser([request(12, (1,)), request(12, (1,), conversation="d")], VOCABULARY)
+    a, b = (made.prompt(p) for p in made.planned)
+    assert common(a, b) == 8
+
+
+def test_a_branch_that_drops_history_is_no_continuation() -> None:
+    made = Materialiser([request(20, (1, 2, 3)), request(40, (1, 7, 8, 9, 10), turn=2)], VOCABULARY)
+    assert made.planned[1].continues is None
+    assert made.planned[1].previous == 0
+
+
+def test_scaling_keeps_sharing_and_never_gives_nothing() -> None:
+    small = Materialiser(
+        [request(1030, (1, 2, 3), 512, output_tokens=0)], VOCABULARY, Fraction(1, 16)
+    )
+    (planned,) = small.planned
+    assert (small.block_tokens(512), planned.prompt_tokens, planned.output_tokens) == (32, 65, 1)
+    tiny = Materialiser([request(3, (1,), 8)], VOCABULARY, Fraction(1, 1000))
+    assert (tiny.block_tokens(8), tiny.planned[0].prompt_tokens) == (1, 1)
+
+
+def test_impossible_options_are_refused() -> None:
+    for scale in (0, 2, -1):
+        with pytest.raises(CanopyError, match="above 0 and at most 1"):
+            Materialiser([], VOCABULARY, scale)
+    with pytest.raises(CanopyError, match="16 or more tokens"):
+        middle_tokens(3)
+
+
+def test_special_and_broken_tokens_are_never_used(smollm2: object) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(smollm2))
+    ids = usable_tokens(tokenizer)
+    assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
+    assert len(ids) > 30_000
+    for text in tokenizer.batch_decode([[i] for i in ids[::500].tolist()]):
+        assert text.isascii()
+        assert text.strip()
+
+
+paths = st.lists(st.integers(0, 6), min_size=1, max_size=8)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TraceRequest]:
+    """Prompts over a small tree: a block's id is its path, as a chained hash would have it."""
+    size = draw(st.sampled_from([1, 4, 16, 512]))
+    ids: dict[tuple[int, ...], int] = {}
+    made = []
+    for ordinal in range(draw(st.integers(1, 12))):
+        path = draw(paths)
+        blocks = tuple(ids.setdefault((*path[: i + 1], -1), len(ids)) for i in range(len(path)))
+        rest = draw(st.integers(1, size))
+        tokens = (len(path) - 1) * size + rest
+        if rest < size:  # a partial block's id is its own
+            tail = ids.setdefault((*path, rest), len(ids))
+            blocks = (*blocks[:-1], tail)
+        made.append(
+            request(
+                tokens, blocks, size, time_s=float(ordinal), output_tokens=draw(st.integers(0, 40)),
+                conversation=str(path[0]),
+            )
+        )  # fmt: skip
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
+def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
+    trace: list[TraceRequest], scale: Fraction
+) -> None:
+    made = Materialiser(trace, VOCABULARY, scale)
+    prompts = [made.prompt(p) for p in made.planned]
+    allowed = set(VOCABULARY.tolist())
+    for planned, prompt in zip(made.planned, prompts):
+        assert len(prompt) == planned.prompt_tokens
+        assert len(made.output(planned)) == planned.output_tokens >= 1
+        assert set(prompt) <= allowed
+        if scale == 1:
+            assert len(prompt) == planned.request.input_tokens
+        small = made.block_tokens(planned.request.block_tokens)
+        assert -(-len(prompt) // small) <= len(planned.request.blocks)
+    for a in made.planned:
+        for b in made.planned:
+            small = made.block_tokens(a.request.block_tokens)
+            shared = common(list(a.request.blocks), list(b.request.blocks))
+            least = min(shared * small, a.prompt_tokens, b.prompt_tokens)
+            assert prompts[a.ordinal][:least] == prompts[b.ordinal][:least]
+    for planned in made.planned:
+        if planned.continues is not None:
+            before = made.planned[planned.continues]
+            met = prompts[planned.ordinal][: before.prompt_tokens] == prompts[before.ordinal]
+            # Two requests may end in one partial block and go on differently: one can be met.
+            twins = [p for p in made.planned if p.request.blocks == before.request.blocks]
+            assert met or len(twins) > 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
+def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(
+    block: int, first: int, second: int
+) -> None:
+    made = [Materialiser([request(n, (block,), 600)], VOCABULARY) for n in sorted((first, second))]
+    short, long = (m.prompt(m.planned[0]) for m in made)
+    assert long[: len(short)] == short
+
+
+def test_tokens_of_different_blocks_look_random() -> None:
+    made = Materialiser([request(20_000, tuple(range(2500)))], VOCABULARY)
+    tokens = np.array(made.prompt(made.planned[0]))
+    assert len(set(tokens.tolist())) > 15_000
+    assert abs(tokens.mean() / VOCABULARY.mean() - 1) < 0.02

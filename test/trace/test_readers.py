@@ -1,0 +1,268 @@
+"""Every public trace format, line by line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import TraceRequest, format_names, open_trace
+from sglang_canopy.trace.bailian import Roots
+
+MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}
+BAILIAN = {
+    "chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20,
+    "output_length": 3, "type": "text", "turn": 1, "hash_ids": [7, 8],
+}  # fmt: skip
+
+
+def write(path: Path, *records: object) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records))
+    return path
+
+
+def read(path: Path, name: str, **options: int) -> list[TraceRequest]:
+    return list(open_trace(path, name, **options))
+
+
+def test_mooncake_times_are_seconds_and_lengths_exact(tmp_path: Path) -> None:
+    (request,) = read(write(tmp_path / "t.jsonl", MOONCAKE), "mooncake")
+    assert request == TraceRequest(1.5, 1030, 5, (0, 1, 2), 512, conversation="0", line=1)
+
+
+def test_mooncake_turns_are_inferred_from_the_block_chain(tmp_path: Path) -> None:
+    first = {"timestamp": 0, "input_length": 1100, "output_length": 9, "hash_ids": [0, 1, 2]}
+    other = {"timestamp": 1, "input_length": 1200, "output_length": 9, "hash_ids": [0, 5, 6]}
+    second = {"timestamp": 2, "input_length": 1600, "output_length": 9, "hash_ids": [0, 1, 3, 4]}
+    third = {"timestamp": 3, "input_length": 2100, "output_length": 9, "hash_ids": [0, 1, 3, 7, 8]}
+    path = write(tmp_path / "t.jsonl", first, other, second, third)
+    seen = [(r.conversation, r.turn) for r in read(path, "mooncake")]
+    assert seen == [("0", 1), ("1", 1), ("0", 2), ("0", 3)]
+
+
+def test_the_same_prompt_again_is_no_new_turn(tmp_path: Path) -> None:
+    again = {**MOONCAKE, "timestamp": 1600}
+    seen = [
+        (r.conversation, r.turn) for r in read(write(tmp_path / "t", MOONCAKE, again), "mooncake")
+    ]
+    assert [turn for _, turn in seen] == [1, 1]
+
+
+def test_a_shared_system_prompt_does_not_join_conversations(tmp_path: Path) -> None:
+    records = [
+        {"timestamp": i, "input_length": 600, "output_length": 1, "hash_ids": [0, 10 + i]}
+        for i in range(4)
+    ]
+    seen = {r.conversation for r in read(write(tmp_path / "t", *records), "mooncake")}
+    assert len(seen) == 4
+
+
+def test_bailian_follows_parents_to_the_first_chat(tmp_path: Path) -> None:
+    second = {**BAILIAN, "chat_id": 2, "parent_chat_id": 1, "turn": 2, "timestamp": 3}
+    third = {
+        **BAILIAN,
+        "chat_id": 9,
+        "parent_chat_id": 2,
+        "turn": 3,
+        "timestamp": 4,
+        "type": "file",
+    }
+    orphan = {**BAILIAN, "chat_id": 10, "parent_chat_id": 77, "turn": 4, "timestamp": 5}
+    path = write(tmp_path / "t", BAILIAN, second, third, orphan)
+    seen = [(r.conversation, r.turn, r.category) for r in read(path, "bailian")]
+    assert seen == [("1", 1, "text"), ("1", 2, "text"), ("1", 3, "file"), ("77", 4, "text")]
+
+
+def test_bailian_remembers_a_bounded_number_of_chats() -> None:
+    roots = Roots(limit=100)
+    for chat in range(10_000):
+        assert roots.add(chat, chat - 1) == 0
+    assert len(roots._root) == 100
+
+
+def test_bailian_cuts_padding_blocks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (request,) = read(write(tmp_path / "t", {**BAILIAN, "hash_ids": [7, 8, 9]}), "bailian")
+    assert request.blocks == (7, 8)
+    assert "cut 1 block lists" in caplog.text
+
+
+def test_azure_times_start_at_zero_and_blocks_are_never_shared(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:17:03.9799600,130,10",
+        "2023-11-16 18:17:05.4799600,64,8",
+    )
+    first, second = read(path, "azure")
+    assert (first.time_s, first.input_tokens, first.output_tokens) == (0.0, 130, 10)
+    assert (second.time_s, len(first.blocks), len(second.blocks)) == (1.5, 3, 1)
+    assert not set(first.blocks) & set(second.blocks)
+
+
+def conversation(name: str, start: int = 1) -> dict[str, object]:
+    nested = {
+        "t": 0.5,
+        "type": "n",
+        "in": 70,
+        "out": 2,
+        "hash_ids": [start + 9],
+        "stop": "end_turn",
+    }
+    return {
+        "id": name, "block_size": 64,
+        "requests": [
+            {"t": 0.0, "type": "n", "in": 130, "out": 4, "hash_ids": [start, start + 1], "stop": "tool_use"},
+            {"t": 2.0, "type": "subagent", "agent_id": "agent_001", "requests": [nested, {**nested, "t": 9.0}]},
+            {"t": 5.0, "type": "s", "in": 200, "out": 4, "hash_ids": [start, start + 1, start + 2], "stop": ""},
+        ],
+    }  # fmt: skip
+
+
+def test_a_conversation_interleaves_its_sub_agents_by_time(tmp_path: Path) -> None:
+    requests = read(write(tmp_path / "c.json", conversation("c")), "agentic")
+    assert [(r.time_s, r.conversation, r.turn, r.category, r.stop) for r in requests] == [
+        (0.0, "c", 1, "agent", "tool"),
+        (2.5, "c/agent_001", 1, "subagent", "end"),
+        (5.0, "c", 2, "agent", None),
+        (11.0, "c/agent_001", 2, "subagent", "end"),
+    ]
+    assert {r.user for r in requests} == {"c"}
+
+
+def test_an_archive_is_read_end_to_end_with_blocks_of_its_own(tmp_path: Path) -> None:
+    import tarfile
+
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.json", conversation(name))
+    for archive, mode in (("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tar.xz", "w:xz")):
+        with tarfile.open(tmp_path / archive, mode) as tar:
+            for name in ("a", "b"):
+                tar.add(tmp_path / f"{name}.json", arcname=f"folder/{name}.json")
+        requests = read(tmp_path / archive, "agentic")
+        assert [r.time_s for r in requests] == sorted(r.time_s for r in requests)
+        blocks = {n: {b for r in requests if r.user == n for b in r.blocks} for n in ("a", "b")}
+        assert not blocks["a"] & blocks["b"]
+        assert len(blocks["a"]) == len(blocks["b"]) == 4
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_compressed_files_are_read_as_they_are(tmp_path: Path, suffix: str) -> None:
+    text = (json.dumps(MOONCAKE) + "\n").encode()
+    path = tmp_path / f"t.jsonl{suffix}"
+    if suffix == ".zst":
+        zstandard = pytest.importorskip("zstandard")
+        path.write_bytes(zstandard.ZstdCompressor().compress(text))
+    else:
+        path.write_bytes({".gz": gzip, ".xz": lzma}[suffix].compress(text))
+    assert read(path, "mooncake") == read(write(tmp_path / "plain", MOONCAKE), "mooncake")
+
+
+BROKEN = [
+    ("mooncake", "{", "not JSON"),
+    ("mooncake", "[1]", "must be a JSON object, got list"),
+    ("mooncake", {**MOONCAKE, "timestamp": 900}, "lies before the line above"),
+    ("mooncake", {**MOONCAKE, "timestamp": True}, "'timestamp' must be a number"),
+    ("mooncake", {**MOONCAKE, "timestamp": float("nan")}, "'timestamp' must be a number"),
+    ("mooncake", {**MOONCAKE, "input_length": -1}, "'input_length' must be a whole number"),
+    ("mooncake", {**MOONCAKE, "input_length": 12.5}, "'input_length' must be a whole number"),
+    ("mooncake", {**MOONCAKE, "hash_ids": [1, "2"]}, "'hash_ids' must be a list of whole numbers"),
+    (
+        "mooncake",
+        {**MOONCAKE, "hash_ids": list(range(4))},
+        "4 blocks of 512 tokens, more than 1030",
+    ),
+    ("mooncake", {k: v for k, v in MOONCAKE.items() if k != "hash_ids"}, "got nothing"),
+    ("bailian", {**BAILIAN, "turn": 0}, "'turn' must be a whole number of 1 or more"),
+    ("bailian", {**BAILIAN, "type": 3}, "'type' must be a word"),
+    ("bailian", {**BAILIAN, "parent_chat_id": -2}, "'parent_chat_id' must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "broken", "why"), BROKEN)
+def test_a_broken_line_is_named_with_its_number(
+    tmp_path: Path, name: str, broken: object, why: str
+) -> None:
+    good = {"mooncake": MOONCAKE, "bailian": BAILIAN}[name]
+    path = write(tmp_path / "t.jsonl", good, "", broken, good)
+    with pytest.raises(CanopyError, match=rf"t\.jsonl, line 3: .*{why}"):
+        read(path, name)
+
+
+def test_skip_bad_passes_over_that_many_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
+    assert [r.line for r in read(path, "mooncake", skip_bad=2)] == [1, 3]
+    assert "passed over 2 broken" in caplog.text
+    with pytest.raises(CanopyError, match=r"line 4: .*one more than the 1 --skip-bad allows"):
+        read(path, "mooncake", skip_bad=1)
+
+
+def test_azure_and_agentic_name_what_is_broken(tmp_path: Path) -> None:
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    cases = {
+        "head": (["a,b"], "line 1: the header must be"),
+        "when": ([head, "yesterday,1,2"], "line 2: TIMESTAMP must be"),
+        "cells": ([head, "2023-11-16 18:17:03.9,1"], "line 2: must have 3 cells"),
+        "count": ([head, "2023-11-16 18:17:03.9,-1,2"], "line 2: ContextTokens must be"),
+    }
+    for name, (text, why) in cases.items():
+        with pytest.raises(CanopyError, match=why):
+            read(write(tmp_path / f"{name}.csv", *text), "azure")
+    broken = conversation("c")
+    broken["requests"][1]["requests"][0]["in"] = "70"  # type: ignore[index]
+    with pytest.raises(CanopyError, match=r"\(c\), line 1: 'in' must be a whole number"):
+        read(write(tmp_path / "c.json", broken), "agentic")
+
+
+def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CanopyError, match="choose one of: bailian, mooncake"):
+        open_trace(tmp_path, "csv")
+    with pytest.raises(CanopyError, match="no trace at"):
+        open_trace(tmp_path / "missing", "mooncake")
+    assert set(format_names()) == {"bailian", "mooncake", "agentic", "azure", "sglang"}
+
+
+def test_a_truncated_archive_is_a_users_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(MOONCAKE) + "\n").encode() * 999)[:-20])
+    with pytest.raises(CanopyError, match="cannot read trace"):
+        read(path, "mooncake")
+
+
+@pytest.mark.parametrize("name", ["bailian", "azure"])
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "long"
+    with path.open("w") as out:
+        if name == "azure":
+            out.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+        for i in range(20_000):
+            if name == "azure":
+                out.write(f"2023-11-16 18:{i // 600 % 60:02}:{i // 10 % 60:02}.{i % 10},4000,1\n")
+            else:
+                out.write(json.dumps({**BAILIAN, "timestamp": i, "input_length": 1600,
+                                      "hash_ids": list(range(i * 100, i * 100 + 100))}) + "\n")  # fmt: skip
+    tracemalloc.start()
+    try:
+        requests = sum(1 for _ in open_trace(path, name))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert requests == 20_000
+    # The bailian file is over 14 MB; what is held is a line, and the chat ids.
+    assert peak < 3_000_000
+
+
+def test_real_traces_read_whole(data_dir: Path) -> None:
+    conversation_trace = read(data_dir / "mooncake/conversation_first60.jsonl", "mooncake")
+    assert len(conversation_trace) == 6848
+    assert conversation_trace[0].blocks == tuple(range(14))
+    for request in conversation_trace:
+        assert len(request.blocks) == -(-request.input_tokens // 512)
+    assert 0.2 < sum(r.turn > 1 for r in conversation_trace) / 6848 < 0.4
+    assert len(read(data_dir / "azure/AzureLLMInferenceTrace_code.csv", "azure")) == 8819

@@ -1,0 +1,127 @@
+"""SGLang's request logs, as its own logger writes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import open_trace
+
+
+def event(kind: str, rid: str, second: float, **more: Any) -> str:
+    stamp = f"2026-01-02T03:04:{second:09.6f}"
+    body = json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **more})
+    return f"[2026-01-02 03:04:05] {body}"
+
+
+def finished(rid: str, second: float, ids: list[Any] | None, **more: Any) -> str:
+    meta = {"completion_tokens": 4, "e2e_latency": 1.0, "finish_reason": {"type": "stop"}}
+    obj = {"input_ids": ids, "text": None, "sampling_params": {}, **more}
+    return event("finished", rid, second, obj=obj, out={"meta_info": meta})
+
+
+def test_requests_come_in_order_of_arrival_and_share_blocks(tmp_path: Path) -> None:
+    prompt = list(range(40))
+    log = tmp_path / "log"
+    log.write_text(
+        "\n".join(
+            [
+                "[2026-01-02 03:04:01] INFO: Uvicorn running",
+                event("received", "a", 1.0, obj={}),
+                event("received", "b", 2.5, obj={}),
+                finished("b", 4.0, [*prompt[:32], 99]),
+                finished("a", 5.0, prompt),
+                event("received", "c", 6.0, obj={}),
+                event("received", "never", 6.5, obj={}),
+                finished("c", 7.0, [*prompt, 50, 51]),
+            ]
+        )
+    )
+    a, b, c = open_trace(log, "sglang")
+    assert [r.time_s for r in (a, b, c)] == [0.0, 1.5, 5.0]
+    assert [r.input_tokens for r in (a, b, c)] == [40, 33, 42]
+    assert a.blocks[:2] == b.blocks[:2] == c.blocks[:2]
+    assert len({a.blocks[2], b.blocks[2], c.blocks[2]}) == 3
+    assert (c.conversation, c.turn) == (a.conversation, 2)
+    assert (a.output_tokens, a.stop) == (4, "end")
+
+
+def test_what_the_client_said_is_taken_over(tmp_path: Path) -> None:
+    said = {
+        "canopy_category": "chat",
+        "canopy_turn": 3,
+        "canopy_conversation": "x",
+        "canopy_stop": "tool",
+    }
+    log = tmp_path / "log"
+    log.write_text(finished("a", 5.0, [1, 2, 3], sampling_params={"custom_params": said}))
+    (request,) = open_trace(log, "sglang")
+    assert (request.category, request.turn, request.conversation, request.stop) == (
+        "chat",
+        3,
+        "x",
+        "tool",
+    )
+
+
+def test_text_prompts_share_blocks_too(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rows = [
+        finished(str(i), 5.0 + i, None, text="hello " * 30 + tail) for i, tail in enumerate("xy")
+    ]
+    log.write_text("\n".join(rows))
+    first, second = open_trace(log, "sglang")
+    assert first.blocks[:2] == second.blocks[:2]
+    assert first.blocks[2] != second.blocks[2]
+    assert first.input_tokens == 46
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (finished("a", 5.0, [1, 2, "...", 3]), "shortened or nested"),
+        (finished("a", 5.0, None), "the prompt was not logged"),
+        ("[x] Receive: obj=GenerateReqInput(rid='a')", "in text form"),
+    ],
+)
+def test_logs_that_say_too_little_name_the_flags(tmp_path: Path, line: str, why: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(line + "\n")
+    with pytest.raises(CanopyError, match=f"line 1: .*{why}.*--log-requests-level 3"):
+        list(open_trace(log, "sglang"))
+
+
+def test_a_log_without_requests_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("[x] The server is fired up\n")
+    with pytest.raises(CanopyError, match="holds no request in JSON"):
+        list(open_trace(log, "sglang"))
+
+
+def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:
+    request_logger = pytest.importorskip("sglang.srt.utils.request_logger")
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    logger = request_logger.RequestLogger(True, 3, "json", [str(tmp_path / "logs")])
+    obj = GenerateReqInput(
+        input_ids=list(range(3000)),
+        sampling_params={"custom_params": {"canopy_turn": 2}},
+        rid="r1",
+    )
+    logger.log_received_request(obj)
+    meta = {
+        "completion_tokens": 7,
+        "e2e_latency": 0.5,
+        "finish_reason": {"type": "length", "length": 7},
+    }
+    logger.log_finished_request(obj, {"text": "x", "meta_info": meta})
+    logging.shutdown()
+    (log,) = (tmp_path / "logs").iterdir()
+    (request,) = open_trace(log, "sglang")
+    assert (request.input_tokens, request.output_tokens, request.turn) == (3000, 7, 2)
+    assert (request.stop, len(request.blocks)) == ("length", 188)
