@@ -62,9 +62,9 @@ class CompactTrace(Sequence[TraceRequest]):
     def __getitem__(self, index: int | slice) -> TraceRequest | Sequence[TraceRequest]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        row = self._rows[index]
-        path = self._path(self._run_of[index], row[_BLOCKS])
-        return TraceRequest(*row[:_BLOCKS], path, *row[_BLOCKS + 1 :])
+        row = list(self._rows[index])
+        row[_BLOCKS] = self._path(self._run_of[index], row[_BLOCKS])
+        return TraceRequest(*row)
 
     def __iter__(self) -> Iterator[TraceRequest]:
         return map(self.__getitem__, range(len(self)))

@@ -71,6 +71,8 @@ def simulate(
     model: ModelShape | None = None,
     placebo_seed: int | None = None,
     hints: Hints | None = None,
+    slo_ms: float | None = None,
+    ttft_model: tuple[float, float] | None = None,
     quantum_blocks: int = 1,
     whole_nodes: bool = False,
     on_evict: Callable[[Evicted], None] | None = None,
@@ -79,7 +81,8 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    ``on_request(request, hit_tokens)`` is called after each request. ``verify_every`` n > 0
+    ``threshold_tokens`` is what the result's tail is measured against; ``slo_ms`` and
+    ``ttft_model`` are what the policy is told. ``on_request(request, hit_tokens)`` is called after each request. ``verify_every`` n > 0
     recounts the whole tree every n requests (slow; for tests).
 
     Raises ``CanopyError`` for an empty or unsorted trace, or one that mixes block sizes.
@@ -88,7 +91,10 @@ def simulate(
     tree: RadixTree | None = None
     blocks = block_hits = tokens = token_hits = flops = flops_saved = 0
     uncached = array("q")
-    for request in to_requests(trace, placebo_seed=placebo_seed, hints=hints):
+    requests = to_requests(
+        trace, placebo_seed=placebo_seed, hints=hints, slo_ms=slo_ms, ttft_model=ttft_model
+    )
+    for request in requests:
         if tree is None:
             tree = RadixTree(
                 policy,

@@ -1,0 +1,259 @@
+"""``canopy simulate``: what policies would have won on a trace, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.report.table import bytes_text, short_number, text_table
+from sglang_canopy.sim.model import load_model_shape
+from sglang_canopy.sim.requests import Hints
+from sglang_canopy.sim.sweep import Choice, Plan, Sweep, run_sweep
+
+BOUND = "belady"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``canopy simulate``."""
+    add = parser.add_argument
+    add("--trace", required=True, metavar="PATH", help="trace file, or archive of conversations")
+    add("--format", required=True, help="bailian, mooncake, agentic, azure or sglang")
+    add("--policy", required=True, metavar="A,B", help="names, NAME:TAG for the same twice")
+    add(
+        "--capacity",
+        required=True,
+        metavar="C,C",
+        help="blocks; below 1 a fraction of the trace's distinct blocks",
+    )
+    add("--seed", default="0", metavar="K,K", help="of overlays, placebo and hints (default 0)")
+    add(
+        "--policy-config",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="options of a policy; may be given several times",
+    )
+    add("--json", metavar="OUT", help="write the rows as a JSON list")
+    add("--figure", metavar="OUT", help="hit ratio against capacity, with the hindsight bound")
+    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
+    add("--placebo", action="store_true", help="also run with the requests' labels shuffled")
+    add("--hints", metavar="SHARE,ACCURACY", help="clients say when they return or are done")
+    add("--conversations", type=int, metavar="N", help="overlay N conversations of an archive")
+    add("--window-s", type=float, default=3600.0, metavar="S", help="started within S seconds")
+    add("--tel-threshold-tokens", type=float, metavar="N", help="uncached tokens without excess")
+    add("--slo-ms", type=float, metavar="MS", help="TTFT target; needs --ttft-model")
+    add("--ttft-model", metavar="A,B", help="TTFT = A ms per uncached token + B ms")
+    add("--model", metavar="NAME", help="preset or config.json, for bytes and FLOPs saved")
+    add("--whole-nodes", action="store_true", help="evict whole nodes, as SGLang's own eviction")
+    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, print the table, write what was asked for."""
+    plan = make_plan(args)
+    asked = plan
+    if args.figure and not any(choice.label == BOUND for choice in plan.choices):
+        plan = replace(plan, choices=(*plan.choices, Choice(BOUND)))
+    for out in (args.json, args.figure):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    with tqdm(total=None, unit="run", desc="reading", disable=None) as bar:
+
+        def progress(done: int, tasks: int, what: str) -> None:
+            bar.total = tasks or None
+            bar.set_description(what or "simulating", refresh=False)
+            bar.update(done - bar.n)
+            bar.refresh()
+
+        sweep = run_sweep(plan, jobs=args.jobs, progress=progress)
+    print(summary(sweep))
+    if args.json:
+        labels = {choice.label for choice in asked.choices}
+        rows = [row for row in sweep.rows if row["policy"] in labels]
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if args.figure:
+        draw(args.figure, plan, sweep)
+    return 0
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """Check every option. Raises ``CanopyError`` naming the first that is wrong."""
+    configs = dict(_config(text) for text in args.policy_config)
+    labels = [label.strip() for label in args.policy.split(",") if label.strip()]
+    if len(set(labels)) < len(labels) or not labels:
+        raise CanopyError(f"--policy must name each policy once, got {args.policy!r}")
+    for label in configs:
+        if label not in labels:
+            raise CanopyError(f"--policy-config is for {label!r}, which --policy does not name")
+    if args.jobs < 1:
+        raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
+    ttft_model, threshold, slo_ms = _tail(args)
+    return Plan(
+        path=args.trace,
+        format=args.format,
+        choices=tuple(Choice(label, configs.get(label, {})) for label in labels),
+        capacities=tuple(_numbers("--capacity", args.capacity, _capacity)),
+        seeds=tuple(_numbers("--seed", args.seed, int)),
+        skip_bad=args.skip_bad,
+        conversations=args.conversations,
+        window_s=args.window_s,
+        placebo=args.placebo,
+        hints=_hints(args.hints),
+        threshold_tokens=threshold,
+        slo_ms=slo_ms,
+        ttft_model=ttft_model,
+        model=load_model_shape(args.model) if args.model else None,
+        whole_nodes=args.whole_nodes,
+    )
+
+
+def summary(sweep: Sweep) -> str:
+    """The table that is printed: a line per policy and capacity, means over the seeds."""
+    groups: dict[tuple[str, bool, int], list[Mapping[str, Any]]] = {}
+    fractions = list(dict.fromkeys(row["capacity_fraction"] for row in sweep.rows))
+    for row in sweep.rows:
+        at = fractions.index(row["capacity_fraction"])
+        groups.setdefault((row["policy"], row["placebo"], at), []).append(row)
+    model = sweep.rows[0]["kv_bytes_saved"] is not None
+    header = ["policy", "capacity", "blocks", "block hit %", "token hit %"]
+    header += ["uncached p50", "p90", "p95", "p99", "TEL", "over"]
+    header += ["KV saved", "FLOPs saved %"] * model + ["s"]
+    lines = []
+    for (policy, placebo, at), rows in groups.items():
+
+        def mean(key: str, rows: list[Mapping[str, Any]] = rows) -> float:
+            return float(np.mean([row[key] for row in rows]))
+
+        spread = np.ptp([100 * row["block_hit_ratio"] for row in rows]) / 2
+        cells = [
+            policy + (" (placebo)" if placebo else ""),
+            f"{100 * fractions[at]:.3g} %",
+            f"{mean('capacity_blocks'):.0f}",
+            f"{100 * mean('block_hit_ratio'):.2f}" + (f" ±{spread:.2f}" if spread else ""),
+            f"{100 * mean('token_hit_ratio'):.2f}",
+            *(short_number(mean(f"uncached_tokens_{p}")) for p in ("p50", "p90", "p95", "p99")),
+            short_number(mean("tel_tokens")),
+            f"{mean('slo_violations'):.0f}",
+        ]
+        if model:
+            cells += [bytes_text(mean("kv_bytes_saved"))]
+            cells += [f"{100 * mean('prefill_flops_saved_ratio'):.2f}"]
+        lines.append([*cells, f"{mean('seconds'):.2f}"])
+    seeds = len({row["seed"] for row in sweep.rows})
+    first = sweep.traces[0]
+    about = [
+        f"{first.requests} requests, {first.distinct_blocks} distinct blocks of "
+        f"{first.block_tokens} tokens" + (" (first seed)" if len(sweep.traces) > 1 else ""),
+        f"TEL: uncached tokens above {_thresholds(sweep)}; over: requests above it",
+        f"peak memory {bytes_text(sweep.peak_memory_bytes)} in the largest process",
+    ]
+    if seeds > 1:
+        about.insert(1, f"means over {seeds} seeds, ± half the range")
+    return "\n".join([text_table(header, lines), "", *about])
+
+
+def draw(path: str, plan: Plan, sweep: Sweep) -> None:
+    """Write the figure."""
+    from sglang_canopy.report.hit_ratio import hit_ratio_figure
+
+    curves, ideals = [], []
+    for curve in sweep.lru:
+        capacities = np.arange(len(curve.block_hits_at)) / curve.distinct_blocks
+        curves.append((capacities, curve.block_hits_at / curve.blocks))
+        ideals.append(curve.block_hits_at[-1] / curve.blocks)
+    first = sweep.traces[0]
+    title = f"{Path(plan.path).name}: {first.requests:,} requests"
+    if plan.conversations is not None:
+        title = f"{plan.conversations} conversations of {Path(plan.path).name}"
+        title += f", {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
+    hit_ratio_figure(path, sweep.rows, curves, title=title, ideal=float(np.mean(ideals)))
+
+
+def _thresholds(sweep: Sweep) -> str:
+    least = min(row["tel_threshold_tokens"] for row in sweep.rows)
+    most = max(row["tel_threshold_tokens"] for row in sweep.rows)
+    if least == most:
+        return f"{least:.0f}"
+    return f"LRU's P90 at each capacity ({least:.0f} to {most:.0f})"
+
+
+def _config(text: str) -> tuple[str, Mapping[str, Any]]:
+    name, separator, body = text.partition("=")
+    try:
+        config = json.loads(body)
+    except ValueError:
+        config = None
+    if not separator or not isinstance(config, dict):
+        raise CanopyError(
+            f"--policy-config must be NAME=JSON object, got {text!r}; "
+            """for example wa='{"model":"exponential"}'"""
+        )
+    return name.strip(), config
+
+
+def _numbers(option: str, text: str, parse: Any) -> list[Any]:
+    try:
+        numbers = [parse(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CanopyError(f"{option} must be numbers separated by commas: {error}") from None
+    if len(set(numbers)) < len(numbers):
+        raise CanopyError(f"{option} gives a number twice: {text!r}")
+    return numbers
+
+
+def _capacity(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf or (value >= 1 and value != int(value)):
+        raise ValueError(f"{text!r} is neither a fraction below 1 nor a whole number of blocks")
+    return value
+
+
+def _hints(text: str | None) -> Hints | None:
+    if text is None:
+        return None
+    values = _pair("--hints", text)
+    return Hints(share=values[0], accuracy=values[1])
+
+
+def _pair(option: str, text: str) -> tuple[float, float]:
+    parts = text.split(",")
+    try:
+        first, second = (float(part) for part in parts)
+    except ValueError:
+        raise CanopyError(f"{option} must be two numbers A,B, got {text!r}") from None
+    return first, second
+
+
+def _tail(
+    args: argparse.Namespace,
+) -> tuple[tuple[float, float] | None, float | None, float | None]:
+    """(TTFT model in s, threshold in tokens, SLO in ms) from the options."""
+    model = None
+    if args.ttft_model is not None:
+        alpha_ms, beta_ms = _pair("--ttft-model", args.ttft_model)
+        if not (alpha_ms > 0 and beta_ms >= 0):
+            raise CanopyError(f"--ttft-model needs A > 0 and B >= 0, got {args.ttft_model!r}")
+        model = (alpha_ms / 1000, beta_ms / 1000)
+    if args.slo_ms is None:
+        threshold = args.tel_threshold_tokens
+        if threshold is not None and not threshold >= 0:
+            raise CanopyError(f"--tel-threshold-tokens must be 0 or above, got {threshold}")
+        return model, threshold, None
+    if args.tel_threshold_tokens is not None:
+        raise CanopyError("give --slo-ms or --tel-threshold-tokens, not both")
+    if model is None:
+        raise CanopyError("--slo-ms needs --ttft-model A,B to be turned into tokens")
+    threshold = (args.slo_ms / 1000 - model[1]) / model[0]
+    if threshold < 0:
+        raise CanopyError(f"--slo-ms {args.slo_ms} is below what --ttft-model says for 0 tokens")
+    return model, threshold, args.slo_ms
