@@ -83,7 +83,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 
-_FOREIGN = ("canopy_force_output",)
+_FOREIGN = ("canopy_force_output", "canopy_replay_clock")
 """Keys of other parts of Canopy, checked where they are used."""
 
 

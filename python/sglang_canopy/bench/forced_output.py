@@ -18,7 +18,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_canopy.bench import replay_clock
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import STAMP_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +107,23 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 
 def verified(_result: None, params: Any, vocab_size: int) -> None:
-    """After ``SamplingParams.verify``: a list that cannot be obeyed is a client's mistake."""
+    """After ``SamplingParams.verify``: what cannot be obeyed is a client's mistake.
+
+    It is also where the trace's clock takes the place of the server's: the arrival was stamped
+    by then, and did not yet leave for the scheduler.
+    """
     check(params.custom_params, vocab_size)
+    replayed = replay_clock.check(params.custom_params)
+    if replayed is not None and _enabled_here():
+        stamp = params.custom_params.get(STAMP_KEY)
+        if stamp is not None:
+            stamp["time"] = replay_clock.clock.stamp(*replayed, now_s=stamp["time"])
+
+
+def _enabled_here() -> bool:
+    from sglang.srt.runtime_context import get_server_args
+
+    return bool(getattr(get_server_args(), ENABLED, False))
 
 
 def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:

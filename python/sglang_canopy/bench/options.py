@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Default: what an SGLang server says it can hold.",
     )
     group.add_argument(
+        "--trace-clock",
+        action="store_true",
+        help="Tell the server the trace's own time of each request, so that policies see the "
+        "trace's pauses whatever the --time-scale (needs --canopy-enable-forced-output there).",
+    )
+    group.add_argument(
         "--placebo",
         action="store_true",
         help="Give every request the category, turn and stop reason of another one (--seed).",

@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 import tempfile
+import time
 import unittest.mock
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
@@ -22,7 +23,7 @@ import aiohttp
 import numpy as np
 
 from sglang_canopy import SGLANG_VERSION, __version__
-from sglang_canopy.bench import client, forced_output, options, outcome
+from sglang_canopy.bench import client, forced_output, options, outcome, replay_clock
 from sglang_canopy.bench.schedule import Job, Schedule
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
@@ -59,6 +60,8 @@ class Run:
         self.args = args
         self.dialect = client.DIALECTS[args.backend]
         self._upstream = upstream
+        # Tells one replay's clock from another's on a server that sees several.
+        self._number = time.time_ns() // 1000
         self._duration_s = 0.0
         self._forced = False
         self._jobs: list[Job] = []
@@ -192,6 +195,11 @@ class Run:
             self._forced = reply.output_ids == wanted
         elif self.dialect.custom_params and self._tokens_to_text:
             self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
+        if not self._forced and self.args.trace_clock:
+            raise CanopyError(
+                "--trace-clock needs an SGLang server with sglang-canopy started with "
+                "--canopy-enable-forced-output"
+            )
         if not self._forced:
             print(
                 "Outputs are not forced: the server does not obey custom_params."
@@ -204,6 +212,8 @@ class Run:
         assert self._schedule is not None
         job: Job = request_func_input.prompt
         custom = dict(job.labels)
+        if self.args.trace_clock:
+            custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
         wanted: list[int] = []
         if self._forced:
             custom[forced_output.KEY] = wanted = self._made.output(job.planned)
@@ -273,6 +283,7 @@ class Run:
             "options": {
                 "num_prompts": args.num_prompts,
                 "time_scale": args.time_scale,
+                "trace_clock": args.trace_clock,
                 "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
                 "scale_lengths": str(args.scale_lengths),
                 "max_concurrency": args.max_concurrency,
