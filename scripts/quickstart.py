@@ -1,0 +1,175 @@
+"""From a fresh clone to a running server: what ./scripts/quickstart.sh runs.
+
+Makes .venv with the pinned packages, prepares a small model, serves it under `lru` and under
+`wa`, asks a question, replays a small synthetic trace under each and shows them side by side.
+Finished steps are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import environment
+from environment import ROOT, STATE, SetupError, say
+
+TRACE = ROOT / "benchmark" / "quickstart" / "chat_synthetic.jsonl"
+NAME = "smollm2-135m-instruct"
+QUESTION = "What is the capital of France? Answer in one sentence."
+# The trace's longest request is 240 tokens at this scale; a pool this small has to evict.
+KV_TOKENS = 1024
+REPLAY = ("--scale-lengths", "1/8", "--time-scale", "0.3")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=__doc__)
+    parser.add_argument("--port", type=int, default=30000, help="default 30000")
+    parser.add_argument("--once", action="store_true", help="stop the server at the end")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="which packages to install; auto: cuda where nvidia-smi answers",
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        kind = environment.device(args.device)
+        check_port(args.port)
+        environment.enter(kind)
+        say(f"1/4 packages ({kind})")
+        environment.install(kind)
+        say("2/4 model")
+        from prepare import prepare_smollm2
+
+        model = prepare_smollm2()
+        return compare(model, kind, args)
+    except SetupError as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        say("stopped")
+        return 130
+
+
+def check_port(port: int) -> None:
+    import socket
+
+    if not 0 < port < 65536:
+        raise SetupError(f"--port {port}: choose one from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SetupError(
+                f"port {port} cannot be used ({error.strerror}); stop what listens there, or "
+                f"choose another with --port"
+            ) from error
+
+
+def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
+    """Serve under both policies, one after the other; the second stays up unless `--once`."""
+    from sglang_canopy.bench import report
+    from sglang_canopy.errors import CanopyError
+
+    results = []
+    try:
+        for number, policy in ((3, "lru"), (4, "wa")):
+            say(f"{number}/4 {policy}: a server of its own, then the trace")
+            with serve(model, kind, policy, args.port) as server:
+                if policy == "wa":
+                    ask(server.url)
+                    flush(server.url)  # both replays begin with an empty cache
+                results.append(replay(server.url, model, policy))
+                if policy == "lru":
+                    continue
+                print(f"\n{report.table(results, ('category',))}\n", flush=True)
+                print(f"The trace is synthetic ({TRACE.parent.relative_to(ROOT)}/README.md).")
+                if not args.once:
+                    stay(server, args.port)
+    except CanopyError as error:
+        raise SetupError(str(error)) from error
+    return 0
+
+
+def serve(model: Path, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
+    from sglang_canopy.launch import cpu_arguments, serving
+
+    arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
+    if kind == "cuda":
+        arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
+        arguments += ["--enable-cache-report", "--enable-metrics"]
+    arguments += ["--served-model-name", NAME, "--radix-eviction", policy]
+    return serving(
+        [*arguments, "--canopy-enable-forced-output"],
+        log=STATE / "logs" / f"server-{policy}.log",
+        port=port,
+        describe=f"{policy}: start",
+    )
+
+
+def ask(url: str) -> None:
+    """One chat question through the `openai` client."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        max_tokens=32,
+        extra_body={"custom_params": {"canopy_category": "chat", "canopy_turn": 1}},
+    )
+    print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
+
+
+def flush(url: str) -> None:
+    import urllib.request
+
+    urllib.request.urlopen(f"{url}/flush_cache", data=b"", timeout=60).close()
+
+
+def replay(url: str, model: Path, policy: str) -> dict:
+    """Replay the bundled trace; the benchmark's own bar is shown, its report goes to a log."""
+    from sglang_canopy.bench import report
+
+    output = STATE / "quickstart" / f"{policy}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    log = STATE / "logs" / f"replay-{policy}.log"
+    command = [sys.executable, "-m", "sglang_canopy.bench_serving"]
+    command += ["--dataset-name", "bailian", "--dataset-path", str(TRACE)]
+    command += ["--base-url", url, "--model", NAME, "--tokenizer", str(model)]
+    command += ["--num-prompts", "100000", *REPLAY, "--output-file", str(output)]
+    with log.open("w", encoding="utf-8") as text:
+        ran = subprocess.run(
+            command, stdout=text, env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=False
+        )
+    if ran.returncode != 0:
+        raise SetupError(f"the replay ended with status {ran.returncode}; its output is in {log}")
+    return report.load(str(output))
+
+
+def stay(server, port: int) -> None:  # type: ignore[no-untyped-def]
+    """Leave the server running in the foreground until Ctrl-C."""
+    print(
+        f"The wa server stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
+        f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{NAME}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
+        "Ctrl-C stops it.",
+        flush=True,
+    )
+    status = server.process.wait()
+    raise SetupError(f"the server ended with status {status}; see {server.log}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
