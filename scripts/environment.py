@@ -7,13 +7,16 @@ what it depends on changed: its stamp, in `.venv/canopy-stamps`, holds the diges
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import queue
 import re
 import shutil
+import site
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -79,6 +82,9 @@ def install(kind: str, *, tests: bool = False) -> None:
         _install_files("test tools", ["test.txt", "pins.txt"], ["-r", "test.txt"])
     _install_project("sglang-canopy", ROOT, ["-e", str(ROOT)])
     check_torch(kind)
+    # This interpreter read its .pth files before the ones just installed were there.
+    site.addsitedir(sysconfig.get_paths()["purelib"])
+    importlib.invalidate_caches()
 
 
 def check_torch(kind: str) -> None:
