@@ -20,11 +20,12 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def short_number(value: float) -> str:
     """At most five digits: ``1234``, ``12.3k``, ``4.56M``."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            scaled = value / (1e3 if unit == "k" else limit)
-            return f"{scaled:.3g}{unit}" if scaled < 1000 else f"{scaled:.0f}{unit}"
-    return f"{value:.0f}"
+    if abs(value) < 9999.5:
+        return f"{value:.0f}"
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= 0.9995 * limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value / 1e3:.3g}k"
 
 
 def bytes_text(count: float) -> str:

@@ -1,0 +1,182 @@
+"""``canopy simulate`` as a user runs it."""
+
+import json
+import random
+
+import pytest
+
+from sglang_canopy.cli.main import main
+
+ROW_KEYS = {
+    "trace",
+    "policy",
+    "policy_config",
+    "capacity_blocks",
+    "capacity_fraction",
+    "seed",
+    "requests",
+    "block_hit_ratio",
+    "token_hit_ratio",
+    "uncached_tokens_p50",
+    "uncached_tokens_p90",
+    "uncached_tokens_p95",
+    "uncached_tokens_p99",
+    "tel_tokens",
+    "seconds",
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """A small Mooncake trace: conversations that grow, in random turns."""
+    draw = random.Random(0)
+    paths, ids, lines = [[] for _ in range(12)], iter(range(10_000)), []
+    for at in range(160):
+        path = draw.choice(paths)
+        path += [next(ids) for _ in range(draw.randint(1, 4))]
+        row = {
+            "timestamp": at * 500,
+            "input_length": len(path) * 512 - draw.choice((0, 100)),
+            "output_length": 20,
+            "hash_ids": path,
+        }
+        lines.append(json.dumps(row))
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def simulate(trace, *arguments, jobs="1"):
+    out = trace.with_name("out.json")
+    command = ["simulate", "--trace", str(trace), "--format", "mooncake", "--json", str(out)]
+    status = main([*command, "--jobs", jobs, *arguments])
+    return status, json.loads(out.read_text()) if out.exists() else None
+
+
+def results(rows):
+    """Rows without what a machine's load decides."""
+    return [{k: v for k, v in r.items() if k not in ("seconds", "peak_memory_bytes")} for r in rows]
+
+
+def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
+    status, rows = simulate(trace, "--policy", "lru,belady", "--capacity", "0.05,0.2,30")
+    assert status == 0
+    assert all(row.keys() >= ROW_KEYS for row in rows)
+    assert [(r["policy"], r["capacity_blocks"]) for r in rows] == [
+        (policy, blocks)
+        for policy in ("lru", "belady")
+        for blocks in (rows[0]["capacity_blocks"], rows[1]["capacity_blocks"], 30)
+    ]
+    distinct = rows[0]["distinct_blocks"]
+    assert rows[1]["capacity_blocks"] == round(0.2 * distinct)
+    assert rows[2]["capacity_fraction"] == 30 / distinct
+    assert rows[0]["requests"] == 160
+    for lru, bound in zip(rows[:3], rows[3:]):
+        assert bound["block_hit_ratio"] >= lru["block_hit_ratio"]
+    printed = capsys.readouterr().out
+    assert "peak memory" in printed
+    assert "belady" in printed
+
+
+def test_processes_change_nothing(trace):
+    arguments = ("--policy", "lru,wa,tail-belady", "--capacity", "0.05,0.2", "--placebo")
+    _, alone = simulate(trace, *arguments)
+    _, together = simulate(trace, *arguments, jobs="2")
+    assert results(alone) == results(together)
+
+
+def test_the_placebo_runs_beside_policies_that_read_labels(trace):
+    _, rows = simulate(
+        trace, "--policy", "lru,wa", "--capacity", "0.1", "--placebo", "--seed", "1,2"
+    )
+    assert [(r["policy"], r["placebo"], r["seed"]) for r in rows] == [
+        ("lru", False, 1),
+        ("wa", False, 1),
+        ("wa", True, 1),
+        ("lru", False, 2),
+        ("wa", False, 2),
+        ("wa", True, 2),
+    ]
+    assert results(rows)[0]["block_hit_ratio"] == results(rows)[3]["block_hit_ratio"]
+
+
+def test_options_reach_the_policy_and_tags_tell_two_of_them_apart(trace):
+    _, rows = simulate(
+        trace,
+        "--policy",
+        "gdfs,gdfs:linear",
+        "--capacity",
+        "0.1",
+        "--policy-config",
+        'gdfs:linear={"cost":"linear"}',
+    )
+    assert [(r["policy"], r["policy_config"]["cost"]) for r in rows] == [
+        ("gdfs", "quadratic"),
+        ("gdfs:linear", "linear"),
+    ]
+
+
+def test_the_threshold_is_given_in_tokens_or_as_a_target(trace):
+    def threshold(*arguments):
+        _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.1", *arguments)
+        return rows[0]["tel_threshold_tokens"], rows[0]["uncached_tokens_p90"]
+
+    default, p90 = threshold()
+    assert default == p90
+    assert threshold("--tel-threshold-tokens", "700")[0] == 700
+    assert threshold("--slo-ms", "150", "--ttft-model", "0.1,50")[0] == pytest.approx(1000)
+
+
+def test_savings_are_counted_for_a_model(trace, capsys):
+    _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.5", "--model", "llama-3.1-8b")
+    row = rows[0]
+    assert row["kv_bytes_saved"] % (128 * 1024) == 0  # 2 * 32 layers * 8 heads * 128 * 2 bytes
+    assert 0 < row["prefill_flops_saved_ratio"] <= row["token_hit_ratio"]
+    assert "FLOPs saved" in capsys.readouterr().out
+
+
+def test_the_figure_shows_the_bound_without_adding_rows(trace, tmp_path):
+    figure = tmp_path / "hits.png"
+    _, rows = simulate(
+        trace, "--policy", "lru,wa", "--capacity", "0.05,0.1,0.5", "--figure", str(figure)
+    )
+    assert {row["policy"] for row in rows} == {"lru", "wa"}
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert figure.stat().st_size > 10_000
+
+
+def test_broken_lines_are_passed_over_on_request(trace, capsys):
+    trace.write_text(trace.read_text() + "not json\n")
+    status, _ = simulate(trace, "--policy", "lru", "--capacity", "0.1")
+    assert status == 2
+    assert "161" in capsys.readouterr().err
+    status, rows = simulate(trace, "--policy", "lru", "--capacity", "0.1", "--skip-bad", "1")
+    assert (status, rows[0]["requests"]) == (0, 160)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policy", "lru2", "--capacity", "0.1"], "unknown policy 'lru2'"),
+        (["--policy", "lru,lru", "--capacity", "0.1"], "each policy once"),
+        (["--policy", "lru", "--capacity", "0"], "neither a fraction"),
+        (["--policy", "lru", "--capacity", "1.5"], "neither a fraction"),
+        (["--policy", "lru", "--capacity", "0.1,0.1"], "twice"),
+        (["--policy", "lru", "--capacity", "0.1", "--seed", "one"], "--seed"),
+        (["--policy", "wa", "--capacity", "0.1", "--policy-config", "wa"], "NAME=JSON"),
+        (["--policy", "wa", "--capacity", "0.1", "--policy-config", 'wa={"a":1}'], "key 'a'"),
+        (["--policy", "wa", "--capacity", "0.1", "--policy-config", "lru={}"], "does not name"),
+        (["--policy", "lru", "--capacity", "0.1", "--slo-ms", "9"], "--ttft-model"),
+        (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5"], "two numbers"),
+        (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5,2"], "accuracy"),
+        (["--policy", "lru", "--capacity", "0.1", "--model", "gpt-9"], "preset"),
+        (["--policy", "lru", "--capacity", "0.1", "--format", "csv"], "unknown trace format"),
+        (["--policy", "lru", "--capacity", "0.1", "--figure", "none/x.png"], "does not exist"),
+        (["--policy", "lru", "--capacity", "0.1", "--trace", "none.jsonl"], "none.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_line(trace, arguments, says, capsys):
+    assert simulate(trace, *arguments)[0] == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canopy")]
+    assert len(lines) == 1
+    assert says in lines[0]

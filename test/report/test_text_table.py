@@ -1,0 +1,22 @@
+from sglang_canopy.report.table import bytes_text, short_number, text_table
+
+
+def test_numbers_are_flush_right_and_words_left():
+    table = text_table(["policy", "hits"], [["lru", "7.1"], ["threshold-lru", "12.25"]])
+    assert table.splitlines() == [
+        "policy          hits",
+        "-------------  -----",
+        "lru              7.1",
+        "threshold-lru  12.25",
+    ]
+
+
+def test_numbers_stay_short():
+    assert [short_number(x) for x in (0, 1234, 12_345, 999_999, 4_560_000)] == [
+        "0",
+        "1234",
+        "12.3k",
+        "1M",
+        "4.56M",
+    ]
+    assert [bytes_text(x) for x in (0, 2048, 1.5 * 2**30)] == ["0 B", "2 KiB", "1.5 GiB"]

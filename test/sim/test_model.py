@@ -1,0 +1,37 @@
+import json
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.sim.model import ModelShape, load_model_shape
+
+
+def test_prefill_flops_by_hand():
+    # One layer, hidden 4, 2 heads of 2, 1 KV head, feed-forward 8.
+    shape = ModelShape(1, 4, 2, 1, 2, 8)
+    projections = 4 * 2 * 2 + 2 * 4 * 2 + 4 * 2 * 2  # q; k and v; o
+    assert shape.flops_per_token() == 2 * (projections + 3 * 4 * 8)
+    pairs = 1 + 2 + 3
+    assert shape.prefill_flops(3) == 3 * shape.flops_per_token() + 4 * 2 * 2 * pairs
+    # What is cached costs nothing, but is attended to.
+    assert shape.prefill_flops(3, cached=2) == shape.prefill_flops(3) - shape.prefill_flops(2)
+    assert shape.kv_bytes_per_token() == 2 * 1 * 1 * 2 * 2
+
+
+def test_the_preset_is_what_the_config_says(tmp_path):
+    config = {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model_shape(str(tmp_path)) == load_model_shape("Llama-3.1-8B")
+
+
+def test_a_missing_field_is_named(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"hidden_size": 8}')
+    with pytest.raises(CanopyError, match="num_attention_heads"):
+        load_model_shape(str(file))
