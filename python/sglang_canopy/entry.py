@@ -10,6 +10,9 @@ import logging
 import time
 from typing import Any
 
+from sglang_canopy import __version__
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.hints import Waiting
 from sglang_canopy.request import (
     MARKER_KEY,
     STAMP_KEY,
@@ -20,6 +23,9 @@ from sglang_canopy.request import (
 from sglang_canopy.reuse.ttft import TtftFit
 
 logger = logging.getLogger(__name__)
+
+hints = Waiting()
+"""Hints of ``POST /canopy/hint`` that wait for a request to carry them."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -67,6 +73,9 @@ def stamp(obj: Any, inferred: dict[str, Any]) -> None:
         line = ttft_fit.line()
         if line is not None:
             made["alpha"], made["beta"] = line
+        carried = hints.take()
+        if carried is not None:
+            made["hints"] = carried
         one["custom_params"] = {**(custom or {}), STAMP_KEY: made}
 
 
@@ -81,6 +90,34 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
         ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+
+
+def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
+    """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+    from sglang.srt.entrypoints.http_server import app
+
+    async def hint(request: Request) -> JSONResponse:
+        try:
+            hints.add(await request.json(), time.monotonic())
+        except ValueError as error:
+            reason = str(error) if isinstance(error, CanopyError) else f"not JSON: {error}"
+            return JSONResponse({"error": {"message": reason}}, status_code=400)
+        return JSONResponse({"waiting": len(hints)})
+
+    async def status() -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "policy": server_args.radix_eviction_policy,
+            "policy_config": server_args.radix_eviction_policy_config or {},
+            "ttft_model": ttft_fit.stats(),
+            "hints_waiting": len(hints),
+        }
+
+    hint.__annotations__["request"] = Request
+    app.add_api_route("/canopy/hint", hint, methods=["POST"])
+    app.add_api_route("/canopy/status", status, methods=["GET"])
 
 
 def _tool_marker(serving: Any, request: Any) -> list[int]:

@@ -134,6 +134,12 @@ SEAMS = (
         ("cls", "args"),
     ),
     Seam(
+        _SRT + "entrypoints.http_server.launch_server",
+        "before",
+        entry.add_routes,
+        ("server_args",),
+    ),
+    Seam(
         _SRT + "mem_cache.registry.default_radix_cache_factory",
         "around",
         _build_cache,

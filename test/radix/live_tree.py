@@ -195,6 +195,7 @@ def fake_req(
         "sampling_params": SimpleNamespace(custom_params=custom),
         "extra_key": None,
         "cache_salt": None,
+        "session": None,
         "finished_reason": SimpleNamespace(),
     }
     return SimpleNamespace(**{**defaults, **more})

@@ -40,8 +40,16 @@ class CanopyFullComponent(FullComponent):
         return super().cleanup_after_caching_req(req, is_finished, *args, **kwargs)
 
     def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
-        self.tree_core.stamp_path(node, self.tree_core.request)
-        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+        core = self.tree_core
+        core.stamp_path(node, core.request)
+
+    def finalize_match_result_in_tree_core(self, result, params, value_chunks, best_value_len):
+        request = getattr(params.req, "canopy", None)
+        if request is not None:
+            self.tree_core.awaited(result.best_match_node, request)
+        return super().finalize_match_result_in_tree_core(
+            result, params, value_chunks, best_value_len
+        )
 
     # ---- device tier ----
 

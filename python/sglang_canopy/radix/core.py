@@ -26,6 +26,10 @@ BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""
 
 
+AWAITED_S = 60.0
+"""How long a prefix is kept for a request that was looked up and not served yet."""
+
+
 class CanopyTreeCore(UnifiedTreeCore):
     """A tree core that asks a ``Policy`` for its victims.
 
@@ -48,13 +52,15 @@ class CanopyTreeCore(UnifiedTreeCore):
             if leaves is not None:
                 leaves.empty()
         super().reset()
+        self.tips: dict[tuple[Any, Any], UnifiedTreeNode] = {}
+        """Deepest node of each conversation, for hints that come later. Purged as it grows."""
         self.evictable_device_leaves = EvictableLeaves(self.live.device_policy)
         self.evictable_host_leaves = EvictableLeaves(self.live.host_policy)
 
     # ---- metadata ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
-        node = super()._new_node(priority)
+        node = UnifiedTreeCore._new_node(self, priority)
         node.canopy = NodeLeaf(node)
         return node
 
@@ -64,6 +70,28 @@ class CanopyTreeCore(UnifiedTreeCore):
         node.canopy.offset = above.offset + above.length
         node.canopy.length = len(key)
         return node
+
+    def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
+        # SGLang asks every kind of component; here there is only full attention.
+        data = node.component_data[BASE_COMPONENT_TYPE]
+        device = host = False
+        if data.lock_ref == 0 and node is not self.root_node:
+            if data.value is not None:
+                device = True
+                for child in node.children.values():
+                    if child.component_data[BASE_COMPONENT_TYPE].value is not None:
+                        device = False
+                        break
+            elif data.host_value is not None and data.host_lock_ref == 0:
+                host = not node.children
+        if device:
+            self.evictable_device_leaves.add(node)
+        else:
+            self.evictable_device_leaves.discard(node)
+        if host:
+            self.evictable_host_leaves.add(node)
+        else:
+            self.evictable_host_leaves.discard(node)
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int):
         # The child's offset changes, so whichever tier holds it must rank it anew.
@@ -87,23 +115,44 @@ class CanopyTreeCore(UnifiedTreeCore):
         A request counts once a node however often its path is inserted. Without a request
         (direct calls of ``insert``) the node is stamped with the clock alone.
         """
-        number = -1 if request is None else request.number  # type: ignore[attr-defined]
         device, host = self.evictable_device_leaves, self.evictable_host_leaves
         root = self.root_node
+        number = -1
+        if request is not None:
+            number = request.number  # type: ignore[attr-defined]
+            self._remember_tip(request, node)
         while node is not root:
             leaf = node.canopy
             if node in device:
-                device.reconsider(node)
+                if node not in device.pending:
+                    device.reconsider(node)
             elif node in host:
                 host.reconsider(node)
             if request is None:
-                leaf.stamp(Request(time=self.clock))
+                leaf.touch(self.clock)
             elif leaf.request_number == number:
                 leaf.refresh(request)
             else:
                 leaf.stamp(request)
                 leaf.request_number = number
             node = node.parent
+
+    def awaited(self, node: UnifiedTreeNode, request: Request) -> None:
+        """A request that waits to be scheduled will use the path to ``node``: protect it.
+
+        SGLang looks a waiting request up again and again, which keeps its prefix recent under
+        LRU. Here the deepest node is kept for a bounded time, until the request's own insert
+        stamps it or, if it never comes, the time is over.
+        """
+        leaf = node.canopy
+        if node is self.root_node or leaf.request_number == request.number:  # type: ignore[attr-defined]
+            return
+        if leaf.keep_until is not None and leaf.keep_until > self.clock + AWAITED_S / 2:
+            return
+        self.evictable_device_leaves.reconsider(node)
+        self.evictable_host_leaves.reconsider(node)
+        leaf.keep_until = self.clock + AWAITED_S
+        leaf.last_access = max(leaf.last_access, self.clock)
 
     # ---- eviction by need ----
 
@@ -158,9 +207,41 @@ class CanopyTreeCore(UnifiedTreeCore):
     def arrive(self, request: Request) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""
         self.clock = max(self.clock, request.time)
+        for hint in getattr(request, "hints", ()):
+            self.hint(hint)
         request.label = self.live.device_policy.arrive(request)
         if self.live.host_policy is not self.live.device_policy:
             self.live.host_policy.arrive(request)
+
+    def hint(self, hint: dict[str, Any]) -> None:
+        """Apply a client's word on a conversation to what is cached of it already.
+
+        ``hint`` has ``salt``, ``conversation``, ``time`` and one or more of ``over``,
+        ``return_in_s``, ``keep_s``. A conversation that is not cached is ignored.
+        """
+        node = self.tips.get((hint["salt"], hint["conversation"]))
+        if node is None or self._node_arena.get(node.id) is not node:
+            return
+        back, keep = hint.get("return_in_s"), hint.get("keep_s")
+        while node is not self.root_node:
+            leaf = node.canopy
+            self.evictable_device_leaves.reconsider(node)
+            self.evictable_host_leaves.reconsider(node)
+            if leaf.conversation == hint["conversation"]:
+                leaf.over = hint.get("over", leaf.over) and not leaf.shared
+                if back is not None:
+                    leaf.return_at = hint["time"] + back
+                if keep is not None:
+                    leaf.keep_until = hint["time"] + keep
+            node = node.parent
+
+    def _remember_tip(self, request: Request, node: UnifiedTreeNode) -> None:
+        if request.conversation is None:
+            return
+        if len(self.tips) > 2 * len(self._node_arena) + 64:
+            arena = self._node_arena
+            self.tips = {k: n for k, n in self.tips.items() if arena.get(n.id) is n}
+        self.tips[request.tenant, request.conversation] = node
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""

@@ -7,9 +7,10 @@ request, and block hashes depend on tokens and salts alone.
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -27,13 +28,15 @@ _numbers = itertools.count()
 class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
-    __slots__ = ("done", "hash", "number", "stop_hint", "tool_marker")
+    __slots__ = ("done", "hash", "hints", "number", "stop_hint", "tool_marker")
 
     def __init__(self, **fields) -> None:
         super().__init__(**fields)
         self.number = next(_numbers)
         self.done = False
         self.hash = 0
+        self.hints: list[dict[str, Any]] = []
+        """Hints about other conversations that travelled with this request."""
         self.stop_hint: str | None = None
         self.tool_marker: list[int] = []
 
@@ -50,6 +53,8 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
         from_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
         request.tool_marker = params.get(MARKER_KEY, [])
+        if "hints" in stamp:
+            request.hints = json.loads(stamp["hints"])
     block = core.live.settings.block_tokens
     salt = f"{req.extra_key or ''}\x00{req.cache_salt or ''}".encode()
     request.tenant = req.cache_salt

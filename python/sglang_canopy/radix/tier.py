@@ -21,10 +21,18 @@ class NodeLeaf(Leaf):
     __slots__ = ("node", "request_number")
 
     def __init__(self, node: UnifiedTreeNode) -> None:
-        super().__init__()
+        Leaf.__init__(self)
         self.node = node
         self.request_number = -1
         """Number of the last request counted in ``hits``."""
+
+
+    def touch(self, now: float) -> None:
+        """A use by nobody in particular (a direct call of the cache's ``insert``)."""
+        if self.hits == 0:
+            self.created = now
+        self.hits += 1
+        self.last_access = now
 
 
 class EvictableLeaves(set):
@@ -42,12 +50,12 @@ class EvictableLeaves(set):
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
-            super().add(node)
+            set.add(self, node)
             self.pending[node] = None
 
     def discard(self, node: UnifiedTreeNode) -> None:
         if node in self:
-            super().discard(node)
+            set.discard(self, node)
             if node in self.pending:
                 del self.pending[node]
             else:

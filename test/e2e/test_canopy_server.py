@@ -1,0 +1,206 @@
+"""A real server with Canopy in it: started both ways, told things, fed bad input, loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.launch import cpu_arguments, free_port, healthy
+
+ROOT = Path(__file__).resolve().parents[2]
+WA = ("--radix-eviction", "wa")
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def refused(client, path: str, body: dict) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        client.post(path, body)
+    return answer.value.code, answer.value.read().decode()
+
+
+def test_a_prefix_is_found_again_and_the_pool_evicts(shared_server, tiny_model):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    prompt = token_ids(600, seed=1)
+    assert client.cached(prompt)["total"] == 0
+    assert client.cached(prompt + token_ids(20, seed=2))["total"] == 600
+    for seed in range(3, 9):
+        client.generate(token_ids(600, seed))
+    assert client.cached(prompt)["total"] < 600
+    log = client.server.log_text()
+    assert "CanopyTreeCore" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"canopy_category": "x" * 1_000_000},
+        {"canopy_turn": -4},
+        {"canopy_turn": 10**30},
+        {"canopy_conversation": 12},
+        {"canopy": {"time": 1}},
+        {"canopy_nonsense": 1},
+        "not an object",
+        [1],
+    ],
+)
+def test_bad_input_is_answered_with_400_and_the_server_goes_on(shared_server, tiny_model, said):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    code, text = refused(client, "/v1/chat/completions", {**chat, "custom_params": said})
+    assert code == 400
+    assert "custom_params" in text
+    code, _ = refused(
+        client, "/v1/completions", {"model": "m", "prompt": "hi", "custom_params": said}
+    )
+    assert code == 400
+    sampling = {"max_new_tokens": 2, "custom_params": said}
+    code, _ = refused(client, "/generate", {"text": "hi", "sampling_params": sampling})
+    assert code == 400
+    assert client.post("/v1/chat/completions", chat)["choices"]
+
+
+def test_unknown_categories_are_served_and_stay_bounded(shared_server, tiny_model):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    for i in range(80):
+        said = {"canopy_category": f"never-seen-{i}", "canopy_turn": i + 1}
+        client.generate(token_ids(20, seed=100 + i), custom_params=said)
+    assert "Traceback" not in client.server.log_text()
+
+
+def test_the_openai_client_can_say_what_it_knows(shared_server, tiny_model):
+    openai = pytest.importorskip("openai")
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
+    said = {
+        "canopy_category": "agent",
+        "canopy_conversation": "c-17",
+        "canopy_turn": 2,
+        "canopy_stop": "tool",
+        "canopy_return_in_s": 12,
+    }
+    messages = [{"role": "user", "content": "Plan a walk. " * 30}]
+    first = api.chat.completions.create(
+        model="m", messages=messages, max_tokens=4, extra_body={"custom_params": said}
+    )
+    again = api.chat.completions.create(model="m", messages=messages, max_tokens=4)
+    assert first.usage.prompt_tokens_details.cached_tokens < 32
+    assert again.usage.prompt_tokens_details.cached_tokens > 50
+
+
+def test_a_hint_and_the_status_have_routes_of_their_own(shared_server, tiny_model):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    assert client.post("/canopy/hint", {"conversation": "c-1", "over": True}) == {"waiting": 1}
+    code, text = refused(client, "/canopy/hint", {"conversation": "c-1"})
+    assert code == 400
+    assert "one of" in text
+    client.generate(token_ids(10, seed=5))
+    for seed in range(30):
+        client.generate(token_ids(20 + 10 * seed, seed=500 + seed))
+    status = json.loads(client.get("/canopy/status"))
+    assert status["policy"] == "wa"
+    assert status["hints_waiting"] == 0
+    assert status["ttft_model"]["samples"] >= 30
+    assert status["ttft_model"]["ms_per_1k_uncached_tokens"] > 0
+
+
+def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    old, ended = token_ids(500, seed=31), token_ids(500, seed=32)
+    client.generate(old, custom_params={"canopy_conversation": "old"})
+    client.generate(ended, custom_params={"canopy_conversation": "ended"})
+    client.post("/canopy/hint", {"conversation": "ended", "over": True})
+    client.generate(token_ids(1400, seed=33))
+    assert client.cached(old)["total"] > 400
+    assert client.cached(ended)["total"] < 250
+
+
+def test_host_memory_takes_what_the_device_gives_up(server, tiny_model):
+    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
+    with server(tiny_model, *WA, *tier, kv_tokens=2048) as client:
+        prompt = token_ids(640, seed=1)
+        client.generate(prompt)
+        for seed in range(2, 7):
+            client.generate(token_ids(640, seed))
+        back = client.cached(prompt)
+        assert back["host"] >= 560, back
+        assert "Traceback" not in client.server.log_text()
+
+
+def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
+    command = [sys.executable, str(ROOT / "benchmark" / "eviction" / "soak.py")]
+    command += ["--requests", "120", "--sample", "12", "--turns", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert result["requests"] == 120
+    assert 0.2 < result["token_hit_ratio"] < 0.9
+
+
+def start_up(*command: str) -> str:
+    """What a start that must fail prints."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((*WA, "--radix-eviction-policy-config", '{"colour": 1}'), "unknown key 'colour'"),
+        ((*WA, "--radix-eviction-policy-config", '{"min_samples": "x"}'), "must be int"),
+        ((*WA, "--enable-session-radix-cache"), "--enable-session-radix-cache"),
+        ((*WA, "--speculative-algorithm", "NGRAM"), "speculative"),
+    ],
+)
+def test_a_start_that_cannot_work_stops_with_one_line(smollm2, arguments, says):
+    base = ["--model-path", str(smollm2), "--device", "cpu"]
+    last = start_up(sys.executable, "-m", "sglang.launch_server", *base, *arguments)
+    assert last.startswith("sglang-canopy: ")
+    assert says in last
+    if "config" in arguments[-2]:
+        assert "allowed keys" in last
+        assert "'wa'" in last
+
+
+def test_sglang_serve_starts_it_too_and_both_helps_show_the_flag(tiny_model, tmp_path):
+    sglang = Path(sys.executable).with_name("sglang")
+    for command in (
+        [str(sglang), "serve", "--help"],
+        [sys.executable, "-m", "sglang.launch_server", "--help"],
+    ):
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert "--radix-eviction {" in shown.stdout
+        assert "--canopy-enable-forced-output" in shown.stdout
+    port = free_port()
+    arguments = [*cpu_arguments(tiny_model, kv_tokens=1024), "--load-format", "dummy"]
+    arguments += ["--radix-eviction-policy", "wa", "--host", "127.0.0.1", "--port", str(port)]
+    log = (tmp_path / "serve.log").open("wb")
+    process = subprocess.Popen(
+        [str(sglang), "serve", *arguments], stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        deadline = 600
+        while not healthy(f"http://127.0.0.1:{port}", 1.0) and deadline:
+            assert process.poll() is None, (tmp_path / "serve.log").read_text()[-2000:]
+            deadline -= 1
+            try:
+                process.wait(0.3)
+            except subprocess.TimeoutExpired:
+                continue
+        assert deadline
+        assert "CanopyTreeCore" in (tmp_path / "serve.log").read_text()
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
