@@ -170,6 +170,7 @@ def test_broken_lines_are_passed_over_on_request(trace, capsys):
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5"], "two numbers"),
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5,2"], "accuracy"),
         (["--policy", "lru", "--capacity", "0.1", "--model", "gpt-9"], "preset"),
+        (["--policy", "lru", "--capacity", "0.1", "--conversations", "3"], "--format agentic"),
         (["--policy", "lru", "--capacity", "0.1", "--format", "csv"], "unknown trace format"),
         (["--policy", "lru", "--capacity", "0.1", "--figure", "none/x.png"], "does not exist"),
         (["--policy", "lru", "--capacity", "0.1", "--trace", "none.jsonl"], "none.jsonl"),

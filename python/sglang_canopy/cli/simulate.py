@@ -95,6 +95,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     for label in configs:
         if label not in labels:
             raise CanopyError(f"--policy-config is for {label!r}, which --policy does not name")
+    if args.conversations is not None and args.format != "agentic":
+        raise CanopyError(f"--conversations needs --format agentic, got {args.format!r}")
     if args.jobs < 1:
         raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
     ttft_model, threshold, slo_ms = _tail(args)
