@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from sglang_canopy.policy.base import Leaf
-from sglang_canopy.policy.queues import Entry, EndQueue
+from sglang_canopy.policy.queues import EndQueue, Entry
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.categories import Category
 

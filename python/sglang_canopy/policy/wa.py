@@ -15,17 +15,18 @@ it again.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
 from sglang_canopy.policy.cells import Cell, Cells
 from sglang_canopy.policy.queues import EndQueue
+from sglang_canopy.reuse import profile
 from sglang_canopy.reuse.categories import Category
-from sglang_canopy.reuse.learner import ReuseModel, return_slack_s
+from sglang_canopy.reuse.hints import return_slack_s
+from sglang_canopy.reuse.learner import ReuseModel
 
 _TRUST = 0.5
 """Hints of a kind are ignored while fewer than this share of them come true."""
@@ -35,14 +36,14 @@ _TRUST = 0.5
 class Config:
     model: str = "survival"
     """``survival``, or ``exponential`` for the paper's own formula."""
-    window_s: float = 3600.0
+    window_s: float = 10800.0
     """Seconds of requests that the curves are learnt from."""
     max_samples: int = 100_000
     """And at most so many requests."""
     min_samples: int = 20
     """A category with fewer samples uses a coarser category's curve."""
-    max_categories: int = 64
-    """Bound on labels; later ones share the curve of a coarser category."""
+    max_categories: int = 256
+    """Bound on labels; later ones share a coarser category (victim search does not grow with it)."""
     own_gaps: bool = True
     """Refine the category by the conversation's own past gaps."""
     depth_weight_tokens: float = 0.0
@@ -73,7 +74,7 @@ class WorkloadAware(Policy):
     Config: ClassVar[type] = Config
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        super().__init__(config)
         exponential = config.model == "exponential"
         self.model = ReuseModel(
             window_s=config.window_s,
@@ -88,29 +89,44 @@ class WorkloadAware(Policy):
         self._returning = EndQueue()
         self._kept = EndQueue()
         self._ranked_version = 0
+        self._learns = True
         if config.profile is not None:
-            self.restore(_read_profile(config.profile))
+            self.restore(profile.read(config.profile))
 
     def arrive(self, request: Request) -> str:
-        return self.model.arrive(request)
+        return self.model.arrive(request) if self._learns else super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        return self.model.finish(request)
+        return self.model.finish(request) if self._learns else super().finish(request)
+
+    def twin(self) -> Policy:
+        """The same policy for another tier: it ranks by what this one learns."""
+        other = type(self)(dataclasses.replace(self.config, profile=None))
+        other.model = self.model
+        other._learns = False
+        return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
         if leaf.keep_until is not None and leaf.keep_until > now:
             leaf.slot = (self._kept, self._kept.push(leaf, leaf.keep_until))
-        elif leaf.over and self.model.hints.trust_over():
+        elif leaf.over and self.model.hints.over_trusted():
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
         elif self._returns_at(leaf) > now and self.model.hints.return_probability() >= _TRUST:
             assert leaf.return_at is not None
             leaf.slot = (self._returning, self._returning.push(leaf, leaf.return_at))
         else:
-            category = self.model.categories.get(leaf.category)
+            category = self._category(leaf)
             bucket = self._bucket(leaf, category)
             self._cells.push(
                 (category.label, bucket), leaf, lambda: (category, self._weight(category, bucket))
             )
+
+    def _category(self, leaf: Leaf) -> Category:
+        # More uses than its conversation has turns: others run through it too.
+        if leaf.hits > leaf.turn:
+            gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
+            return self.model.shared_category(leaf.hits, gap_s)
+        return self.model.categories.get(leaf.category)
 
     def drop(self, leaf: Leaf) -> None:
         if leaf.slot is None:
@@ -184,20 +200,16 @@ class WorkloadAware(Policy):
         queues = {f"{c.key}": len(c) for c in self._cells.cells()}
         return {**self.model.stats(), "queues": queues}
 
+    def state(self) -> Mapping[str, Any]:
+        return self.model.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.model.restore(state)
+
     def leaves(self) -> Iterator[Leaf]:
         for queue in (self._kept, self._over, self._returning):
             yield from queue
         yield from self._cells
-
-
-def _read_profile(path: str) -> Any:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError) as error:
-        raise CanopyError(
-            f"key 'profile' must name a JSON file saved by an earlier run: {path!r}: {error}"
-        ) from None
 
 
 POLICY = WorkloadAware

@@ -1,8 +1,9 @@
 """The workload categories a policy keeps curves and queues for: refined, and bounded.
 
 A request's category as the client or the server gives it is refined by what decides reuse:
-the turn, why the response stopped, and how long this conversation let the cache wait before.
-Each refinement has a parent without it, so that a curve with few samples leans on a coarser one.
+why the response stopped, the turn, the length of the output (its generation is part of the
+gap), and how long this conversation let the cache wait before. Each refinement has a parent
+without it, so that a curve with few samples leans on a coarser one.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ from dataclasses import dataclass, field
 
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
 
+ROOT = "*"
 OVERFLOW = "overflow"
-_TURN_EDGES = (1, 2, 4, 8, 16)
-_TURN_NAMES = ("1", "2", "3-4", "5-8", "9-16", "17+")
-GAP_EDGES_S = (2.0, 8.0, 30.0, 120.0)
-GAP_NAMES = ("<2s", "<8s", "<30s", "<120s", ">120s")
+SHARED = "shared prefix"
+NAME_CHARS = 64
+"""Longest name of a feature; the rest is cut."""
+
 _STOPS = ("tool", "end", "length")
+_TURN_EDGES = (1, 2, 4)
+_USE_EDGES = (2, 4, 8, 16)
+_OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
+_OWN_GAP_EDGES_S = (2, 8, 30, 120)
+_SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
 
 
 @dataclass(slots=True, eq=False)
 class Category:
     """One label with the samples of the sliding window, and what was last fitted to them.
 
-    ``events``, ``censored`` and ``growth`` count this label's own samples; the ``all_``
-    lists, made at every refresh, add those of its refinements.
+    ``events``, ``waiting`` and ``growth`` count this label's own samples; the ``all_`` lists,
+    made at every fit, add those of its refinements and of a restored profile.
     """
 
     label: str
@@ -33,46 +40,80 @@ class Category:
     rank: list[float] = field(default_factory=lambda: [0.0] * BINS)
     """Rank of a leaf by age bin: lowest goes first."""
     curve: list[float] = field(default_factory=lambda: [1.0] * BINS)
+    """Probability that nothing has continued a tip, at each edge of the age bins."""
     grows: list[float] = field(default_factory=lambda: [1.0] * TOKEN_BINS)
-    """P(the next prompt adds more than ``TOKEN_EDGES[i]`` tokens)."""
+    """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
     events: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    censored: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    waiting: list[float] = field(default_factory=lambda: [0.0] * BINS)
     growth: list[float] = field(default_factory=lambda: [0.0] * TOKEN_BINS)
     gap_sum_s: float = 0.0
-    life_sum_s: float = 0.0
+    growth_sum: float = 0.0
+    life_s: float = 0.0
+    """Expected lifespan: from a tip's birth to its conversation's last request."""
     lives: float = 0.0
     all_events: list[float] = field(default_factory=list)
-    all_censored: list[float] = field(default_factory=list)
+    all_waiting: list[float] = field(default_factory=list)
     all_growth: list[float] = field(default_factory=list)
+    all_gap_sum_s: float = 0.0
+    all_growth_sum: float = 0.0
+    saved: dict[str, list[float]] | None = None
+    """Counts of a restored profile: ``events``, ``waiting``, ``growth``."""
 
 
-def turn_bucket(turn: int) -> str:
-    """Name of the bucket of a turn; turns below 1 count as 1."""
-    for edge, name in zip(_TURN_EDGES, _TURN_NAMES):
-        if turn <= edge:
-            return name
-    return _TURN_NAMES[-1]
+def _bucket(value: float, edges: tuple[int, ...], unit: str = "") -> str:
+    for edge in edges:
+        if value < edge:
+            return f"<{edge}{unit}"
+    return f">={edges[-1]}{unit}"
 
 
-def gap_bucket(average_s: float | None) -> str:
-    """Name of the bucket of a conversation's own average gap; ``"-"`` when it has none."""
-    if average_s is None:
-        return "-"
-    for edge, name in zip(GAP_EDGES_S, GAP_NAMES):
-        if average_s < edge:
-            return name
-    return GAP_NAMES[-1]
+def _count_bucket(value: int, edges: tuple[int, ...]) -> str:
+    low = 1
+    for edge in edges:
+        if value <= edge:
+            return str(low) if low >= edge else f"{low}-{edge}"
+        low = edge + 1
+    return f"{low}+"
+
+
+def features(
+    category: str, stop: str | None, turn: int, output_tokens: int, own_gap_s: float | None
+) -> tuple[str, ...]:
+    """What refines a request's category, coarsest first.
+
+    After a tool call nearly every conversation goes on, and how soon depends on the
+    conversation: its own average gap refines. Otherwise the turn says how likely it goes on.
+    """
+    name = category.replace("|", "/")[:NAME_CHARS]
+    output = "out" + _bucket(output_tokens, _OUTPUT_EDGES)
+    if stop == "tool":
+        if own_gap_s is None:
+            return name, stop, output
+        return name, stop, output, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s")
+    known = stop if stop in _STOPS else "-"
+    return name, known, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+
+
+def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
+    """The same for a prefix that several conversations run through."""
+    gap = "every" + _bucket(average_gap_s, _SHARED_GAP_EDGES_S, "s")
+    return SHARED, gap, "uses" + _count_bucket(max(2, uses), _USE_EDGES)
 
 
 class Categories:
-    """The table of labels, at most ``cap`` of them, the global one and the overflow included."""
+    """The table of labels, at most ``cap`` of them, the global one and the overflow included.
+
+    A quarter of the table at most goes to names given from outside, so that nobody fills it by
+    inventing categories.
+    """
 
     def __init__(self, cap: int) -> None:
         self.cap = cap
-        self.root = Category("*", None)
+        self.root = Category(ROOT, None)
         self.overflow = Category(OVERFLOW, self.root)
-        self._table: dict[str, Category] = {"*": self.root, OVERFLOW: self.overflow}
+        self._table: dict[str, Category] = {ROOT: self.root, OVERFLOW: self.overflow}
         self._chains: dict[tuple[str, ...], Category] = {}
+        self._names = 0
 
     def __len__(self) -> int:
         return len(self._table)
@@ -85,24 +126,26 @@ class Categories:
         """The category of a label a leaf carries; the overflow for one that is not known."""
         return self._table.get(label, self.overflow)
 
-    def refine(self, *features: str) -> Category:
+    def refine(self, names: tuple[str, ...]) -> Category:
         """The finest category there is room for, coarse feature first.
 
         A full table answers with the finest parent it already has, and with the overflow
         category for a first feature it has never seen.
         """
-        found = self._chains.get(features)
+        found = self._chains.get(names)
         if found is not None:
             return found
         category = self.root
         label = ""
-        for feature in features:
-            label = f"{label}|{feature}" if label else feature
+        for name in names:
+            label = f"{label}|{name}" if label else name
             known = self._table.get(label)
             if known is None:
-                if len(self._table) >= self.cap:
-                    return self.overflow if category is self.root else category
+                top = category is self.root
+                if len(self._table) >= self.cap or (top and 4 * self._names >= self.cap):
+                    return self.overflow if top else category
+                self._names += top
                 known = self._table[label] = Category(label, category)
             category = known
-        self._chains[features] = category
+        self._chains[names] = category
         return category

@@ -8,65 +8,41 @@ the requests' own stamps, no randomness.
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.policy.base import Request
-from sglang_canopy.reuse.bins import BINS, EDGES, TOKEN_BINS, age_bin, token_bin
-from sglang_canopy.reuse.categories import Categories, Category, gap_bucket, turn_bucket
-from sglang_canopy.reuse.shadow import ShadowIndex, Tip
-from sglang_canopy.reuse.survival import exponential_rank, gittins_rank, survival_curve
+from sglang_canopy.reuse import profile
+from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
+from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
+from sglang_canopy.reuse.fitting import fit
+from sglang_canopy.reuse.hints import HintRecord
+from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 
-_SHRINK = 20.0
-"""Tips at risk that the coarser category's curve counts for in a finer one's."""
-_STOPS = ("tool", "end", "length")
-_RETURN_SLACK = 0.5
-"""A hint "I return in x s" came true within this share of x (and at least 5 s) of the time."""
 _OWN_GAP_STEP = 0.5
-"""Weight of the newest gap in a conversation's moving average."""
-
-
-def return_slack_s(hint_s: float) -> float:
-    """Seconds after the hinted return at which the hint no longer counts."""
-    return max(5.0, _RETURN_SLACK * hint_s)
-
-
-@dataclass(slots=True)
-class HintRecord:
-    """How often clients' hints came true."""
-
-    returns: int = 0
-    returns_true: int = 0
-    overs: int = 0
-    overs_wrong: int = 0
-
-    def return_probability(self) -> float:
-        """P(the client returns about when it said), two of three before anything is known."""
-        return (self.returns_true + 2.0) / (self.returns + 3.0)
-
-    def trust_over(self) -> bool:
-        """Whether "this conversation is over" has been true often enough to act on."""
-        return self.overs_wrong <= 2.0 + 0.1 * self.overs
+"""Weight of the newest gap in a conversation's moving (geometric) average."""
+_LEAST_GAP_S = 0.1
 
 
 class ReuseModel:
     """Labels, curves and prompt growth, learnt online.
 
     ``window_s``: seconds that samples are kept; ``max_samples``: and how many at most;
-    ``min_samples``: fewer in a category, and its parent's curve is used;
-    ``max_categories``: bound on labels; ``own_gaps``: whether a conversation's past gaps
-    refine its label; ``exponential``: fit the paper's exponential instead of a survival curve.
+    ``max_blocks``: block hashes remembered; ``min_samples``: with fewer, a category uses its
+    parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
+    labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``exponential``:
+    fit the paper's exponential instead of a survival curve.
     """
 
     def __init__(
         self,
         *,
-        window_s: float = 3600.0,
+        window_s: float = 10800.0,
         max_samples: int = 100_000,
+        max_blocks: int = 1_000_000,
         min_samples: int = 20,
-        max_categories: int = 64,
+        max_categories: int = 256,
         own_gaps: bool = True,
         exponential: bool = False,
     ) -> None:
@@ -74,35 +50,39 @@ class ReuseModel:
         self.own_gaps = own_gaps
         self.exponential = exponential
         self.categories = Categories(max_categories)
-        self.shadow = ShadowIndex(window_s, max_samples)
+        self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecord()
         self.version = 0
-        """Grows with every refit: ranks read before are stale."""
+        """Grows with every fit: ranks read before are stale."""
         self.samples = 0
-        self._hinted: list[tuple[float, int, Tip]] = []
+        """Reuses seen."""
+        self._saved_samples = 0.0
         self._since_fit = 0
         self._next_fit = min_samples
 
     def arrive(self, request: Request) -> str:
-        """Sample what the request continues, open its own tip, and return its label."""
-        before = self.shadow.follow(request)
+        """Sample what the request continues and shares, open its own tip, return its label.
+
+        Writes ``request.turn`` where the path shows more turns than the request says.
+        """
+        shadow, path, now = self.shadow, request.path, request.time
+        known = shadow.known(path)
+        before = shadow.follow(path, known)
         if before is not None:
-            self._sample(before, request)
-        self._settle_hints(request.time)
-        tip = Tip(request.time, self.categories.root)
-        tip.turn = max(1, request.turn)
-        tip.history = request.prompt_tokens
-        if before is not None:
-            tip.started = before.started
-            tip.turn = max(tip.turn, before.turn + 1)
-            step = _OWN_GAP_STEP if before.own_gap_s is not None else 1.0
-            tip.own_gap_s = (1.0 - step) * (before.own_gap_s or 0.0) + step * before.gap_s
-        tip.category = self._categorise(tip, request)
-        for old in self.shadow.add(tip, request):
-            self._unsample(old)
+            self._continue(before, request)
+        self.hints.settle(now)
+        if known:
+            self._share(request, known, departs=before is None)
+        tip = self._tip_of(request, before)
+        full = full_blocks(path, request.prompt_tokens, request.block_tokens)
+        shadow.learn(now, path[known:])
+        if full > known or (before is not None and full > 0):
+            # A prompt that ends inside somebody else's prefix has no tip of its own.
+            shadow.open_tip(tip, path[full - 1])
+            self._keep(tip, now)
         self._since_fit += 1
         if self._since_fit >= self._next_fit:
-            self.fit(request.time)
+            self.fit(now)
         return tip.category.label
 
     def finish(self, request: Request) -> str:
@@ -112,135 +92,144 @@ class ReuseModel:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
         tip.history = request.prompt_tokens + request.output_tokens
-        if len(request.path) * request.block_tokens > request.prompt_tokens:
-            self.shadow.extend(tip, request, tip.history)
-        if request.over and not tip.said_over:
-            tip.said_over = True
-            self.hints.overs += 1
-        if request.return_in_s is not None and tip.return_at is None:
-            tip.return_at = request.time + request.return_in_s
-            deadline = tip.return_at + return_slack_s(request.return_in_s)
-            heapq.heappush(self._hinted, (deadline, self.samples + len(self._hinted), tip))
+        if len(request.path) * request.block_tokens >= tip.history:
+            # The path was extended over the output, which may or may not be in the next prompt.
+            full = full_blocks(request.path, tip.history, request.block_tokens)
+            if full and request.path[full - 1] not in tip.keys:
+                known = self.shadow.known(request.path)
+                self.shadow.learn(request.time, request.path[known:])
+                self.shadow.open_tip(tip, request.path[full - 1])
+        if request.over:
+            self.hints.say_over(tip)
+        elif request.return_in_s is not None:
+            self.hints.say_return(tip, request.return_in_s)
         return tip.category.label
 
-    def _categorise(self, tip: Tip, request: Request) -> Category:
-        stop = request.stop if request.stop in _STOPS else "-"
-        features = [request.category, stop, turn_bucket(tip.turn)]
-        if self.own_gaps:
-            features.append(gap_bucket(tip.own_gap_s))
-        return self.categories.refine(*features)
-
-    def _sample(self, tip: Tip, request: Request) -> None:
-        tip.open = False
-        tip.gap_s = max(0.0, request.time - tip.born)
-        tip.gap_bin = age_bin(tip.gap_s)
-        tip.growth_bin = token_bin(request.prompt_tokens - tip.history)
-        category = tip.category
-        category.events[tip.gap_bin] += 1.0
-        category.growth[tip.growth_bin] += 1.0
-        category.gap_sum_s += tip.gap_s
-        self.samples += 1
-        if tip.said_over:
-            self.hints.overs_wrong += 1
-        if tip.return_at is not None:
-            self.hints.returns += 1
-            off_s = abs(request.time - tip.return_at)
-            self.hints.returns_true += off_s <= return_slack_s(tip.return_at - tip.born)
-            tip.return_at = None
-
-    def _unsample(self, tip: Tip) -> None:
-        if tip.open:
-            tip.open = False
-            return
-        category = tip.category
-        category.events[tip.gap_bin] -= 1.0
-        category.growth[tip.growth_bin] -= 1.0
-        category.gap_sum_s -= tip.gap_s
-
-    def _settle_hints(self, now: float) -> None:
-        while self._hinted and self._hinted[0][0] < now:
-            tip = heapq.heappop(self._hinted)[2]
-            if tip.return_at is not None:
-                tip.return_at = None
-                self.hints.returns += 1
+    def shared_category(self, uses: int, average_gap_s: float) -> Category:
+        """The category of a prefix that ``uses`` requests of several conversations used."""
+        return self.categories.refine(shared_features(uses, average_gap_s))
 
     def fit(self, now: float) -> None:
         """Refit every category from the window."""
         self._since_fit = 0
-        self._next_fit = max(self.min_samples, 64, len(self.shadow) // 16)
-        self._count_waiting(now)
-        table = list(self.categories)
-        for category in table:
-            category.all_events = category.events[:]
-            category.all_censored = category.censored[:]
-            category.all_growth = category.growth[:]
-        for category in reversed(table):
-            parent = category.parent
-            if parent is not None:
-                _add(parent.all_events, category.all_events)
-                _add(parent.all_censored, category.all_censored)
-                _add(parent.all_growth, category.all_growth)
-        for category in table:
-            self._fit_category(category)
+        self._next_fit = max(
+            self.min_samples, 64, len(self.shadow) // 16, len(self.categories) // 2
+        )
+        share = self._saved_samples / (self._saved_samples + self.samples + 1.0)
+        fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
-    def _count_waiting(self, now: float) -> None:
-        for category in self.categories:
-            category.censored = [0.0] * BINS
-        at = BINS - 1
-        for tip in self.shadow:
-            age = now - tip.born
-            while age < EDGES[at] and at > 0:
-                at -= 1
-            if tip.open:
-                tip.category.censored[at] += 1.0
+    def _tip_of(self, request: Request, before: Tip | None) -> Tip:
+        tip = Tip(request.time, self.categories.root)
+        tip.history = request.prompt_tokens
+        tip.turn = max(1, request.turn)
+        if before is not None:
+            tip.turn = max(tip.turn, before.turn + 1)
+            tip.own_gap_s = _moved(before.own_gap_s, request.time - before.born)
+            tip.seen = before.seen
+            tip.seen[0] = request.time
+        request.turn = tip.turn
+        tip.category = self._categorise(tip, request)
+        return tip
 
-    def _fit_category(self, category: Category) -> None:
-        parent = category.parent
-        count = sum(category.all_events) + sum(category.all_censored)
-        if count < self.min_samples:
-            if parent is not None:
-                category.curve, category.rank = parent.curve, parent.rank
-                category.grows = parent.grows
+    def _categorise(self, tip: Tip, request: Request) -> Category:
+        gap = tip.own_gap_s if self.own_gaps else None
+        return self.categories.refine(
+            features(request.category, request.stop, tip.turn, request.output_tokens, gap)
+        )
+
+    def _share(self, request: Request, known: int, departs: bool) -> None:
+        """Sample every junction on the path; open one where the path leaves another."""
+        shadow, path, now = self.shadow, request.path, request.time
+        end = path[known - 1]
+        for block in shadow.junctions(path[:known]):
+            old = shadow.junction(block)
+            if old is None:  # left the window while the ones above were sampled
+                continue
+            self._close(old, now)
+            self._open_junction(block, now, old.turn + 1, old.seen)
+            departs = departs and block != end
+        if departs:
+            self._open_junction(end, now, 2, [shadow.born(end, now)])
+
+    def _open_junction(self, block: int, now: float, uses: int, first: list[float]) -> None:
+        tip = Tip(now, self.shared_category(uses, (now - first[0]) / (uses - 1)))
+        tip.turn, tip.seen = uses, first
+        self.shadow.open_junction(tip, block)
+        self._keep(tip, now)
+
+    def _keep(self, tip: Tip, now: float) -> None:
+        for old in self.shadow.sample(tip, now):
+            self._unsample(old)
+
+    def _close(self, tip: Tip, now: float) -> None:
+        tip.open = False
+        tip.gap_s = max(0.0, now - tip.born)
+        tip.category.events[age_bin(tip.gap_s)] += 1.0
+        tip.category.gap_sum_s += tip.gap_s
+        self.samples += 1
+
+    def _continue(self, tip: Tip, request: Request) -> None:
+        self._close(tip, request.time)
+        tip.growth = max(0, request.prompt_tokens - tip.history)
+        tip.category.growth[token_bin(tip.growth)] += 1.0
+        tip.category.growth_sum += tip.growth
+        self.hints.continued(tip, request.time)
+
+    @staticmethod
+    def _unsample(tip: Tip) -> None:
+        if tip.open:
+            tip.open = False
             return
-        prior = parent.curve if parent is not None else None
-        weight = _SHRINK if parent is not None else 1.0
-        category.curve = survival_curve(category.all_events, category.all_censored, prior, weight)
-        category.rank = gittins_rank(category.curve)
-        category.grows = _exceedance(category.all_growth, parent.grows if parent else None)
+        category = tip.category
+        category.events[age_bin(tip.gap_s)] -= 1.0
+        category.gap_sum_s = max(0.0, category.gap_sum_s - tip.gap_s)
+        if tip.growth >= 0:
+            category.growth[token_bin(tip.growth)] -= 1.0
+            category.growth_sum = max(0.0, category.growth_sum - tip.growth)
+
+    def state(self) -> Mapping[str, Any]:
+        return profile.save(self.categories)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Start from the counts of an earlier run; they weigh less as new samples come in."""
+        self._saved_samples = profile.load(state, self.categories)
+        self.fit(0.0)
 
     def stats(self) -> Mapping[str, Any]:
-        """Learnt curves by label, for an operator."""
+        """Sizes, hints, and each category's samples, return probability and prompt growth."""
+        fitted = (c for c in self.categories if c.all_events)
         return {
             "samples": self.samples,
             "tips": len(self.shadow),
+            "block_hashes": self.shadow.blocks,
+            "fits": self.version,
+            "hints": self.hints.stats(),
             "categories": {
                 c.label: {
-                    "continued": sum(c.all_events),
-                    "waiting": sum(c.all_censored),
-                    "returns": round(1.0 - c.curve[-1], 4),
+                    "continued": round(sum(c.all_events), 1),
+                    "waiting": round(sum(c.all_waiting), 1),
+                    "return_probability": round(1.0 - c.curve[BINS - 1], 4),
+                    "mean_new_tokens": round(mean_growth(c), 1),
                 }
-                for c in self.categories
-                if c.all_events
+                for c in fitted
             },
         }
 
 
-def _add(into: list[float], other: list[float]) -> None:
-    for i, value in enumerate(other):
-        if value:
-            into[i] += value
+def mean_growth(category: Category) -> float:
+    """Mean new tokens of the next prompt: the category's, or the nearest parent's with samples."""
+    known: Category | None = category
+    while known is not None:
+        count = sum(known.all_growth) if known.all_growth else 0.0
+        if count >= 1.0:
+            return known.all_growth_sum / count
+        known = known.parent
+    return 0.0
 
 
-def _exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """P(Q > edge) at each token edge, with ``_SHRINK`` samples of ``prior``."""
-    weight = _SHRINK if prior is not None else 0.0
-    total = sum(counts) + weight
-    above = total
-    result = []
-    for i in range(TOKEN_BINS):
-        # Growth in bin i counts as above edge i: the bin's values lie on or beyond it.
-        share = sum(counts[i:]) + weight * (prior[i] if prior is not None else 0.0)
-        result.append(share / total if total > 0.0 else 1.0)
-    del above
-    return result
+def _moved(average_s: float | None, gap_s: float) -> float:
+    gap_s = max(_LEAST_GAP_S, gap_s)
+    if average_s is None:
+        return gap_s
+    return math.exp((1.0 - _OWN_GAP_STEP) * math.log(average_s) + _OWN_GAP_STEP * math.log(gap_s))

@@ -2,8 +2,10 @@
 
 One record a request: the *tip* its path ends at. A later request whose path runs through the
 tip continues it, which is one reuse sample of the tip's category (the gap between the two
-arrivals). A tip nobody has continued is a censored sample. What the cache holds plays no part,
-so a policy does not learn from its own evictions.
+arrivals). A tip nobody has continued is a censored sample. Where a path leaves another one
+that is already there, the two share a prefix: that place is a *junction*, and every further
+request through it is a reuse sample of a shared prefix. What the cache holds plays no part, so
+a policy does not learn from its own evictions.
 """
 
 from __future__ import annotations
@@ -16,30 +18,28 @@ from sglang_canopy.reuse.categories import Category
 
 
 class Tip:
-    """Where one request's path ends, and what became of it."""
+    """Where one request's path ends (or two paths part), and what became of it."""
 
     __slots__ = (
         "born",
         "category",
-        "gap_bin",
         "gap_s",
-        "growth_bin",
+        "growth",
         "history",
         "keys",
         "open",
         "own_gap_s",
         "return_at",
         "said_over",
-        "started",
+        "seen",
         "turn",
     )
 
     def __init__(self, born: float, category: Category) -> None:
         self.born = born
-        self.started = born
-        """Arrival of the conversation's first request seen."""
         self.category = category
         self.turn = 1
+        """Requests seen on this path, this one included."""
         self.own_gap_s: float | None = None
         """Moving average of this conversation's own gaps."""
         self.history = 0
@@ -47,83 +47,146 @@ class Tip:
         self.keys: tuple[int, ...] = ()
         self.open = True
         """Nobody has continued it yet."""
-        self.gap_bin = 0
         self.gap_s = 0.0
-        self.growth_bin = 0
+        self.growth = -1
+        """New tokens of the prompt that continued it; -1 where none was sampled."""
+        self.seen = [born]
+        """One time, shared by all tips of a conversation: when it was last seen. Of a junction:
+        when its prefix was first seen."""
         self.return_at: float | None = None
         self.said_over = False
 
 
-def tip_key(path: Sequence[int], tokens: int, block_tokens: int) -> int | None:
-    """The hash of the last full block of ``tokens`` tokens; a partial one changes with the next
-    turn. Of a path shorter than one block, that block; ``None`` for an empty path."""
-    if not path:
-        return None
-    full = tokens // block_tokens if tokens > 0 else len(path)
-    return path[max(0, min(full, len(path)) - 1)]
+class Segment:
+    """The blocks that one request brought in."""
+
+    __slots__ = ("blocks", "born")
+
+    def __init__(self, born: float, blocks: Sequence[int]) -> None:
+        self.born = born
+        self.blocks = blocks
+
+
+def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
+    """Blocks of ``path`` that ``tokens`` tokens fill: a partial one changes with the next turn."""
+    return min(tokens // block_tokens, len(path)) if tokens > 0 else len(path)
 
 
 class ShadowIndex:
-    """Tips by chained block hash, in a window bounded in time and in number.
+    """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
-    A tip born before the window is forgotten: whatever it was, every younger one was born with
-    the same chance to be seen, so censoring stays honest.
+    A sample born before the window is forgotten, continued or not: all samples of the window
+    had the same chance to be seen, which keeps the censoring honest. At most ``cap`` samples and
+    ``block_cap`` block hashes are held, oldest out first.
     """
 
-    def __init__(self, window_s: float, cap: int) -> None:
+    def __init__(self, window_s: float, cap: int, block_cap: int) -> None:
         self.window_s = window_s
         self.cap = cap
-        self._by_key: dict[int, Tip] = {}
+        self.block_cap = block_cap
+        self._tips: dict[int, Tip] = {}
+        self._junctions: dict[int, Tip] = {}
         self._window: deque[Tip] = deque()
+        self._owner: dict[int, Segment] = {}
+        self._segments: deque[Segment] = deque()
 
     def __len__(self) -> int:
         return len(self._window)
 
+    @property
+    def blocks(self) -> int:
+        """Block hashes held."""
+        return len(self._owner)
+
     def __iter__(self) -> Iterator[Tip]:
-        """Every tip of the window, oldest first."""
+        """Every sample of the window, oldest first."""
         return iter(self._window)
 
-    def follow(self, request: Request) -> Tip | None:
-        """The deepest open tip that the request's path runs through, taken out of the index."""
-        by_key = self._by_key
-        for block in reversed(request.path):
-            tip = by_key.get(block)
+    def known(self, path: Sequence[int]) -> int:
+        """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""
+        owner = self._owner
+        for depth in range(len(path), 0, -1):
+            if path[depth - 1] in owner:
+                return depth
+        return 0
+
+    def follow(self, path: Sequence[int], known: int) -> Tip | None:
+        """The deepest open tip among the first ``known`` blocks, taken out of the index."""
+        tips = self._tips
+        for depth in range(known, 0, -1):
+            tip = tips.get(path[depth - 1])
             if tip is not None:
-                self._forget(tip)
+                self.close(tip)
                 return tip
         return None
 
-    def add(self, tip: Tip, request: Request) -> list[Tip]:
-        """Open ``tip`` at the end of the request's path. Returns the tips that left the window."""
-        self._window.append(tip)
-        self.extend(tip, request, request.prompt_tokens)
-        horizon = request.time - self.window_s
+    def junctions(self, path: Sequence[int]) -> list[int]:
+        """The junctions that ``path`` runs through, shallowest first, as block hashes."""
+        junctions = self._junctions
+        return [block for block in path if block in junctions] if junctions else []
+
+    def junction(self, block: int) -> Tip | None:
+        return self._junctions.get(block)
+
+    def born(self, block: int, otherwise: float) -> float:
+        """When ``block`` was first seen."""
+        segment = self._owner.get(block)
+        return otherwise if segment is None else segment.born
+
+    def learn(self, time: float, blocks: Sequence[int]) -> None:
+        """Remember new blocks."""
+        if not blocks:
+            return
+        segment = Segment(time, blocks)
+        self._segments.append(segment)
+        self._owner.update(dict.fromkeys(blocks, segment))
+        horizon = time - self.window_s
+        while self._segments and (
+            len(self._owner) > self.block_cap or self._segments[0].born < horizon
+        ):
+            old = self._segments.popleft()
+            for block in old.blocks:
+                if self._owner.get(block) is old:
+                    del self._owner[block]
+
+    def open_tip(self, tip: Tip, key: int) -> None:
+        """Let a request that runs through block ``key`` find ``tip``."""
+        other = self._tips.get(key)
+        if other is not None and other is not tip:
+            self.close(other)
+        self._tips[key] = tip
+        tip.keys = (*tip.keys, key)
+
+    def open_junction(self, tip: Tip, block: int) -> None:
+        """Put ``tip`` in place as the open sample of the junction at ``block``."""
+        old = self._junctions.get(block)
+        if old is not None:
+            old.keys = ()
+        self._junctions[block] = tip
+        tip.keys = (block,)
+
+    def sample(self, tip: Tip, now: float) -> list[Tip]:
+        """Add a sample to the window. Returns those that left it."""
+        window = self._window
+        window.append(tip)
         left = []
-        while len(self._window) > self.cap or self._window[0].born < horizon:
-            old = self._window.popleft()
-            if old.open:
-                self._forget(old)
+        horizon = now - self.window_s
+        while len(window) > self.cap or window[0].born < horizon:
+            old = window.popleft()
+            self.close(old)
             left.append(old)
         return left
 
-    def extend(self, tip: Tip, request: Request, tokens: int) -> None:
-        """Let ``tip`` be found at the last full block of the path's first ``tokens`` tokens too."""
-        key = tip_key(request.path, tokens, request.block_tokens)
-        if key is None or key in tip.keys or not tip.open:
-            return
-        other = self._by_key.get(key)
-        if other is not None and other is not tip:
-            other.keys = tuple(k for k in other.keys if k != key)
-        self._by_key[key] = tip
-        tip.keys = (*tip.keys, key)[-2:]
-
     def pending(self, request: Request) -> Tip | None:
         """The open tip that this very request made when it arrived."""
-        key = tip_key(request.path, request.prompt_tokens, request.block_tokens)
-        tip = self._by_key.get(key) if key is not None else None
+        full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
+        tip = self._tips.get(request.path[full - 1]) if full else None
         return tip if tip is not None and tip.born == request.time else None
 
-    def _forget(self, tip: Tip) -> None:
+    def close(self, tip: Tip) -> None:
+        """Take a tip or junction out of the index; its sample stays in the window."""
         for key in tip.keys:
-            self._by_key.pop(key, None)
+            for index in (self._tips, self._junctions):
+                if index.get(key) is tip:
+                    del index[key]
         tip.keys = ()

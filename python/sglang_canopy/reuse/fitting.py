@@ -1,0 +1,120 @@
+"""Refit every category's curve, rank and prompt growth from the window's samples."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from sglang_canopy.reuse.bins import BINS, EDGES, TOKEN_BINS
+from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.reuse.shadow import ShadowIndex
+from sglang_canopy.reuse.survival import exponential_rank, gittins_rank, survival_curve
+
+SHRINK = 10.0
+"""Tips at risk that the coarser category's curve counts for in a finer one's."""
+
+
+def fit(
+    categories: Categories,
+    shadow: ShadowIndex,
+    now: float,
+    min_samples: int,
+    exponential: bool,
+    profile_share: float,
+) -> None:
+    """Refit all. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
+    _count_waiting(categories, shadow, now)
+    if exponential:
+        _sum_lives(categories, shadow)
+    table = list(categories)
+    for category in table:
+        _gather_own(category, profile_share)
+    for category in reversed(table):
+        parent = category.parent
+        if parent is not None:
+            _add(parent.all_events, category.all_events)
+            _add(parent.all_waiting, category.all_waiting)
+            _add(parent.all_growth, category.all_growth)
+            parent.all_gap_sum_s += category.all_gap_sum_s
+            parent.all_growth_sum += category.all_growth_sum
+            parent.life_s += category.life_s
+            parent.lives += category.lives
+    for category in table:
+        _fit_category(category, min_samples, exponential)
+
+
+def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> None:
+    for category in categories:
+        category.waiting = [0.0] * BINS
+    at = BINS - 1
+    for tip in shadow:  # oldest first, so the age bin only goes down
+        while at > 0 and now - tip.born < EDGES[at]:
+            at -= 1
+        if tip.open:
+            tip.category.waiting[at] += 1.0
+
+
+def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
+    for category in categories:
+        category.life_s = category.lives = 0.0
+    for tip in shadow:
+        if not tip.open:
+            tip.category.life_s += max(0.0, tip.seen[0] - tip.born)
+            tip.category.lives += 1.0
+
+
+def _gather_own(category: Category, profile_share: float) -> None:
+    category.all_events = category.events[:]
+    category.all_waiting = category.waiting[:]
+    category.all_growth = category.growth[:]
+    category.all_gap_sum_s = category.gap_sum_s
+    category.all_growth_sum = category.growth_sum
+    saved = category.saved
+    if saved is not None and profile_share > 0.0:
+        _add(category.all_events, saved["events"], profile_share)
+        _add(category.all_waiting, saved["waiting"], profile_share)
+        _add(category.all_growth, saved["growth"], profile_share)
+        category.all_gap_sum_s += profile_share * saved["sums"][0]
+        category.all_growth_sum += profile_share * saved["sums"][1]
+
+
+def _fit_category(category: Category, min_samples: int, exponential: bool) -> None:
+    parent = category.parent
+    continued = sum(category.all_events)
+    if continued + sum(category.all_waiting) < min_samples:
+        if parent is not None:
+            category.curve, category.rank = parent.curve, parent.rank
+            category.grows = parent.grows
+        return
+    category.curve = survival_curve(
+        category.all_events,
+        category.all_waiting,
+        parent.curve if parent is not None else None,
+        SHRINK if parent is not None else 1.0,
+    )
+    category.grows = exceedance(category.all_growth, parent.grows if parent is not None else None)
+    if not exponential:
+        category.rank = gittins_rank(category.curve)
+    elif continued and category.all_gap_sum_s > 0.0:
+        rate = continued / category.all_gap_sum_s
+        life_s = category.life_s / category.lives if category.lives else 1.0 / rate
+        category.rank = exponential_rank(rate, life_s)
+    elif parent is not None:
+        category.rank = parent.rank
+
+
+def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
+    """P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, with ``SHRINK`` samples like ``prior``."""
+    weight = SHRINK if prior is not None else 0.0
+    above = list(accumulate(reversed(counts)))[::-1]
+    total = above[0] + weight
+    if total <= 0.0:
+        return [1.0] * TOKEN_BINS
+    return [
+        (n + (weight * prior[i] if prior is not None else 0.0)) / total for i, n in enumerate(above)
+    ]
+
+
+def _add(into: list[float], other: list[float], factor: float = 1.0) -> None:
+    for i, value in enumerate(other):
+        if value:
+            into[i] += factor * value

@@ -1,0 +1,99 @@
+"""Learnt curves as JSON, so that a server starts with those of an earlier run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
+from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+_SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2}
+_MOST = 1e15
+
+
+def save(categories: Categories) -> dict[str, Any]:
+    """The counts behind every category's curve (its own, not its refinements')."""
+    return {
+        "version": VERSION,
+        "categories": {
+            c.label: {
+                "events": c.events[:],
+                "waiting": c.waiting[:],
+                "growth": c.growth[:],
+                "sums": [c.gap_sum_s, c.growth_sum],
+            }
+            for c in categories
+            if any(c.events) or any(c.waiting)
+        },
+    }
+
+
+def load(state: Mapping[str, Any], categories: Categories) -> float:
+    """Take over a ``save``; returns its number of samples. All is checked before any is used.
+
+    Labels beyond the table's bound join the nearest category there is. Raises ``CanopyError``.
+    """
+    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+        raise CanopyError(
+            f"a profile must be a JSON object with version {VERSION}, "
+            "as a run with this version of Canopy saves it; delete it or save a new one"
+        )
+    saved = state.get("categories")
+    if not isinstance(saved, Mapping):
+        raise CanopyError("a profile must have an object 'categories'; save a new one")
+    for label, counts in saved.items():
+        _check(label, counts)
+    total = 0.0
+    for label, counts in saved.items():
+        names = () if label == ROOT else tuple(label.split("|"))
+        known = categories.get(label) if label == OVERFLOW else categories.refine(names)
+        if known.saved is None:
+            known.saved = {key: [0.0] * size for key, size in _SIZES.items()}
+        for key, into in known.saved.items():
+            for i, value in enumerate(counts[key]):
+                into[i] += value
+        total += sum(counts["events"]) + sum(counts["waiting"])
+    return total
+
+
+def _check(label: Any, counts: Any) -> None:
+    if not isinstance(label, str) or not 0 < len(label) <= 512 or label.count("|") > 8:
+        raise CanopyError(f"a profile's category must be a short name, got {str(label)[:80]!r}")
+    if not isinstance(counts, Mapping):
+        raise CanopyError(f"profile category {label!r}: must be an object of counts")
+    for key, size in _SIZES.items():
+        values = counts.get(key)
+        if (
+            not isinstance(values, list)
+            or len(values) != size
+            or not all(
+                isinstance(v, (int, float)) and math.isfinite(v) and 0 <= v <= _MOST for v in values
+            )
+        ):
+            raise CanopyError(
+                f"profile category {label!r}: {key!r} must be {size} numbers of 0 or more; "
+                "save a new profile with this version"
+            )
+
+
+def read(path: str) -> Any:
+    """The JSON of a profile file. Raises ``CanopyError`` when there is none."""
+    wanted = "a profile must be a JSON file saved by an earlier run"
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_BYTES:
+            raise CanopyError(f"{wanted}: {path!r} has {size} bytes, at most {MAX_BYTES} are read")
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise CanopyError(f"{wanted}: {path!r} is nested too deeply") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, CanopyError):
+            raise
+        raise CanopyError(f"{wanted}: {path!r}: {error}") from None
