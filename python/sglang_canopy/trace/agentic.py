@@ -22,7 +22,7 @@ import heapq
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -122,7 +122,12 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
     identity = document.get("id")
     name = identity if isinstance(identity, str) and identity else name
     runs = _runs(document.get("requests"), name, name, 0.0, block_tokens, ordinal, "agent")
-    requests = tuple(heapq.merge(*runs, key=lambda r: r.time_s))
+    # JSON makes an int of its own of every number; a long conversation repeats each by the dozen.
+    share = {}.setdefault  # type: ignore[var-annotated]
+    requests = tuple(
+        replace(r, blocks=tuple(map(share, r.blocks, r.blocks)))
+        for r in heapq.merge(*runs, key=lambda r: r.time_s)
+    )
     if not requests:
         raise lines.BadLine("'requests' is empty")
     return Conversation(
