@@ -140,38 +140,22 @@ def test_host_memory_takes_what_the_device_gives_up(server, tiny_model):
 
 def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
     command = [sys.executable, str(ROOT / "benchmark" / "eviction" / "soak.py")]
-    command += ["--requests", "120", "--sample", "12", "--turns", "4"]
+    command += ["--requests", "80", "--sample", "8", "--turns", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     result = json.loads(done.stdout)
-    assert result["requests"] == 120
+    assert result["requests"] == 80
     assert 0.2 < result["token_hit_ratio"] < 0.9
 
 
-def start_up(*command: str) -> str:
-    """What a start that must fail prints."""
+def test_a_bad_configuration_stops_the_start_with_one_line(smollm2):
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(smollm2)]
+    command += ["--device", "cpu", *WA, "--radix-eviction-policy-config", '{"colour": 1}']
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
-    return (done.stdout + done.stderr).strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((*WA, "--radix-eviction-policy-config", '{"colour": 1}'), "unknown key 'colour'"),
-        ((*WA, "--radix-eviction-policy-config", '{"min_samples": "x"}'), "must be int"),
-        ((*WA, "--enable-session-radix-cache"), "--enable-session-radix-cache"),
-        ((*WA, "--speculative-algorithm", "NGRAM"), "speculative"),
-    ],
-)
-def test_a_start_that_cannot_work_stops_with_one_line(smollm2, arguments, says):
-    base = ["--model-path", str(smollm2), "--device", "cpu"]
-    last = start_up(sys.executable, "-m", "sglang.launch_server", *base, *arguments)
-    assert last.startswith("sglang-canopy: ")
-    assert says in last
-    if "config" in arguments[-2]:
-        assert "allowed keys" in last
-        assert "'wa'" in last
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert last.startswith("sglang-canopy: --radix-eviction-policy-config: policy 'wa'")
+    assert "unknown key 'colour'; allowed keys: " in last
 
 
 def test_sglang_serve_starts_it_too_and_both_helps_show_the_flag(tiny_model, tmp_path):
