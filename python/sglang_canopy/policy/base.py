@@ -55,6 +55,8 @@ class Request:
     """The client asks to keep the path until this time (already bounded by the caller)."""
     ttft_model: tuple[float, float] | None = None
     """(alpha s/token, beta s) of TTFT ~ alpha * uncached tokens + beta, fitted by the caller."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the cache; known at ``finish``."""
     label: str | None = None
     """What ``arrive``/``finish`` returned last; written by the tree, read by ``Leaf.stamp``."""
 

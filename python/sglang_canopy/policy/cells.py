@@ -40,11 +40,12 @@ class Cell(EndQueue):
 class Cells:
     """All cells, with the least ``(rank, last access, -offset)`` among their ends.
 
-    ``depth_first`` orders equal ranks by ``(rank, -offset)`` instead, as the ATC 2025 paper does.
+    ``exact`` ranks by ``Category.reuse_probability`` of the exact age and orders equal ranks by
+    ``(rank, -offset)``, as the ATC 2025 paper does; then every cell is ranked at every new time.
     """
 
-    def __init__(self, depth_first: bool = False) -> None:
-        self._depth_first = depth_first
+    def __init__(self, exact: bool = False) -> None:
+        self._exact = exact
         self._cells: dict[Hashable, Cell] = {}
         self._dirty: list[Cell] = []
         self._heap: list[tuple[Any, ...]] = []
@@ -113,7 +114,7 @@ class Cells:
             until = min(until, other_until)
             if other_rank < rank:
                 entry, rank = other, other_rank
-        order = (rank, entry[1], entry[0]) if self._depth_first else (rank, entry[0], entry[1])
+        order = (rank, entry[1], entry[0]) if self._exact else (rank, entry[0], entry[1])
         self._count += 1
         heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
         if until < _NEVER:
@@ -122,9 +123,11 @@ class Cells:
                 self._edges = [e for e in self._edges if e[2] == e[3].version]
                 heapq.heapify(self._edges)
 
-    @staticmethod
-    def _at(cell: Cell, entry: Entry, now: float) -> tuple[Entry, float, float]:
+    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[Entry, float, float]:
         stamp = entry[0]
+        if self._exact:
+            rank = cell.category.reuse_probability(now - stamp)
+            return entry, cell.weight * rank, math.nextafter(now, _NEVER)
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
         return entry, cell.weight * cell.category.rank[at], until

@@ -84,7 +84,7 @@ class WorkloadAware(Policy):
             own_gaps=config.own_gaps,
             exponential=exponential,
         )
-        self._cells = Cells(depth_first=exponential)
+        self._cells = Cells(exact=exponential)
         self._over = EndQueue()
         self._returning = EndQueue()
         self._kept = EndQueue()

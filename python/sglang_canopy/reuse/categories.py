@@ -8,6 +8,7 @@ without it, so that a curve with few samples leans on a coarser one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -49,15 +50,27 @@ class Category:
     gap_sum_s: float = 0.0
     growth_sum: float = 0.0
     life_s: float = 0.0
-    """Expected lifespan: from a tip's birth to its conversation's last request."""
+    """Expected lifespan of what is reused: from its birth to its conversation's last request."""
+    life_sum_s: float = 0.0
     lives: float = 0.0
     all_events: list[float] = field(default_factory=list)
     all_waiting: list[float] = field(default_factory=list)
     all_growth: list[float] = field(default_factory=list)
     all_gap_sum_s: float = 0.0
     all_growth_sum: float = 0.0
+    rate: float = 0.0
+    """Of the exponential model, in 1/s: one over the mean reuse gap; 0 while not fitted."""
     saved: dict[str, list[float]] | None = None
-    """Counts of a restored profile: ``events``, ``waiting``, ``growth``."""
+    """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``."""
+
+    def reuse_probability(self, age_s: float) -> float:
+        """The ATC 2025 paper's ReuseProb_w(t, life) of the fitted exponential; 0 before a fit.
+
+        The probability that it puts the reuse in (t, t + life], a difference of the distribution
+        function: exp(-rate t) - exp(-rate (t + life)). It is not conditioned on "not reused until
+        t": an exponential has no memory, so that would cancel t and leave a constant.
+        """
+        return math.exp(-self.rate * max(0.0, age_s)) * -math.expm1(-self.rate * self.life_s)
 
 
 def _bucket(value: float, edges: tuple[int, ...], unit: str = "") -> str:

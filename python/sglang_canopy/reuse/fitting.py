@@ -7,7 +7,7 @@ from itertools import accumulate
 from sglang_canopy.reuse.bins import BINS, EDGES, TOKEN_BINS
 from sglang_canopy.reuse.categories import Categories, Category
 from sglang_canopy.reuse.shadow import ShadowIndex
-from sglang_canopy.reuse.survival import exponential_rank, gittins_rank, survival_curve
+from sglang_canopy.reuse.survival import gittins_rank, survival_curve
 
 SHRINK = 10.0
 """Tips at risk that the coarser category's curve counts for in a finer one's."""
@@ -36,7 +36,7 @@ def fit(
             _add(parent.all_growth, category.all_growth)
             parent.all_gap_sum_s += category.all_gap_sum_s
             parent.all_growth_sum += category.all_growth_sum
-            parent.life_s += category.life_s
+            parent.life_sum_s += category.life_sum_s
             parent.lives += category.lives
     for category in table:
         _fit_category(category, min_samples, exponential)
@@ -55,10 +55,10 @@ def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> N
 
 def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
-        category.life_s = category.lives = 0.0
+        category.life_sum_s = category.lives = 0.0
     for tip in shadow:
         if not tip.open:
-            tip.category.life_s += max(0.0, tip.seen[0] - tip.born)
+            tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born)
             tip.category.lives += 1.0
 
 
@@ -84,6 +84,7 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
         if parent is not None:
             category.curve, category.rank = parent.curve, parent.rank
             category.grows = parent.grows
+            category.rate, category.life_s = parent.rate, parent.life_s
         return
     category.curve = survival_curve(
         category.all_events,
@@ -95,11 +96,11 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
     if not exponential:
         category.rank = gittins_rank(category.curve)
     elif continued and category.all_gap_sum_s > 0.0:
-        rate = continued / category.all_gap_sum_s
-        life_s = category.life_s / category.lives if category.lives else 1.0 / rate
-        category.rank = exponential_rank(rate, life_s)
+        category.rate = continued / category.all_gap_sum_s
+        mean_s = category.life_sum_s / category.lives if category.lives else 0.0
+        category.life_s = mean_s if mean_s > 0.0 else 1.0 / category.rate
     elif parent is not None:
-        category.rank = parent.rank
+        category.rate, category.life_s = parent.rate, parent.life_s
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:

@@ -7,7 +7,6 @@ dropping them, as if every tip came back, ruins the ranking.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from sglang_canopy.reuse.bins import BINS, EDGES
@@ -75,15 +74,3 @@ def _slope(x: Sequence[float], curve: Sequence[float], i: int, j: int) -> float:
     held = x[j] - x[i]
     # A curve that has reached 0 holds no space any more: nobody is left to rank.
     return (curve[i] - curve[j]) / held if held > 0.0 else 0.0
-
-
-def exponential_rank(rate: float, life_s: float) -> list[float]:
-    """The ATC 2025 paper's ReuseProb_w(t, life) at each bin's lower edge.
-
-    The probability that the fitted exponential (``rate`` = 1 / mean reuse gap, in 1/s) puts the
-    reuse in (t, t + life]: exp(-rate t) - exp(-rate (t + life)). It is the difference of the
-    distribution function, not conditioned on "not reused until t": the exponential has no
-    memory, so conditioning would cancel t and leave a constant.
-    """
-    gain = -math.expm1(-rate * life_s)
-    return [math.exp(-rate * edge) * gain for edge in EDGES]

@@ -1,59 +1,86 @@
-"""TTFT as a line in uncached tokens, fitted online from served requests."""
+"""TTFT ~ alpha * uncached tokens + beta, fitted online from served requests.
+
+The linear latency model of arXiv 2510.15152. It turns a target in milliseconds, which is what a
+user has, into tokens to prefill, which is what an eviction policy can act on. Fitted where
+first-token times are known (the API process) and carried with each request
+(``Request.ttft_model``), so that every rank of a server uses the same numbers.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-_DECAY = 0.998
-"""Weight a sample loses with each later one: about the last 500 count."""
-_LEAST = 16
-"""Samples before there is a line at all."""
-_CLIP = 4.0
-"""A sample above this many times its prediction counts as that much: queues, not prefill."""
+_KEEP = 0.998
+"""Weight of the past per observation: about 500 requests count."""
+_LEAST = 20
+"""Observations before there is a model."""
+_HUBER = 2.0
+"""Residuals beyond this many mean absolute residuals count as if they lay there."""
 
 
-class TtftFit:
-    """Decayed least squares for ``ttft_s ~ alpha * uncached_tokens + beta``.
-
-    The linear model of arXiv 2510.15152, section 3. Neither coefficient goes below zero.
-    """
+class TtftModel:
+    """Decayed least squares, robust against queueing spikes by bounded residuals."""
 
     def __init__(self) -> None:
-        self.samples = 0
-        self._w = self._x = self._y = self._xx = self._xy = 0.0
+        self.count = 0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._scale_s = 0.0
 
-    def add(self, uncached_tokens: float, ttft_s: float) -> None:
-        """One served request: prompt tokens it had to compute, and its time to first token."""
-        line = self.line()
-        if line is not None:
-            ttft_s = min(ttft_s, _CLIP * (line[0] * uncached_tokens + line[1]) + 1e-3)
-        x, y = float(uncached_tokens), float(ttft_s)
-        self._w = self._w * _DECAY + 1.0
-        self._x = self._x * _DECAY + x
-        self._y = self._y * _DECAY + y
-        self._xx = self._xx * _DECAY + x * x
-        self._xy = self._xy * _DECAY + x * y
-        self.samples += 1
+    def observe(self, uncached_tokens: float, ttft_s: float) -> None:
+        """One served request. Values that are not finite or negative are ignored."""
+        if not (math.isfinite(uncached_tokens) and math.isfinite(ttft_s)):
+            return
+        if uncached_tokens < 0 or ttft_s < 0:
+            return
+        fitted = self.line()
+        if fitted is not None:
+            expected = fitted[0] * uncached_tokens + fitted[1]
+            off = ttft_s - expected
+            bound = _HUBER * self._scale_s
+            # The scale follows slowly even what is cut off, or a real change would never enter.
+            self._scale_s += 0.02 * (abs(off) - self._scale_s)
+            if bound > 0.0:
+                ttft_s = expected + max(-bound, min(bound, off))
+        self.count += 1
+        self._weight = _KEEP * self._weight + 1.0
+        self._x = _KEEP * self._x + uncached_tokens
+        self._y = _KEEP * self._y + ttft_s
+        self._xx = _KEEP * self._xx + uncached_tokens * uncached_tokens
+        self._xy = _KEEP * self._xy + uncached_tokens * ttft_s
+        if fitted is None and self.count == _LEAST:
+            first = self.line()
+            # One tenth of the mean until residuals have been seen.
+            self._scale_s = 0.1 * self._y / self._weight if first is not None else 0.0
 
     def line(self) -> tuple[float, float] | None:
-        """``(alpha s/token, beta s)``; ``None`` before enough samples of different sizes."""
-        if self.samples < _LEAST:
+        """``(alpha s/token, beta s)``, both 0 or more; ``None`` before it can be told."""
+        if self.count < _LEAST:
             return None
-        mean_x, mean_y = self._x / self._w, self._y / self._w
-        variance = self._xx / self._w - mean_x * mean_x
-        if variance <= 1e-9 * (1.0 + mean_x * mean_x):
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance <= 1e-9 * max(1.0, mean_x * mean_x):
             return None
-        alpha = max(0.0, (self._xy / self._w - mean_x * mean_y) / variance)
+        alpha = (self._xy / self._weight - mean_x * mean_y) / variance
+        if alpha <= 0.0:
+            return None
         beta = mean_y - alpha * mean_x
-        if beta < 0.0:  # through the origin is the best line left
-            alpha, beta = self._xy / self._xx, 0.0
+        if beta < 0.0:  # through the origin instead
+            return self._xy / self._xx, 0.0
         return alpha, beta
 
     def stats(self) -> dict[str, Any]:
-        """For an operator: the line in friendlier units, and how many samples made it."""
-        line = self.line()
+        """For an operator: the fitted line and its mean absolute residual."""
+        fitted = self.line()
         return {
-            "samples": self.samples,
-            "ms_per_1k_uncached_tokens": None if line is None else line[0] * 1e6,
-            "ms_at_zero": None if line is None else line[1] * 1e3,
+            "requests": self.count,
+            "alpha_ms_per_1k_tokens": None if fitted is None else round(1e6 * fitted[0], 3),
+            "beta_ms": None if fitted is None else round(1e3 * fitted[1], 3),
+            "mean_residual_ms": round(1e3 * self._scale_s, 3),
         }
+
+
+def threshold_tokens(ttft_ms: float, line: tuple[float, float]) -> float:
+    """Tokens that may be left to prefill for a TTFT of ``ttft_ms``; 0 where beta is over it."""
+    alpha, beta = line
+    return max(0.0, (ttft_ms / 1e3 - beta) / alpha) if alpha > 0.0 else math.inf

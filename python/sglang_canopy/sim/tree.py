@@ -83,6 +83,7 @@ class RadixTree:
             self.now = request.time
         request.label = policy.arrive(request)
         node, hit = self.match(request.path)
+        request.cached_tokens = min(hit * self.block_tokens, request.prompt_tokens)
         request.label = policy.finish(request)
         self.lock(node)
         leaf = self.insert(request, node, hit)

@@ -1,0 +1,162 @@
+"""``canopy-tlru``: Tail-Optimized LRU (arXiv 2510.15152) that trims inside a node.
+
+A conversation of ``L`` tokens whose next prompt brings ``Q`` more meets the target if at most
+``xi`` tokens are left to prefill, that is if its first L + Q - xi tokens are cached. What lies
+beyond is free: evicting it costs no target. Free tokens go first, then plain LRU. ``L`` is the
+conversation's high-water mark (``Leaf.history``); ``Q`` comes from the history of the
+conversation's own category.
+
+Forced or optional caching: the paper's forced model caches each conversation whole when it is
+served, the optional one need not. A server has the KV in memory either way, so here ``forced``
+lets free tokens go oldest first, and ``optional`` youngest first: the part of a conversation
+just served that its target does not need is gone before any other is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
+from sglang_canopy.policy.queues import EndQueue
+from sglang_canopy.policy.target import TailTarget, check_target
+from sglang_canopy.reuse.bins import TOKEN_EDGES
+from sglang_canopy.reuse.learner import ReuseModel, mean_growth
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    ttft_ms: float | None = None
+    """Target TTFT in milliseconds; plain LRU until requests carry a TTFT model."""
+    ttft_percentile: float | None = None
+    """Or: the target is this percentile of what is observed."""
+    threshold_tokens: float | None = None
+    """Or: tokens that may be left to prefill (simulator)."""
+    growth_quantile: float | None = None
+    """Plan for this quantile (0 to 1) of the next prompt's new tokens; null: for their mean."""
+    caching: str = "forced"
+    """``forced`` or ``optional``: whether free tokens go oldest or youngest first."""
+
+    def __post_init__(self) -> None:
+        check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
+        if self.growth_quantile is not None and not 0 <= self.growth_quantile < 1:
+            raise ValueError(
+                f"key 'growth_quantile' must be at least 0 and below 1, got {self.growth_quantile}"
+            )
+        if self.caching not in ("forced", "optional"):
+            raise ValueError(f"key 'caching' must be forced or optional, got {self.caching!r}")
+
+
+class TailOptimizedLRU(Policy):
+    """T-LRU. Choosing a victim is O(log n) amortised."""
+
+    name: ClassVar[str] = "canopy-tlru"
+    Config: ClassVar[type] = Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = ReuseModel(own_gaps=False)
+        self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
+        self._learns = True
+        self._planned = self._versions()
+        self._free = EndQueue()
+        self._needed = EndQueue()
+
+    def arrive(self, request: Request) -> str:
+        return self.model.arrive(request) if self._learns else super().arrive(request)
+
+    def finish(self, request: Request) -> str:
+        if not self._learns:
+            return super().finish(request)
+        label = self.model.finish(request)
+        self.target.observe(request)
+        return label
+
+    def twin(self) -> Policy:
+        """The same policy for another tier: it plans with what this one learns."""
+        other = type(self)(self.config)
+        other.model, other.target, other._learns = self.model, self.target, False
+        return other
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        keep = self._keep(leaf)
+        queue = self._free if keep < leaf.length else self._needed
+        leaf.slot = (queue, queue.push(leaf, leaf.last_access), keep)
+
+    def drop(self, leaf: Leaf) -> None:
+        if leaf.slot is not None:
+            queue, entry, _ = leaf.slot
+            leaf.slot = None
+            queue.remove(entry)
+
+    # victim = the tokens beyond L + Q - xi of the oldest leaf that has any, else the oldest leaf
+    def victim(self, now: float) -> Victim | None:
+        if self._planned != self._versions():
+            self._plan_again(now)
+        optional = self.config.caching == "optional"
+        entry = self._free.youngest() if optional else self._free.oldest()
+        if entry is None:
+            entry = self._needed.oldest()
+        if entry is None:
+            return None
+        leaf = entry[3]
+        keep = leaf.slot[2]
+        return Victim(leaf, keep if keep < leaf.length else 0)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        if leaf.slot is not None:
+            self.drop(leaf)
+            self.admit(leaf, leaf.last_access)
+
+    def _keep(self, leaf: Leaf) -> int:
+        """Tokens of ``leaf`` that its conversation's next prompt needs; all, without a target."""
+        threshold = self.target.of(leaf)
+        if threshold is None:
+            return leaf.length
+        budget = leaf.history + self.next_tokens(leaf.category) - threshold
+        return max(0, min(leaf.length, int(budget) - leaf.offset))
+
+    def next_tokens(self, label: str) -> float:
+        """New tokens to plan for in the next prompt of a conversation with this label."""
+        category = self.model.categories.get(label)
+        quantile = self.config.growth_quantile
+        if quantile is None:
+            return mean_growth(category)
+        tokens = 0.0
+        for edge, above in zip(TOKEN_EDGES, category.grows):
+            if above < 1.0 - quantile:
+                break
+            tokens = edge
+        return tokens if category.all_growth else 0.0
+
+    def _versions(self) -> tuple[int, int]:
+        # Prompt growth moves slowly: every 16th fit is often enough to plan anew.
+        return self.target.version, self.model.version // 16
+
+    def _plan_again(self, now: float) -> None:
+        self._planned = self._versions()
+        for leaf in list(self.leaves()):
+            self.drop(leaf)
+            self.admit(leaf, now)
+
+    def stats(self) -> Mapping[str, Any]:
+        return {
+            **self.model.stats(),
+            "threshold_tokens": self.target.tokens,
+            "ttft_model": self.target.line,
+            "leaves_with_free_tokens": len(self._free),
+        }
+
+    def state(self) -> Mapping[str, Any]:
+        return self.model.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.model.restore(state)
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield from self._free
+        yield from self._needed
+
+
+POLICY = TailOptimizedLRU

@@ -1,0 +1,113 @@
+"""``etlru``: expected-tail LRU, WA's belief that a conversation returns times the tail term.
+
+    rank = G_w(a) * (eps + (1 - eps) * P_w(Q > xi - L + d))
+
+A leaf's last token at depth ``d`` matters to the tail only if the next prompt, of L + Q tokens,
+would exceed the threshold ``xi`` without it (arXiv 2510.15152, ET-LRU); ``eps`` keeps part of
+the rank for plain hits. With threshold 0 the tail term is 1 and the rank is WA's.
+
+Unlike WA's, this rank is not monotone in age alone inside a category: it depends on depth and
+history too. So each category's leaves are kept in buckets of xi - L + d (by factors of the
+square root of two), and a victim is trimmed only to where its bucket ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sglang_canopy.policy import wa
+from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
+from sglang_canopy.policy.target import TailTarget, check_target
+from sglang_canopy.reuse.bins import TOKEN_BINS, TOKEN_EDGES, token_bin
+from sglang_canopy.reuse.categories import Category
+
+_NO_TARGET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Config(wa.Config):
+    ttft_ms: float | None = None
+    """Target TTFT in milliseconds; as ``wa`` until requests carry a TTFT model."""
+    ttft_percentile: float | None = None
+    """Or: the target is this percentile of what is observed."""
+    threshold_tokens: float | None = None
+    """Or: tokens that may be left to prefill (simulator)."""
+    floor: float = 0.3
+    """eps, the share of the rank that does not depend on the tail, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        wa.Config.__post_init__(self)
+        check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"key 'floor' must be from 0 to 1, got {self.floor!r}")
+        if self.depth_weight_tokens > 0:
+            raise ValueError("key 'depth_weight_tokens' is for wa; etlru ranks by depth already")
+
+
+class ExpectedTailLRU(wa.WorkloadAware):
+    """ET-LRU over cells of equal category and equal tokens to the threshold."""
+
+    name: ClassVar[str] = "etlru"
+    Config: ClassVar[type] = Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
+        self._planned = 0
+
+    def finish(self, request: Request) -> str:
+        label = super().finish(request)
+        if self._learns:
+            self.target.observe(request)
+        return label
+
+    def twin(self) -> Policy:
+        other = super().twin()
+        assert isinstance(other, ExpectedTailLRU)
+        other.target = self.target
+        return other
+
+    def victim(self, now: float) -> Victim | None:
+        if self._planned != self.target.version:
+            self._planned = self.target.version
+            for leaf in list(self.leaves()):
+                self.drop(leaf)
+                self.admit(leaf, now)
+        return super().victim(now)
+
+    def _slack(self, leaf: Leaf) -> float | None:
+        """xi - L + d: tokens the next prompt may bring before the leaf's last one matters."""
+        threshold = self.target.of(leaf)
+        if threshold is None:
+            return None
+        return threshold - leaf.history + leaf.offset + leaf.length
+
+    def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
+        slack = self._slack(leaf)
+        return _NO_TARGET if slack is None else token_bin(slack)
+
+    def _weight(self, category: Category, bucket: Any) -> float:
+        if bucket == _NO_TARGET:
+            return 1.0
+        above = category.grows[bucket] if bucket > 0 else 1.0
+        floor: float = self.config.floor
+        return floor + (1.0 - floor) * above
+
+    def _keep(self, leaf: Leaf) -> int:
+        slack = self._slack(leaf)
+        if slack is None or not 0 < token_bin(slack) < TOKEN_BINS:
+            return 0
+        over = slack - TOKEN_EDGES[token_bin(slack)]
+        return max(0, leaf.length - max(1, int(over) + 1))
+
+    def stats(self) -> Mapping[str, Any]:
+        return {
+            **super().stats(),
+            "threshold_tokens": self.target.tokens,
+            "ttft_model": self.target.line,
+        }
+
+
+POLICY = ExpectedTailLRU
