@@ -19,7 +19,7 @@ _HUBER = 2.0
 """Residuals beyond this many mean absolute residuals count as if they lay there."""
 
 
-class TtftModel:
+class TtftFit:
     """Decayed least squares, robust against queueing spikes by bounded residuals."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TtftModel:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale_s = 0.0
 
-    def observe(self, uncached_tokens: float, ttft_s: float) -> None:
+    def add(self, uncached_tokens: float, ttft_s: float) -> None:
         """One served request. Values that are not finite or negative are ignored."""
         if not (math.isfinite(uncached_tokens) and math.isfinite(ttft_s)):
             return
