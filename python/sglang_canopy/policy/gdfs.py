@@ -77,6 +77,10 @@ class GDFS(Policy):
             # Every second tick of the past: a coarser clock, never a wrong order.
             self._ticks, self._clocks = self._ticks[::2], self._clocks[::2]
 
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        if self._heap.discard(leaf):
+            self.admit(leaf, leaf.last_access)
+
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._heap)
 

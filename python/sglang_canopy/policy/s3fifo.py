@@ -5,8 +5,8 @@ used more than once meanwhile moves to the main queue, where each use buys anoth
 the small queue evicts is remembered in the ghost queue: if it comes back, it enters the main.
 
 A tree evicts and makes nodes anew, so a ghost is not a node: it is the hash of the first block
-that went, which is chained over everything before it. A path that returns makes a node that
-starts at the first block missing, so that is the one to remember.
+that went, which is chained over everything before it. A request whose path holds a ghost makes
+its new nodes in the main queue.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from sglang_canopy.policy.heap import LazyHeap
 
 _MOST_USES = 3
 """Uses are counted in two bits."""
+_MOST_REQUESTS = 4096
+"""Requests whose path is known, for leaves that a tree admits long after they were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,19 @@ class S3FIFO(Policy):
         self._lengths: dict[Leaf, int] = {}
         self._ghosts: dict[int, int] = {}
         self._ghost_tokens = 0
-        self._last: Request | None = None
+        self._requests: dict[float, Request] = {}
+        self._returned: dict[float, None] = {}
+        """Times of requests that brought a ghost back."""
 
-    def finish(self, request: Request) -> str:
-        self._last = request
-        return super().finish(request)
+    def arrive(self, request: Request) -> str:
+        self._requests[request.time] = request
+        _trim(self._requests, _MOST_REQUESTS)
+        if not self._ghosts.keys().isdisjoint(request.path):
+            for block in self._ghosts.keys() & request.path:
+                self._ghost_tokens -= self._ghosts.pop(block)
+            self._returned[request.time] = None
+            _trim(self._returned, 16 * _MOST_REQUESTS)
+        return super().arrive(request)
 
     def admit(self, leaf: Leaf, now: float) -> None:
         if leaf.slot is None:
@@ -147,18 +157,15 @@ class S3FIFO(Policy):
         }
 
     def _enter(self, leaf: Leaf) -> _Place:
-        """The place of a node seen for the first time: made by the request that just ended."""
-        request, block_tokens = self._last, 1
+        """The place of a node seen for the first time, perhaps long after it was made."""
+        request, block_tokens = self._requests.get(leaf.last_access), 1
         path: Sequence[int] = ()
-        if request is not None and request.time == leaf.last_access:
+        if request is not None:
             block_tokens = request.block_tokens
             start, end = leaf.offset, leaf.offset + leaf.length
             path = request.path[start // block_tokens : -(-end // block_tokens)]
-        tokens = self._ghosts.pop(path[0], None) if path else None
-        if tokens is not None:
-            self._ghost_tokens -= tokens
-        queue = self._small if tokens is None else self._main
-        return _Place(queue, leaf.created, leaf.hits, path, block_tokens)
+        queue = self._main if leaf.created in self._returned else self._small
+        return _Place(queue, leaf.created, 1, path, block_tokens)
 
     def _push(self, leaf: Leaf, place: _Place) -> None:
         place.queue.push(leaf, place.since)
@@ -171,6 +178,11 @@ class S3FIFO(Policy):
         limit = self.config.ghost_share * sum(self._tokens.values())
         while self._ghost_tokens > limit and self._ghosts:
             self._ghost_tokens -= self._ghosts.pop(next(iter(self._ghosts)))
+
+
+def _trim(oldest_first: dict[float, Any], most: int) -> None:
+    while len(oldest_first) > most:
+        del oldest_first[next(iter(oldest_first))]
 
 
 POLICY = S3FIFO

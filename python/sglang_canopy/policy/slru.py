@@ -57,15 +57,16 @@ class SLRU(Policy):
             self._push(self._probation, leaf, leaf.last_access)
             return
         self._push(self._protected, leaf, leaf.last_access)
-        self._demote(now)
 
     def drop(self, leaf: Leaf) -> None:
         for segment in (self._probation, self._protected):
             if segment.discard(leaf):
                 self._tokens[segment] -= self._lengths.pop(leaf)
 
+    # while protected > its share: the least recent protected leaf becomes probationary
     # victim = the least recent probationary leaf, or else the least recent protected one
     def victim(self, now: float) -> Victim | None:
+        self._demote(now)
         leaf = self._probation.least() or self._protected.least()
         return None if leaf is None else Victim(leaf)
 
