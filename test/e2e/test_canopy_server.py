@@ -111,8 +111,8 @@ def test_a_hint_and_the_status_have_routes_of_their_own(shared_server, tiny_mode
     status = json.loads(client.get("/canopy/status"))
     assert status["policy"] == "wa"
     assert status["hints_waiting"] == 0
-    assert status["ttft_model"]["samples"] >= 30
-    assert status["ttft_model"]["ms_per_1k_uncached_tokens"] > 0
+    assert status["ttft_model"]["requests"] >= 30
+    assert status["ttft_model"]["alpha_ms_per_1k_tokens"] > 0
 
 
 def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):

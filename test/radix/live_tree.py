@@ -178,6 +178,7 @@ class LiveTree:
         """One whole request: look up, make room, insert, finish. Returns the tokens hit."""
         request = self.request(time, prompt_tokens=len(tokens), **fields)
         hit = self.match(tokens)
+        request.cached_tokens = hit
         self.core.finish(request)
         self.insert(tokens, request)
         return hit
@@ -195,6 +196,7 @@ def fake_req(
         "sampling_params": SimpleNamespace(custom_params=custom),
         "extra_key": None,
         "cache_salt": None,
+        "cached_tokens": 0,
         "session": None,
         "finished_reason": SimpleNamespace(),
     }

@@ -81,7 +81,7 @@ class CanopyFullComponent(FullComponent):
         leaves = self.tree_core.evictable_device_leaves
         for node in self._refused:
             if node in leaves:
-                leaves.pending[node] = None
+                leaves.pending[node] = self.tree_core.clock
         self._refused = []
         self._last_victim = None
 

@@ -54,8 +54,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         super().reset()
         self.tips: dict[tuple[Any, Any], UnifiedTreeNode] = {}
         """Deepest node of each conversation, for hints that come later. Purged as it grows."""
-        self.evictable_device_leaves = EvictableLeaves(self.live.device_policy)
-        self.evictable_host_leaves = EvictableLeaves(self.live.host_policy)
+        self.evictable_device_leaves = EvictableLeaves(self.live.device_policy, self)
+        self.evictable_host_leaves = EvictableLeaves(self.live.host_policy, self)
 
     # ---- metadata ----
 
@@ -94,9 +94,6 @@ class CanopyTreeCore(UnifiedTreeCore):
             self.evictable_host_leaves.discard(node)
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int):
-        # The child's offset changes, so whichever tier holds it must rank it anew.
-        self.evictable_device_leaves.reconsider(child)
-        self.evictable_host_leaves.reconsider(child)
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
         head_leaf.inherit(tail_leaf)
@@ -206,6 +203,10 @@ class CanopyTreeCore(UnifiedTreeCore):
 
     def arrive(self, request: Request) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""
+        # The policy first hears of what the requests before this one left, in the state that
+        # it had then: the simulator, which serves one request at a time, does the same.
+        self.evictable_device_leaves.admit_pending()
+        self.evictable_host_leaves.admit_pending()
         self.clock = max(self.clock, request.time)
         for hint in getattr(request, "hints", ()):
             self.hint(hint)

@@ -75,6 +75,7 @@ def finished_request(req: Req, request: LiveRequest, core: CanopyTreeCore) -> No
     request.done = True
     output = list(req.output_ids)
     request.output_tokens = len(output)
+    request.cached_tokens = req.cached_tokens
     request.stop = request.stop_hint or _stop_reason(req, request, output)
     block = request.block_tokens
     covered = len(request.path) * block

@@ -14,6 +14,8 @@ from sglang_canopy.policy.base import Leaf, Policy
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+    from sglang_canopy.radix.core import CanopyTreeCore
+
 
 class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
@@ -26,7 +28,6 @@ class NodeLeaf(Leaf):
         self.request_number = -1
         """Number of the last request counted in ``hits``."""
 
-
     def touch(self, now: float) -> None:
         """A use by nobody in particular (a direct call of the cache's ``insert``)."""
         if self.hits == 0:
@@ -38,20 +39,22 @@ class NodeLeaf(Leaf):
 class EvictableLeaves(set):
     """A tier's evictable nodes, with a policy that hears of each change.
 
-    NOTE: ``add`` only notes the node; the policy is told when a victim is next asked for.
-    SGLang adds a node before its request is known and often locks it again at once, so most
-    additions never reach the policy at all.
+    NOTE: ``add`` only notes the node; the policy is told when the next request arrives or a
+    victim is asked for. SGLang adds a node before its request is known and often locks it
+    again at once, so most additions never reach the policy at all.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, core: CanopyTreeCore) -> None:
         super().__init__()
         self.policy = policy
-        self.pending: dict[UnifiedTreeNode, None] = {}
+        self.core = core
+        self.pending: dict[UnifiedTreeNode, float] = {}
+        """Nodes the policy has not heard of yet, and the clock when they were added."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
             set.add(self, node)
-            self.pending[node] = None
+            self.pending[node] = self.core.clock
 
     def discard(self, node: UnifiedTreeNode) -> None:
         if node in self:
@@ -65,19 +68,24 @@ class EvictableLeaves(set):
         """What the policy knows of ``node`` is about to change: admit it anew later."""
         if node in self and node not in self.pending:
             self.policy.drop(node.canopy)
-            self.pending[node] = None
+            self.pending[node] = self.core.clock
+
+    def admit_pending(self) -> None:
+        """Tell the policy of every node added since the last time."""
+        if not self.pending:
+            return
+        for node, since in self.pending.items():
+            leaf = node.canopy
+            if leaf.length != len(node.key):
+                _measure(node)
+            if leaf.hits == 0:
+                _adopt(leaf, node, since)
+            self.policy.admit(leaf, since)
+        self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """The node to evict next and how many of its first tokens the policy keeps."""
-        if self.pending:
-            for node in self.pending:
-                leaf = node.canopy
-                if leaf.length != len(node.key):
-                    _measure(node)
-                if leaf.hits == 0:
-                    _adopt(leaf, node, now)
-                self.policy.admit(leaf, now)
-            self.pending.clear()
+        self.admit_pending()
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
 

@@ -1,0 +1,127 @@
+"""The one idea: the simulator's tree and SGLang's real cache do the same with the same policy.
+
+Both are fed the same requests; every request must hit the same tokens, and every victim must be
+the same part of the same path.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from live_tree import LiveTree, check
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.policy.registry import live_names, make_policy
+from sglang_canopy.sim.tree import Evicted, RadixTree
+
+PAGE = 4
+CONFIGS: dict[str, list[dict[str, Any]]] = {
+    "wa": [{}, {"model": "exponential"}],
+    "canopy-tlru": [{"threshold_tokens": 20}],
+    "etlru": [{"threshold_tokens": 20}],
+    "threshold-lru": [{"threshold_tokens": 24}],
+}
+CASES = [(name, config) for name in live_names() for config in CONFIGS.get(name, [{}])]
+
+
+def workload(seed: int, requests: int) -> list[dict[str, Any]]:
+    """Conversations that grow by a few blocks a turn, a third below one system prompt."""
+    draw = random.Random(seed)
+    talks: dict[int, list[int]] = {}
+    made, now = [], 0.0
+    for _ in range(requests):
+        now += draw.choice([0.25, 1.0, 5.0])
+        who = draw.randrange(14)
+        if who not in talks or draw.random() < 0.08:
+            talks[who] = [1, 2, 3] if who % 3 == 0 else []
+        fresh = draw.randrange(1, 5)
+        talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(fresh)]
+        kind = ("chat", "agent")[who % 2]
+        made.append(
+            {
+                "time": now,
+                "blocks": list(talks[who]),
+                "category": kind,
+                "turn": 1 + len(talks[who]) // 4,
+                "conversation": f"c{who}",
+                "stop": "tool" if kind == "agent" and draw.random() < 0.8 else "end",
+                "over": draw.random() < 0.05,
+            }
+        )
+    return made
+
+
+def fields(step: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in step.items() if k not in ("time", "blocks")}
+
+
+def simulated(policy: str, config: dict, steps: list[dict], capacity: int, whole: bool):
+    cuts: list[tuple[int, int, int]] = []
+
+    def note(cut: Evicted) -> None:
+        cuts.append((cut.offset, cut.tokens, cut.blocks[0]))
+
+    tree = RadixTree(make_policy(policy, config), capacity, PAGE, whole_nodes=whole, on_evict=note)
+    hits = []
+    for step in steps:
+        blocks = step["blocks"]
+        # A path is chained: the same block below another prefix is another block.
+        path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
+        request = Request(
+            time=step["time"],
+            path=path,
+            block_tokens=PAGE,
+            prompt_tokens=len(path) * PAGE,
+            **fields(step),
+        )
+        hits.append(tree.access(request) * PAGE)
+        tree.verify()
+    return hits, cuts
+
+
+def served(policy: str, config: dict, steps: list[dict], capacity: int, whole: bool):
+    settings = {**config, "quantum_tokens": 1, "whole_nodes": whole, "block_tokens": PAGE}
+    tree = LiveTree(capacity * PAGE, policy, settings, page_size=PAGE)
+    core = tree.core
+    cuts: list[tuple[int, int, int]] = []
+    delete = core._delete_unbacked_device_leaf
+
+    def noted(node: Any, *args: Any, **kwargs: Any) -> None:
+        path, above = [], node
+        while above is not core.root_node:
+            path = list(above.key.raw_token_ids()) + path
+            above = above.parent
+        blocks = path[::PAGE]
+        first = node.canopy.offset // PAGE
+        cuts.append((node.canopy.offset, len(node.key), hash((*blocks[: first + 1],))))
+        delete(node, *args, **kwargs)
+
+    core._delete_unbacked_device_leaf = noted
+    hits = []
+    for step in steps:
+        tokens = [t for block in step["blocks"] for t in [block] * PAGE]
+        blocks = step["blocks"]
+        path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
+        hits.append(tree.serve(tokens, step["time"], path=path, block_tokens=PAGE, **fields(step)))
+        check(tree)
+    return hits, cuts
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+def test_simulator_and_live_cache_hit_and_evict_alike(
+    policy: str, config: dict[str, Any], whole: bool
+) -> None:
+    for seed in (1, 2):
+        steps = workload(seed, 120)
+        simulated_hits, simulated_cuts = simulated(policy, config, steps, 40, whole)
+        served_hits, served_cuts = served(policy, config, steps, 40, whole)
+        first = next(
+            (i for i, (a, b) in enumerate(zip(simulated_hits, served_hits)) if a != b), None
+        )
+        assert first is None, (first, simulated_hits[first], served_hits[first])
+        assert served_cuts == simulated_cuts
+        assert sum(simulated_hits) > 0
+        assert simulated_cuts
