@@ -158,7 +158,16 @@ class Categories:
                 if len(self._table) >= self.cap or (top and 4 * self._names >= self.cap):
                     return self.overflow if top else category
                 self._names += top
-                known = self._table[label] = Category(label, category)
+                # Until the next fit it is what it refines: when it is first asked for, which
+                # depends on when a tree admits a leaf, must not change a rank.
+                known = self._table[label] = Category(
+                    label,
+                    category,
+                    rank=list(category.rank),
+                    curve=list(category.curve),
+                    grows=list(category.grows),
+                    life_s=category.life_s,
+                )
             category = known
         self._chains[names] = category
         return category

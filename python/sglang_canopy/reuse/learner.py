@@ -92,7 +92,7 @@ class ReuseModel:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
         tip.history = request.prompt_tokens + request.output_tokens
-        if len(request.path) * request.block_tokens >= tip.history:
+        if len(request.path) > tip.blocks:
             # The path was extended over the output, which may or may not be in the next prompt.
             full = full_blocks(request.path, tip.history, request.block_tokens)
             if full and request.path[full - 1] not in tip.keys:
@@ -122,6 +122,7 @@ class ReuseModel:
     def _tip_of(self, request: Request, before: Tip | None) -> Tip:
         tip = Tip(request.time, self.categories.root)
         tip.history = request.prompt_tokens
+        tip.blocks = len(request.path)
         tip.turn = max(1, request.turn)
         if before is not None:
             tip.turn = max(tip.turn, before.turn + 1)

@@ -21,6 +21,7 @@ class Tip:
     """Where one request's path ends (or two paths part), and what became of it."""
 
     __slots__ = (
+        "blocks",
         "born",
         "category",
         "gap_s",
@@ -44,6 +45,8 @@ class Tip:
         """Moving average of this conversation's own gaps."""
         self.history = 0
         """Prompt and output tokens."""
+        self.blocks = 0
+        """Blocks of the path on arrival."""
         self.keys: tuple[int, ...] = ()
         self.open = True
         """Nobody has continued it yet."""
@@ -123,7 +126,7 @@ class ShadowIndex:
     def junctions(self, path: Sequence[int]) -> list[int]:
         """The junctions that ``path`` runs through, shallowest first, as block hashes."""
         junctions = self._junctions
-        return [block for block in path if block in junctions] if junctions else []
+        return list(filter(junctions.__contains__, path)) if junctions else []
 
     def junction(self, block: int) -> Tip | None:
         return self._junctions.get(block)

@@ -1,0 +1,244 @@
+"""What `wa` and `etlru` win over LRU and the simple baselines, with placebos beside them.
+
+    python benchmark/eviction/claims.py --data DIR --out OUT
+
+DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run) and
+OUT/claims.md (the tables). One process, about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from sglang_canopy.sim.hindsight import make_hindsight
+from sglang_canopy.sim.hindsight.future import Future
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+
+SEEDS = (1, 2, 3, 4, 5)
+CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+SIMPLE = ("lru", "fifo", "lfu", "slru", "s3fifo", "gdfs")
+TAIL_BLOCKS = {"conversation": 42, "agentic": 182}
+"""The threshold of the tail runs, in blocks of 512 tokens."""
+
+
+class RandomLabels(Categories):
+    """The placebo: every label is another request's, drawn from those seen so far."""
+
+    def __init__(self, cap: int, seed: int) -> None:
+        super().__init__(cap)
+        self._draw = random.Random(seed)
+        self._pool: list[tuple[str, ...]] = []
+
+    def refine(self, names: tuple[str, ...]) -> Category:
+        if len(self._pool) < 10_000:
+            self._pool.append(names)
+        else:
+            self._pool[self._draw.randrange(10_000)] = names
+        return super().refine(self._draw.choice(self._pool))
+
+
+def random_labels(seed: int) -> Policy:
+    policy: Any = make_policy("wa")
+    policy.model.categories = RandomLabels(policy.config.max_categories, seed)
+    return policy
+
+
+def one_curve() -> Policy:
+    """WA without categories: every leaf ranks by the global curve."""
+    policy: Any = make_policy("wa")
+    policy.model.categories.refine = lambda names: policy.model.categories.root
+    return policy
+
+
+VARIANTS: dict[str, Callable[[int], Policy]] = {
+    "wa": lambda seed: make_policy("wa"),
+    "wa, random labels": random_labels,
+    "wa, one curve": lambda seed: one_curve(),
+    "wa, exponential": lambda seed: make_policy("wa", {"model": "exponential"}),
+    **{name: (lambda seed, name=name: make_policy(name)) for name in SIMPLE},
+}
+
+
+def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
+    mooncake = data / "mooncake"
+    yield "conversation", 0, list(open_trace(mooncake / "conversation_first60.jsonl", "mooncake"))
+    yield "synthetic", 0, list(open_trace(mooncake / "synthetic_trace.jsonl", "mooncake"))
+    azure = data / "azure" / "AzureLLMInferenceTrace_code.csv"
+    yield "azure", 0, list(open_trace(azure, "azure"))
+    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    for seed in SEEDS:
+        whole = list(overlay(archive, 200, 7200.0, seed))
+        yield "agentic", seed, whole
+        yield "agentic, first 2 h", seed, [r for r in whole if r.time_s <= 7200.0]
+
+
+def plan(name: str) -> Iterator[tuple[str, float]]:
+    """Which policies run at which capacities of a trace."""
+    if name == "agentic, first 2 h":
+        for capacity in (0.05, 0.1):
+            yield from ((policy, capacity) for policy in ("lru", "wa"))
+        return
+    for capacity in CAPACITIES:
+        yield "lru", capacity
+        yield "wa", capacity
+        if capacity in (0.05, 0.1) or name in ("conversation", "synthetic"):
+            yield from ((v, capacity) for v in VARIANTS if v not in ("lru", "wa"))
+            yield "hindsight", capacity
+
+
+def hit_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    distinct = distinct_blocks(trace)
+    for policy, capacity in plan(name):
+        if policy == "hindsight":
+            made = make_hindsight("belady", Future(trace))
+        else:
+            made = VARIANTS[policy](seed)
+        result = simulate(trace, made, max(1, int(distinct * capacity)))
+        yield row(name, seed, policy, capacity, result, None)
+
+
+def tail_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    capacity = {"conversation": 0.1, "agentic": 0.07}[name]
+    threshold = float(TAIL_BLOCKS[name] * 512)
+    blocks = int(distinct_blocks(trace) * capacity)
+    tail = {"threshold_tokens": threshold}
+    runs = {
+        "lru": make_policy("lru"),
+        "wa": make_policy("wa"),
+        "canopy-tlru": make_policy("canopy-tlru", tail),
+        "etlru": make_policy("etlru", tail),
+    }
+    for policy, made in runs.items():
+        result = simulate(trace, made, blocks, threshold_tokens=threshold)
+        yield row(name, seed, policy, capacity, result, threshold)
+
+
+def row(
+    name: str, seed: int, policy: str, capacity: float, result: Any, threshold: float | None
+) -> dict[str, Any]:
+    return {
+        "trace": name,
+        "seed": seed,
+        "policy": policy,
+        "capacity_fraction": capacity,
+        "capacity_blocks": result.capacity_blocks,
+        "requests": result.requests,
+        "block_hit_ratio": result.block_hit_ratio,
+        "token_hit_ratio": result.token_hit_ratio,
+        "uncached_tokens_p50": result.uncached_tokens_p50,
+        "uncached_tokens_p90": result.uncached_tokens_p90,
+        "uncached_tokens_p95": result.uncached_tokens_p95,
+        "threshold_tokens": threshold,
+        "tel_tokens": result.tel_tokens,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def mean(rows: list[dict[str, Any]], key: str, **where: Any) -> float | None:
+    found = [r[key] for r in rows if all(r[k] == v for k, v in where.items())]
+    return statistics.fmean(found) if found else None
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    hits = [r for r in rows if r["threshold_tokens"] is None]
+    parts = ["Block hit ratio, %, by capacity (share of the trace's distinct blocks).\n"]
+    for name in dict.fromkeys(r["trace"] for r in hits):
+        lines = []
+        for policy in dict.fromkeys(r["policy"] for r in hits if r["trace"] == name):
+            cells = [policy]
+            for capacity in CAPACITIES:
+                found = mean(
+                    hits, "block_hit_ratio", trace=name, policy=policy, capacity_fraction=capacity
+                )
+                cells.append("" if found is None else f"{100 * found:.2f}")
+            lines.append(cells)
+        seeds = len({r["seed"] for r in hits if r["trace"] == name})
+        title = f"{name}, mean of {seeds} seeds" if seeds > 1 else name
+        parts.append(
+            f"### {title}\n\n" + table(["policy", *(f"{c:.0%}" for c in CAPACITIES)], lines)
+        )
+    lines = []
+    for name in dict.fromkeys(r["trace"] for r in hits):
+        for capacity in CAPACITIES:
+            gains = [
+                100 * (r["block_hit_ratio"] - base["block_hit_ratio"])
+                for r in hits
+                for base in hits
+                if r["policy"] == "wa"
+                and base["policy"] == "lru"
+                and r["trace"] == base["trace"] == name
+                and r["seed"] == base["seed"]
+                and r["capacity_fraction"] == base["capacity_fraction"] == capacity
+            ]
+            if gains:
+                each = " ".join(f"{g:+.2f}" for g in gains)
+                lines.append([name, f"{capacity:.0%}", f"{statistics.fmean(gains):+.2f}", each])
+    parts.append(
+        "### wa minus lru, points\n\n" + table(["trace", "capacity", "mean", "by seed"], lines)
+    )
+    lines = []
+    tails = [r for r in rows if r["threshold_tokens"] is not None]
+    for name in dict.fromkeys(r["trace"] for r in tails):
+        for policy in dict.fromkeys(r["policy"] for r in tails):
+            at = {"trace": name, "policy": policy}
+            capacity = next(r["capacity_fraction"] for r in tails if r["trace"] == name)
+            values = [
+                mean(tails, f"uncached_tokens_{q}", **at) or 0.0 for q in ("p50", "p90", "p95")
+            ]
+            lines.append(
+                [name, f"{capacity:.0%}", policy]
+                + [f"{100 * (mean(tails, 'block_hit_ratio', **at) or 0.0):.2f}"]
+                + [f"{v:.0f}" for v in values]
+                + [f"{(mean(tails, 'tel_tokens', **at) or 0.0) / 1e6:.2f}"]
+            )
+    head = ["trace", "capacity", "policy", "hit %", "P50", "P90", "P95", "TEL, M tokens"]
+    parts.append("### The tail: uncached tokens\n\n" + table(head, lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public traces")
+    parser.add_argument("--out", type=Path, required=True, help="folder for claims.json, claims.md")
+    parser.add_argument("--only", help="only the traces whose name starts so")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with tqdm(unit="run", disable=None) as bar:
+        for name, seed, trace in traces(args.data):
+            if args.only and not name.startswith(args.only):
+                continue
+            bar.set_description(f"{name} {seed or ''}")
+            made = [hit_rows(name, seed, trace)]
+            if name in TAIL_BLOCKS:
+                made.append(tail_rows(name, seed, trace))
+            for source in made:
+                for one in source:
+                    rows.append(one)
+                    bar.update()
+    (args.out / "claims.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (args.out / "claims.md").write_text(report(rows))
+    print(report(rows))
+
+
+if __name__ == "__main__":
+    main()
