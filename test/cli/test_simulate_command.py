@@ -127,6 +127,23 @@ def test_the_threshold_is_given_in_tokens_or_as_a_target(trace):
     assert threshold("--slo-ms", "150", "--ttft-model", "0.1,50")[0] == pytest.approx(1000)
 
 
+def test_tail_policies_aim_at_the_threshold_unless_told_otherwise(trace):
+    _, rows = simulate(
+        trace,
+        "--policy",
+        "etlru,etlru:own,canopy-tlru,tail-belady",
+        "--capacity",
+        "0.1",
+        "--tel-threshold-tokens",
+        "700",
+        "--policy-config",
+        'etlru:own={"threshold_tokens":50}',
+    )
+    aims = {r["policy"]: r["policy_config"]["threshold_tokens"] for r in rows}
+    assert aims == {"etlru": 700, "etlru:own": 50, "canopy-tlru": 700, "tail-belady": 700}
+    assert {r["tel_threshold_tokens"] for r in rows} == {700}
+
+
 def test_savings_are_counted_for_a_model(trace, capsys):
     _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.5", "--model", "llama-3.1-8b")
     row = rows[0]

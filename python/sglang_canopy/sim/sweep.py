@@ -38,6 +38,9 @@ from sglang_canopy.trace.record import TraceRequest
 _TAIL_PERCENTILE = 90
 _LABEL_FREE = ("lru", "lfu", "fifo", "slru", "s3fifo", "gdfs", "threshold-lru")
 """Policies that read no label: their placebo is themselves."""
+_TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")
+"""Options by which ``canopy-tlru`` and ``etlru`` are given a target; without one they get the
+threshold that the tail is measured against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +284,12 @@ def _check(choice: Choice) -> None:
 
 
 def _build(choice: Choice, future: Future | None, threshold_tokens: float) -> Policy:
-    if not choice.hindsight:
-        return make_policy(choice.name, choice.config)
-    assert future is not None, "a hindsight policy needs the future"
     config = dict(choice.config)
+    if choice.name in ("canopy-tlru", "etlru") and not any(key in config for key in _TAIL_TARGETS):
+        config["threshold_tokens"] = threshold_tokens
+    if not choice.hindsight:
+        return make_policy(choice.name, config)
+    assert future is not None, "a hindsight policy needs the future"
     if needs_threshold(choice.name):
         config.setdefault("threshold_tokens", threshold_tokens)
     return make_hindsight(choice.name, future, config)
