@@ -1,0 +1,147 @@
+"""Fusion: one pass that writes a layer's whole row, recomputed tokens and reused ones.
+
+``origin[i] >= 0`` takes row ``origin[i]`` of the fresh K and V (already rotated);
+``origin[i] < 0`` takes row ``-1 - origin[i]`` of the reused ones (keys before RoPE, rotated here).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from canopy_kernel import pages
+from canopy_kernel.triton_shim import tl, triton
+
+
+def reference(
+    fresh_k: torch.Tensor,
+    fresh_v: torch.Tensor,
+    raw_k: torch.Tensor,
+    raw_v: torch.Tensor,
+    origin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    table: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+) -> None:
+    """Plain torch. Rows ``[*, kv_heads, d]``; origin, positions, slots ``[n]``; pools are views."""
+    origin = origin.long()
+    new, old = (origin >= 0).nonzero()[:, 0], (origin < 0).nonzero()[:, 0]
+    pages.write(k_pool, slots[new], fresh_k[origin[new]])
+    pages.write(v_pool, slots[new], fresh_v[origin[new]])
+    take = -1 - origin[old]
+    x = raw_k[take].float()
+    cos, sin = table[positions[old].long()].float()[:, None].chunk(2, dim=-1)
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half:]
+    pages.write(k_pool, slots[old], torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1))
+    pages.write(v_pool, slots[old], raw_v[take])
+
+
+@triton.jit
+def _fuse_kernel(
+    fresh_k_ptr,
+    fresh_v_ptr,
+    raw_k_ptr,
+    raw_v_ptr,
+    origin_ptr,
+    positions_ptr,
+    slots_ptr,
+    table_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    count,
+    fk_row,
+    fv_row,
+    rk_row,
+    rv_row,
+    kp_page,
+    kp_token,
+    kp_head,
+    vp_page,
+    vp_token,
+    vp_head,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    head = tl.program_id(1)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    alive = token < count
+    origin = tl.load(origin_ptr + token, mask=alive, other=0).to(tl.int64)
+    position = tl.load(positions_ptr + token, mask=alive, other=0).to(tl.int64)
+    slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
+    new = (alive & (origin >= 0))[:, None]
+    old = (alive & (origin < 0))[:, None]
+    new_row = tl.where(origin >= 0, origin, 0)[:, None]
+    old_row = tl.where(origin < 0, -1 - origin, 0)[:, None]
+    HALF: tl.constexpr = DIM // 2
+    dims = tl.arange(0, HALF)[None, :]
+    column = head * DIM + dims
+    a = tl.load(raw_k_ptr + old_row * rk_row + column, mask=old, other=0.0).to(tl.float32)
+    b = tl.load(raw_k_ptr + old_row * rk_row + column + HALF, mask=old, other=0.0).to(tl.float32)
+    angle = position[:, None] * DIM + dims
+    cos = tl.load(table_ptr + angle, mask=old, other=0.0).to(tl.float32)
+    sin = tl.load(table_ptr + angle + HALF, mask=old, other=0.0).to(tl.float32)
+    # The other branch loads zeros, so a sum is a choice without a third pass.
+    low = a * cos - b * sin
+    high = b * cos + a * sin
+    low += tl.load(fresh_k_ptr + new_row * fk_row + column, mask=new, other=0.0).to(tl.float32)
+    high += tl.load(fresh_k_ptr + new_row * fk_row + column + HALF, mask=new, other=0.0).to(tl.float32)
+    page = slot // PAGE
+    offset = slot % PAGE
+    both = alive[:, None]
+    out = (page * kp_page + offset * kp_token)[:, None] + head * kp_head + dims
+    kind = k_pool_ptr.dtype.element_ty
+    tl.store(k_pool_ptr + out, low.to(kind), mask=both)
+    tl.store(k_pool_ptr + out + HALF, high.to(kind), mask=both)
+    low = tl.load(raw_v_ptr + old_row * rv_row + column, mask=old, other=0.0).to(tl.float32)
+    high = tl.load(raw_v_ptr + old_row * rv_row + column + HALF, mask=old, other=0.0).to(tl.float32)
+    low += tl.load(fresh_v_ptr + new_row * fv_row + column, mask=new, other=0.0).to(tl.float32)
+    high += tl.load(fresh_v_ptr + new_row * fv_row + column + HALF, mask=new, other=0.0).to(tl.float32)
+    out = (page * vp_page + offset * vp_token)[:, None] + head * vp_head + dims
+    kind = v_pool_ptr.dtype.element_ty
+    tl.store(v_pool_ptr + out, low.to(kind), mask=both)
+    tl.store(v_pool_ptr + out + HALF, high.to(kind), mask=both)
+
+
+BLOCK = 16
+
+
+def fuse_triton(
+    fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool
+) -> None:
+    """The Triton kernel; arguments as in :func:`reference`. Rows dense in heads and d."""
+    count = origin.numel()
+    if count == 0:
+        return
+    heads, dim = raw_k.shape[1:]
+    _fuse_kernel[(triton.cdiv(count, BLOCK), heads)](
+        fresh_k,
+        fresh_v,
+        raw_k,
+        raw_v,
+        origin,
+        positions,
+        slots,
+        table,
+        k_pool,
+        v_pool,
+        count,
+        fresh_k.stride(0),
+        fresh_v.stride(0),
+        raw_k.stride(0),
+        raw_v.stride(0),
+        *k_pool.stride()[:3],
+        *v_pool.stride()[:3],
+        PAGE=k_pool.shape[1],
+        DIM=dim,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+def fuse(fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool) -> None:
+    """Triton on CUDA, torch elsewhere; arguments as in :func:`reference`."""
+    path = fuse_triton if raw_k.is_cuda else reference
+    path(fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool)

@@ -1,0 +1,76 @@
+"""Low-pass energy: how much of a token's K and V lies in a chunk's low frequencies (CacheTune).
+
+The transform runs along the tokens of one chunk (torch's FFT); what follows it, both norms and
+their mean, is one pass over the reconstruction.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from canopy_kernel.triton_shim import tl, triton
+
+
+def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tensor:
+    """Low-passed ``x [layers, n, width]`` along tokens, fp32 (equations 2 to 4).
+
+    Keeps the bins ``k < floor(alpha * (floor(n / 2) + 1))`` of the one-sided spectrum; ``high``
+    keeps the others.
+    """
+    n = x.shape[1]
+    if n == 0:
+        return x.float()
+    spectrum = torch.fft.rfft(x.float(), dim=1)
+    cut = math.floor(alpha * spectrum.shape[1])
+    if high:
+        spectrum[:, :cut] = 0
+    else:
+        spectrum = spectrum[:, :cut]  # irfft pads with zeros up to n
+    if spectrum.shape[1] == 0:
+        return torch.zeros_like(x, dtype=torch.float32)
+    return torch.fft.irfft(spectrum, n=n, dim=1)
+
+
+def reference(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """``k, v [layers, n, width]`` -> ``[layers, n]``: mean of both norms (equation 5)."""
+    return 0.5 * (k.float().norm(dim=-1) + v.float().norm(dim=-1))
+
+
+@triton.jit
+def _energy_kernel(k_ptr, v_ptr, out_ptr, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    alive = row < count
+    key = tl.zeros([BLOCK], tl.float32)
+    value = tl.zeros([BLOCK], tl.float32)
+    for at in range(0, WIDTH, STEP):
+        column = at + tl.arange(0, STEP)
+        where = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        inside = alive[:, None] & (column < WIDTH)[None, :]
+        k = tl.load(k_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        key += tl.sum(k * k, axis=1)
+        value += tl.sum(v * v, axis=1)
+    tl.store(out_ptr + row, 0.5 * (tl.sqrt(key) + tl.sqrt(value)), mask=alive)
+
+
+BLOCK, STEP = 8, 128
+
+
+def energy_triton(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The Triton kernel; arguments as in :func:`reference`."""
+    layers, n, width = k.shape
+    out = torch.empty(layers, n, dtype=torch.float32, device=k.device)
+    if out.numel():
+        grid = (triton.cdiv(layers * n, BLOCK),)
+        _energy_kernel[grid](k.contiguous(), v.contiguous(), out, layers * n, width, BLOCK, STEP)
+    return out
+
+
+def lowpass_energy(
+    k: torch.Tensor, v: torch.Tensor, alpha: float = 0.5, high: bool = False
+) -> torch.Tensor:
+    """``k, v [layers, n, width]`` of one chunk -> ``[layers, n]`` fp32 energies."""
+    k, v = reconstruct(k, alpha, high), reconstruct(v, alpha, high)
+    return energy_triton(k, v) if k.is_cuda else reference(k, v)

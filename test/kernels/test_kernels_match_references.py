@@ -1,0 +1,168 @@
+"""Every kernel against its plain-torch reference (Triton's interpreter on a CPU, the chip on CUDA)."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from canopy_kernel import attention, fuse, lowpass, pages, rope_scatter  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    import triton.knobs
+
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("no CUDA, and TRITON_INTERPRET is not set", allow_module_level=True)
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# (head size, heads, kv heads, dtype, page size, layout): every value of each, not the product.
+CASES = [
+    (64, 6, 2, torch.float32, 1, "NHD"),
+    (64, 4, 4, torch.float16, 16, "HND"),
+    (128, 4, 1, torch.bfloat16, 64, "NHD"),
+    (128, 2, 2, torch.float32, 16, "HND"),
+    (256, 2, 1, torch.float16, 16, "NHD"),
+    (256, 1, 1, torch.bfloat16, 1, "HND"),
+]
+names = [f"d{d}-h{h}of{g}-{str(t)[6:]}-page{p}-{lay}" for d, h, g, t, p, lay in CASES]
+every_case = pytest.mark.parametrize("case", CASES, ids=names)
+
+
+def pool(slots, dim, heads, dtype, page, layout):
+    count = -(-slots // page) + 2
+    shape = (count, page, heads, dim) if layout == "NHD" else (count, heads, page, dim)
+    return pages.view(torch.randn(shape, device=DEVICE).to(dtype), layout)
+
+
+def table(length, dim):
+    angle = torch.arange(length, device=DEVICE)[:, None] * 10000.0 ** -(
+        torch.arange(0, dim, 2, device=DEVICE) / dim
+    )
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def close(got, expected, dtype):
+    error = (got.float() - expected.float()).abs().max().item() if got.numel() else 0.0
+    assert error <= TOLERANCE[dtype], f"off by {error:.2e}"
+
+
+def batch(lengths, chosen, slots_in_pool):
+    """Rows of several requests over scattered slots of one pool."""
+    slots = torch.randperm(slots_in_pool)[: sum(lengths)]
+    positions = [torch.randperm(n)[:m].sort()[0] for n, m in zip(lengths, chosen)]
+    return attention.Rows(
+        torch.cat(positions).to(DEVICE),
+        torch.tensor([0, *torch.tensor(chosen).cumsum(0)], dtype=torch.int32, device=DEVICE),
+        slots.to(DEVICE),
+        torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=DEVICE),
+        max(chosen),
+    )
+
+
+@every_case
+def test_sparse_attention_over_a_paged_batch(case):
+    dim, heads, kv_heads, dtype, page, layout = case
+    torch.manual_seed(dim)
+    k, v = (pool(400, dim, kv_heads, dtype, page, layout) for _ in range(2))
+    rows = batch([150, 1, 97], [41, 1, 97], 400)
+    q = torch.randn(139, heads, dim, device=DEVICE).to(dtype)
+    expected = attention.reference(q, k, v, rows, dim**-0.5)
+    for backend in ("triton", "blocked"):
+        close(attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend), expected, dtype)
+
+
+def test_a_query_sees_by_position_and_not_by_row():
+    k, v = torch.zeros(8, 1, 1, 64, device=DEVICE), torch.zeros(8, 1, 1, 64, device=DEVICE)
+    v[:, 0, 0, 0] = torch.arange(8.0)
+    rows = attention.Rows.one(
+        torch.tensor([2, 5, 7], device=DEVICE), torch.arange(8, device=DEVICE)
+    )
+    q = torch.randn(3, 1, 64, device=DEVICE)
+    for backend in ("triton", "blocked", "reference"):
+        out = attention.sparse_prefill(q, k, v, rows, 1.0, backend)
+        assert out[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
+
+
+def test_many_queries_cross_block_borders():
+    torch.manual_seed(3)
+    n = 301
+    k, v = (pool(n, 64, 1, torch.float32, 1, "NHD") for _ in range(2))
+    rows = attention.Rows.one(
+        torch.randperm(n)[:130].sort()[0].to(DEVICE), torch.randperm(n).to(DEVICE)
+    )
+    q = torch.randn(130, 2, 64, device=DEVICE)
+    expected = attention.reference(q, k, v, rows, 0.125)
+    for backend in ("triton", "blocked"):
+        close(attention.sparse_prefill(q, k, v, rows, 0.125, backend), expected, torch.float32)
+
+
+def test_an_empty_batch_of_queries_is_nothing():
+    k = torch.zeros(4, 1, 1, 64, device=DEVICE)
+    rows = attention.Rows.one(
+        torch.empty(0, dtype=torch.long, device=DEVICE), torch.arange(4, device=DEVICE)
+    )
+    for backend in ("triton", "blocked", "reference"):
+        q = torch.empty(0, 1, 64, device=DEVICE)
+        assert attention.sparse_prefill(q, k, k, rows, 1.0, backend).shape == (0, 1, 64)
+
+
+@every_case
+@pytest.mark.parametrize("count", [0, 1, 37])
+def test_rope_scatter(case, count):
+    dim, _, heads, dtype, page, layout = case
+    torch.manual_seed(count)
+    raw, v = (torch.randn(64, heads, dim, device=DEVICE).to(dtype) for _ in range(2))
+    source = torch.randperm(64, device=DEVICE)[:count]
+    positions = torch.randint(0, 500, (count,), device=DEVICE)
+    slots = torch.randperm(100, device=DEVICE)[:count]
+    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    copies = [p.clone() for p in pools]
+    args = (raw, v, source, positions, slots, table(500, dim))
+    rope_scatter.reference(*args, *copies)
+    rope_scatter.rope_scatter_triton(*args, *pools)
+    for got, expected in zip(pools, copies):
+        close(got, expected, dtype)
+
+
+@every_case
+@pytest.mark.parametrize("fresh", [0, 1, 20, 40])
+def test_fusion_takes_each_token_from_its_origin(case, fresh):
+    dim, _, heads, dtype, page, layout = case
+    torch.manual_seed(fresh)
+    n = 40
+    rows = [torch.randn(48, heads, dim, device=DEVICE).to(dtype) for _ in range(4)]
+    new = torch.zeros(n, dtype=torch.bool)
+    new[torch.randperm(n)[:fresh]] = True
+    pick = torch.randperm(48)[:n]
+    origin = torch.where(new, pick, -1 - pick).to(DEVICE)
+    positions = torch.randint(0, 500, (n,), device=DEVICE)
+    slots = torch.randperm(100, device=DEVICE)[:n]
+    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    copies = [p.clone() for p in pools]
+    args = (*rows, origin, positions, slots, table(500, dim))
+    fuse.reference(*args, *copies)
+    fuse.fuse_triton(*args, *pools)
+    for got, expected in zip(pools, copies):
+        close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_energy(tokens, dtype):
+    k, v = (torch.randn(3, tokens, 192, device=DEVICE).to(dtype) for _ in range(2))
+    got, expected = lowpass.energy_triton(k, v), lowpass.reference(k, v)
+    assert got.shape == (3, tokens)
+    assert torch.allclose(got, expected, rtol=1e-4)
+
+
+def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
+    at = torch.arange(64.0)
+    slow, fast = (2 * torch.pi * at * f / 64 for f in (3, 30))
+    x = torch.stack([slow.sin(), fast.sin()], -1)[None]
+    kept = lowpass.reconstruct(x, 0.5)
+    assert torch.allclose(kept[0, :, 0], slow.sin(), atol=1e-5)
+    assert kept[0, :, 1].abs().max() < 1e-5
+    both = kept + lowpass.reconstruct(x, 0.5, high=True)
+    assert torch.allclose(both, x, atol=1e-5)
