@@ -12,7 +12,7 @@ from sglang_canopy.characterize.observe import POSITIONS, Observation
 @dataclass(frozen=True, slots=True)
 class Locality:
     """Ideal block hit ratio when of every prompt only ``stride`` of it, from ``offset`` on, is
-    kept; blocks count as hits wherever they are found.
+    stored and looked up.
 
     Grids are ``[stride, offset]`` in tenths, row 0 the smallest stride (10 %); cells that would
     pass the prompt's end repeat the longest stride that fits.
@@ -43,14 +43,18 @@ def locality(seen: Observation) -> Locality:
 
 
 def grid(place_count: np.ndarray) -> np.ndarray:
-    """``place_count[set of earlier places]`` -> hit ratio by stride and offset."""
-    sets = np.arange(len(place_count))
+    """``place_count[place, set of earlier places]`` -> hit ratio by stride and offset.
+
+    An access hits when it stands inside the part and its block stood inside it before.
+    """
+    sets = np.arange(1 << POSITIONS)
     total = max(int(place_count.sum()), 1)
     ratio = np.zeros((POSITIONS, POSITIONS))
     for stride in range(1, POSITIONS + 1):
         for offset in range(POSITIONS):
             kept = ((1 << stride) - 1) << offset
-            ratio[stride - 1, offset] = place_count[(sets & kept) > 0].sum() / total
+            inside = place_count[offset : offset + stride].sum(0)
+            ratio[stride - 1, offset] = inside[(sets & kept) > 0].sum() / total
     return ratio
 
 

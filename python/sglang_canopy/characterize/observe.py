@@ -100,7 +100,8 @@ class Observation:
     reuse_sum_s: np.ndarray
     """[half, category]: the sum of those ages."""
     place_count: np.ndarray
-    """[later turn?, 2 ** POSITIONS]: accesses of blocks whose earlier places are that set."""
+    """[later turn?, place, 2 ** POSITIONS]: accesses of blocks at ``place`` (in tenths of the
+    prompt) that stood at that set of places in earlier prompts."""
     same_conversation_hits: int
     same_user_hits: int
     stranded: int
@@ -175,7 +176,7 @@ def observe(
     first_s, last_request, uses, places = (_Column(t) for t in ("d", "i4", "i4", "u2"))
     category_of = _Column("i4")
     count: dict[int, np.ndarray] = {}
-    place_count = np.zeros((2, 1 << POSITIONS), np.int64)
+    place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
     same_conversation = same_user = stranded = 0
     sums: dict[int, np.ndarray] = {}
     times = _Column("d")
@@ -223,7 +224,6 @@ def observe(
         if length:
             place = (np.arange(length) * POSITIONS) // length
             later = int(r.turn > 1)
-            place_count[later] += np.bincount(places.all[rows], minlength=1 << POSITIONS)
             if run < length:
                 fresh = known[run:].count(-1)
                 stranded += length - run - fresh
@@ -237,8 +237,8 @@ def observe(
                         known[i] = row_of.setdefault(r.blocks[i], start)
                         start += known[i] == start
                 rest = np.array(known[run:], np.int64)
-                place_count[later] += np.bincount(places.all[rest], minlength=1 << POSITIONS)
                 rows = np.concatenate([rows, rest])
+            np.add.at(place_count[later], (place << POSITIONS) + places.all[rows], 1)
             last_request.all[rows] = number
             uses.all[rows] += 1
             places.all[rows] |= (1 << place).astype(np.uint16)
@@ -284,7 +284,7 @@ def observe(
         uses=uses.all.copy(),
         reuse_count=reuse_count,
         reuse_sum_s=reuse_sum,
-        place_count=place_count,
+        place_count=place_count.reshape(2, POSITIONS, 1 << POSITIONS),
         same_conversation_hits=same_conversation,
         same_user_hits=same_user,
         stranded=stranded,

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_canopy.characterize.capacity import blocks_for
 from sglang_canopy.characterize.observe import Observation
 from sglang_canopy.characterize.runs import Prepared, Run, run_all
+from sglang_canopy.sim.stack import lru_curve
 
-FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Capacities, as shares of the distinct blocks."""
-WORTH = (0.02, 0.2)
-"""The range of capacities in which policies are compared; beyond it they hardly differ."""
+LRU_SHARES = (0.25, 0.5, 0.75, 0.9, 0.98)
+"""Capacities tried: where LRU has this share of the ideal hits. The trace says what is small."""
+MIDDLE = 1
+"""The one of them at which the winner has to beat LRU, and categories are compared."""
 CANDIDATES: tuple[tuple[str, str, tuple[tuple[str, object], ...]], ...] = (
     ("lru", "lru", ()),
     ("s3fifo", "s3fifo", ()),
@@ -30,7 +32,8 @@ CANDIDATES: tuple[tuple[str, str, tuple[tuple[str, object], ...]], ...] = (
 """(name in the report, name a user types, options)."""
 RESAMPLES = 1000
 PLACEBOS = (1, 2, 3)
-RUNS = len(FRACTIONS) * (len(CANDIDATES) + len(PLACEBOS)) + 3
+"""Seeds of the shuffles."""
+RUNS = len(LRU_SHARES) * (len(CANDIDATES) + len(PLACEBOS)) + 3
 """Runs of the simulator that ``recommend`` makes at most."""
 WINDOWS = 50
 LEAST_CLUSTERS = 30
@@ -40,7 +43,10 @@ LEAST_CLUSTERS = 30
 class Gain:
     """Hit ratio of the recommended policy minus that of LRU, in points (hundredths), tokens."""
 
+    lru_share: float
+    """LRU has this share of the ideal hits here."""
     fraction: float
+    """The capacity as a share of the distinct blocks."""
     capacity_blocks: int
     lru_hit_ratio: float
     hit_ratio: float
@@ -66,7 +72,7 @@ class Recommendation:
     categories_reason: str
     knee_blocks: int
     """Where the policy has 90 % of the ideal hits, interpolated between the capacities tried;
-    all distinct blocks where half of them are not enough."""
+    all distinct blocks where none of them is enough."""
     knee_fraction: float
     knee_bytes: int
     gains: tuple[Gain, ...]
@@ -108,41 +114,39 @@ def recommend(
         name: tuple(ratio(Run(policy, c, options)) for c in capacities)
         for name, policy, options in CANDIDATES
     }
-    compared = [i for i, f in enumerate(FRACTIONS) if WORTH[0] <= f <= WORTH[1]]
-    means = {name: float(np.mean([row[i] for i in compared])) for name, row in table.items()}
+    means = {name: float(np.mean(row)) for name, row in table.items()}
     name, policy, options = max(CANDIDATES, key=lambda c: means[c[0]])
     cluster, what = _clusters(seen, len(tokens))
     rng = np.random.default_rng(seed)
-    middle = compared[len(compared) // 2]
+    fractions = tuple(c / prepared.distinct_blocks for c in capacities)
 
     def interval(run: Run) -> tuple[float, float, float]:
         lru = Run("lru", run.capacity_blocks)
         return bootstrap(results[lru] - results[run], tokens, cluster, rng)
 
-    middle_gain = interval(Run(policy, capacities[middle], options))
+    middle_gain = interval(Run(policy, capacities[MIDDLE], options))
     if policy != "lru" and middle_gain[1] <= 0:
         reason = (
-            f"{name} is {middle_gain[0]:+.1f} points over LRU at {FRACTIONS[middle]:.0%} of the "
-            "distinct blocks, which the spread over "
-            f"{what} does not tell from nothing: keep LRU"
+            f"{name} is {middle_gain[0]:+.1f} points over LRU where LRU has half of the ideal "
+            f"hits, which the spread over {what} does not tell from nothing"
         )
         name, policy, options = CANDIDATES[0]
     elif policy == "lru":
-        reason = "no policy tried has a higher mean hit ratio than LRU from 2 % to 20 %"
+        reason = "no policy tried has a higher mean hit ratio than LRU over the capacities tried"
     else:
         second = max(v for k, v in means.items() if k != name)
         reason = (
-            f"the highest mean hit ratio from 2 % to 20 % of the distinct blocks: "
-            f"{means[name]:.1%}, the next policy {second:.1%}, LRU {means['lru']:.1%}"
+            f"the highest hit ratio on average over the capacities tried, {means[name]:.1%}; "
+            f"the next best has {second:.1%}, LRU {means['lru']:.1%}"
         )
 
     more = [Run(policy, c, options, placebo_seed=s) for c in capacities for s in PLACEBOS]
-    told = [Run(policy, capacities[middle], options, labels=v) for v in ("type", "turn", "none")]
+    told = [Run(policy, capacities[MIDDLE], options, labels=v) for v in ("type", "turn", "none")]
     if policy == "lru":
         more, told = [], []
     results |= run_all(prepared, more + told, jobs, progress)
     gains = []
-    for fraction, c in zip(FRACTIONS, capacities):
+    for share, fraction, c in zip(LRU_SHARES, fractions, capacities):
         run = Run(policy, c, options)
         points, low, high = interval(run)
         base = ratio(Run("lru", c))
@@ -153,17 +157,17 @@ def recommend(
         )
         gains.append(
             Gain(
-                fraction, c, base, ratio(run), points, low, high,
+                share, fraction, c, base, ratio(run), points, low, high,
                 float(np.mean(shuffled)), min(shuffled), max(shuffled),
             )
         )  # fmt: skip
-    base = ratio(Run("lru", capacities[middle]))
+    base = ratio(Run("lru", capacities[MIDDLE]))
     label_gain = {r.labels: 100.0 * (ratio(r) - base) for r in told}
     if told:
-        label_gain["both"] = gains[middle].points
+        label_gain["both"] = gains[MIDDLE].points
     ideal = _ideal_tokens(prepared) / total
     knee = _reach([g.hit_ratio for g in gains], capacities, 0.9 * ideal, prepared.distinct_blocks)
-    tell, why = _categories(seen, label_gain, gains[middle])
+    tell, why = _categories(seen, label_gain, gains[MIDDLE])
     block_tokens = prepared.requests[0].block_tokens
     return Recommendation(
         policy=policy,
@@ -178,9 +182,9 @@ def recommend(
         clusters=what,
         cluster_count=int(cluster.max()) + 1,
         label_gain=label_gain,
-        label_fraction=FRACTIONS[middle],
+        label_fraction=fractions[MIDDLE],
         table=table,
-        fractions=FRACTIONS,
+        fractions=fractions,
         capacities=tuple(capacities),
         ideal_hit_ratio=ideal,
         requests=len(tokens),
@@ -210,7 +214,8 @@ def bootstrap(
 
 
 def _capacities(prepared: Prepared) -> list[int]:
-    return [max(1, round(f * prepared.distinct_blocks)) for f in FRACTIONS]
+    lru = lru_curve(prepared.requests)
+    return [max(1, blocks_for(lru, share)) for share in LRU_SHARES]
 
 
 def _reach(ratios: list[float], capacities: list[int], wanted: float, all_blocks: int) -> int:

@@ -15,7 +15,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.trace.record import TraceRequest
 
-COARSEST_TOKENS = 512
+COARSEST_TOKENS = 256
 LABELS = ("both", "type", "turn", "none")
 
 
@@ -46,7 +46,7 @@ class Prepared:
 def prepare(trace: Iterable[TraceRequest], accesses: int, most: int) -> Prepared:
     """Keep what ``most`` block accesses hold of a trace that makes ``accesses`` in all.
 
-    First blocks are merged (2, 4, ... up to 512 tokens a block): a merged block is known by its
+    First blocks are merged (2, 4, ... up to 256 tokens a block): a merged block is known by its
     whole prefix, so a hit of it is a hit of all its parts. What is still too much is cut off at
     the end.
     """

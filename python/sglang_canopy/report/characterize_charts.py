@@ -109,10 +109,13 @@ def _hits(report: Report) -> Figure:
     figure, axes = _figure(2 if bars else 1, widths=(3, 2) if bars else None)
     left = axes[0, 0]
     starts, ratio = np.array(h.window_start_s), np.array(h.window_hit_ratio)
-    left.step(starts, ratio, where="post", color=BLUE, linewidth=1.8)
+    left.step(
+        np.append(starts, starts[-1] + h.window_s), np.append(ratio, ratio[-1]), where="post",
+        color=BLUE, linewidth=1.8,
+    )  # fmt: skip
     left.axhline(h.block_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     left.annotate(
-        f"whole trace {percent(h.block_hit_ratio, 1)}", (1.0, h.block_hit_ratio), (-2, 4),
+        f"whole trace {percent(h.block_hit_ratio, 1)}", (1.0, h.block_hit_ratio), (-2, -30),
         xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
         ha="right",
     )  # fmt: skip
@@ -168,10 +171,14 @@ def _skew(report: Report) -> Figure:
         ends.append((name, colour, float(np.interp(0.01, top, share)), curve))
     one.axvline(0.1, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     one.annotate(
-        f"busiest tenth of the blocks: {percent(s.block_reuses.top_tenth)} of the reuses",
-        (0.1, s.block_reuses.top_tenth), (10, -26), textcoords="offset points", fontsize=8,
-        color=BLUE, arrowprops={"arrowstyle": "-", "color": BLUE, "linewidth": 0.8},
-    )  # fmt: skip
+        f"10 % of the blocks:\n{percent(s.block_reuses.top_tenth)} of the reuses",
+        (0.1, s.block_reuses.top_tenth),
+        (8, -30),
+        textcoords="offset points",
+        fontsize=8,
+        color=BLUE,
+    )
+    one.plot([0.1], [s.block_reuses.top_tenth], "o", color=BLUE, markersize=4)
     one.set_xscale("log")
     one.set_xlim(1e-4, 1)
     one.set_ylim(0, 1.02)
@@ -286,9 +293,10 @@ def _reuse(report: Report) -> Figure:
             one.set_xlabel("time since last use", fontsize=8.5, color=INK)
         if i % columns == 0:
             one.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
-        if columns == 3 and len(one.get_xticks()) > 5:
-            ticks = [t for t in one.get_xticks() if t in (0.001, 0.1, 1, 10, 60, 600, 3600, 86400)]
-            one.set_xticks(ticks, [seconds(t) for t in ticks], fontsize=7.5)
+        if columns == 3:
+            ticks = [t for t in (0.001, 0.1, 1, 10, 60, 600, 3600) if first <= t <= late]
+            ticks = [t for t in ticks if len(ticks) <= 4 or t not in (10, 3600)]
+            one.set_xticks(ticks, [seconds(t) for t in ticks])
         if i == 0:
             for k, (name, colour) in enumerate(
                 (("observed", INK), ("survival fit", BLUE), ("exponential fit", ORANGE))
@@ -298,10 +306,13 @@ def _reuse(report: Report) -> Figure:
                     color=colour, va="top", fontweight="bold",
                 )  # fmt: skip
         if r.survival_fit and r.exponential_fit:
-            one.annotate(
-                f"KS {r.survival_fit.ks:.2f} survival\nKS {r.exponential_fit.ks:.2f} exponential",
-                (0.97, 0.04), xycoords="axes fraction", fontsize=7.5, color=GREY, ha="right",
-            )  # fmt: skip
+            for k, (fit, colour) in enumerate(
+                ((r.survival_fit, BLUE), (r.exponential_fit, ORANGE))
+            ):
+                one.annotate(
+                    f"KS {fit.ks:.2f}", (0.98, 0.14 - 0.1 * k), xycoords="axes fraction",
+                    fontsize=8, color=colour, ha="right",
+                )  # fmt: skip
     for one in list(axes.flat)[len(shown) :]:
         one.set_visible(False)
     return figure
@@ -313,7 +324,7 @@ def _locality(report: Report) -> Figure:
     panels = [("all requests", p.all)]
     if p.later_turns is not None:
         panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
-    figure, axes = _figure(max(len(panels), 2), height=3.2)
+    figure, axes = _figure(max(len(panels), 2), height=3.3)
     most = max(max(map(max, rows)) for _, rows in panels)
     for one, (name, rows) in zip(axes.flat, panels):
         one.grid(False)
@@ -330,7 +341,7 @@ def _locality(report: Report) -> Figure:
         for stride, offset in ((0, 0), (4, 0), (9, 0), (4, 5)):
             value = values[stride, offset]
             one.annotate(
-                percent(value), (offset, stride), fontsize=7, va="center", ha="center",
+                f"{100 * value:.0f}", (offset, stride), fontsize=7, va="center", ha="center",
                 color="white" if value < 0.6 * most else INK,
             )  # fmt: skip
         _title(one, name)
@@ -359,8 +370,8 @@ def _lifespan(report: Report) -> Figure:
         if at > one.get_xlim()[0]:
             one.plot([at], [q], "o", color=BLUE, markersize=4)
             one.annotate(
-                f"P{100 * q:.0f}: {seconds(at)}", (at, q), (-6, -11), textcoords="offset points",
-                fontsize=8, color=BLUE, ha="right",
+                f"P{100 * q:.0f}: {seconds(at)}", (at, q), (4, -11), textcoords="offset points",
+                fontsize=8, color=BLUE, ha="left" if at < 0.2 * age[-1] else "right",
             )  # fmt: skip
     one.annotate(
         f"{percent(f.used_once)} used once", (one.get_xlim()[0], f.used_once), (5, 5),
@@ -411,8 +422,8 @@ def _footprint(report: Report) -> Figure:
     for i, (row, colour) in enumerate(ends):
         one.annotate(
             f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}",
-            (0.015, 0.95 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
-            fontweight="bold", va="top",
+            (0.985, 0.2 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
+            fontweight="bold", va="bottom", ha="right",
         )  # fmt: skip
     _title(one, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure
@@ -436,8 +447,8 @@ def _capacity(report: Report) -> Figure:
     one.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
     one.annotate(
         f"90 % of it with {size(need * c.block_bytes)}\n({percent(need / c.distinct_blocks, 1)})",
-        (need / c.distinct_blocks, at), (-8, -4), textcoords="offset points", fontsize=8,
-        color=BLUE, ha="right", va="top",
+        (need / c.distinct_blocks, at), (8, -8), textcoords="offset points", fontsize=8,
+        color=BLUE, ha="left" if need / c.distinct_blocks < 0.15 else "right", va="top",
     )  # fmt: skip
     one.set_xscale("log")
     one.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
@@ -450,11 +461,24 @@ def _capacity(report: Report) -> Figure:
     right.plot(time, live, color=GREEN, linewidth=1.8)
     right.fill_between(time, live, color=GREEN, alpha=0.15, linewidth=0)
     right.set_ylim(0, 1.15 * max(live.max(), 1))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v)))
+    unit = 1024.0 ** min(4, int(math.log(max(float(live.max()), 1.0), 1024.0)))
+    tick = _round_step(float(live.max()) / unit / 5) * unit
+    right.set_yticks(np.arange(0.0, 1.1 * float(live.max()) + tick, tick))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v) if v else "0"))
     _clock_axis(right, time[0], time[-1])
     right.set_ylabel("blocks that will be used again", fontsize=8.5, color=INK)
     _title(right, f"With the future known: {size(c.live_peak * c.block_bytes)}")
     return figure
+
+
+def _capacity_label(fraction: float) -> str:
+    return percent(fraction, 0 if fraction >= 0.1 else 1 if fraction >= 0.01 else 2)
+
+
+def _round_step(value: float) -> float:
+    """1, 2 or 5 times a power of ten, at least ``value``."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
 
 
 def _policies(report: Report) -> Figure:
@@ -463,7 +487,7 @@ def _policies(report: Report) -> Figure:
     figure, axes = _figure(height=3.8)
     one = axes[0, 0]
     x = np.array(r.fractions)
-    names = sorted(r.table, key=lambda n: -r.table[n][1])
+    names = sorted(r.table, key=lambda n: -sum(r.table[n]))
     colours = {"lru": GREY, "wa": BLUE, "wa, exponential": SKY, "s3fifo": ORANGE, "gdfs": PINK}
     for name in names:
         mark = {"lru": "o", "wa": "o", "wa, exponential": "s", "s3fifo": "^", "gdfs": "v"}[name]
@@ -477,7 +501,7 @@ def _policies(report: Report) -> Figure:
         xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=INK,
     )  # fmt: skip
     one.set_xscale("log")
-    one.set_xticks(x, [percent(v) for v in x])
+    one.set_xticks(x, [_capacity_label(v) for v in x])
     one.xaxis.set_minor_locator(NullLocator())
     one.set_xlim(x[0] * 0.85, x[-1] * 1.1)
     one.set_ylim(0, 1.12 * r.ideal_hit_ratio)
@@ -485,7 +509,7 @@ def _policies(report: Report) -> Figure:
     _labels(one, "capacity, share of the distinct blocks", "token hit ratio")
     for i, name in enumerate(names):
         one.annotate(
-            f"{name}   {percent(r.table[name][1], 1)} at 2 %", (0.985, 0.06 + 0.07 * (len(names) - 1 - i)),
+            f"{name}   {percent(r.table[name][1], 1)} at {_capacity_label(x[1])}", (0.985, 0.06 + 0.07 * (len(names) - 1 - i)),
             xycoords="axes fraction", fontsize=8.5, color=colours[name], fontweight="bold",
             ha="right",
         )  # fmt: skip
@@ -521,22 +545,28 @@ def _gain(report: Report) -> Figure:
     )  # fmt: skip
     for p, value in zip(place, points):
         one.annotate(
-            f"{value:+.1f}", (p - 0.1, value), (-6, 0), textcoords="offset points", fontsize=8,
-            color=BLUE, ha="right", va="center",
+            f"{value:+.1f}", (p - 0.1, value), (-6, 1), textcoords="offset points", fontsize=8,
+            color=BLUE, ha="right", va="bottom",
         )  # fmt: skip
-    one.set_xticks(place, [percent(g.fraction) for g in r.gains])
+    one.set_xticks(
+        place, [f"{_capacity_label(g.fraction)}\nLRU has {percent(g.lru_share)}" for g in r.gains]
+    )
     one.set_xlim(-0.6, len(place) - 0.4)
-    _labels(one, "capacity, share of the distinct blocks", "points of token hit ratio over LRU")
+    _labels(
+        one, "capacity, share of the distinct blocks, and what LRU has there of the ideal hits",
+        "points of token hit ratio over LRU",
+    )  # fmt: skip
     one.annotate(
         f"{r.policy}, 95 % over {r.cluster_count:,} {r.clusters}", (0.985, 0.95),
         xycoords="axes fraction", fontsize=8.5, color=BLUE, fontweight="bold", ha="right", va="top",
     )  # fmt: skip
     one.annotate(
-        f"with shuffled labels (placebo), {3} seeds", (0.985, 0.87), xycoords="axes fraction",
+        "with shuffled labels (placebo), 3 seeds", (0.985, 0.87), xycoords="axes fraction",
         fontsize=8.5, color=ORANGE, fontweight="bold", ha="right", va="top",
     )  # fmt: skip
     best = max(r.gains, key=lambda g: g.points)
     _title(
-        one, f"{r.policy} over LRU: up to {best.points:+.1f} points, at {percent(best.fraction)}"
+        one,
+        f"{r.policy} over LRU: up to {best.points:+.1f} points, at {_capacity_label(best.fraction)}",
     )
     return figure

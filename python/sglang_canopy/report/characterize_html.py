@@ -195,7 +195,7 @@ def _recommendation(report: Report) -> str:
     r = report.recommendation
     assert r is not None
     table = _table(
-        ("token hit ratio at", *(percent(f) for f in r.fractions)),
+        ("token hit ratio at", *(percent(f, 1) for f in r.fractions)),
         ((name, *(percent(v, 1) for v in row)) for name, row in r.table.items()),
     )
     notes = [
@@ -203,13 +203,15 @@ def _recommendation(report: Report) -> str:
         f"of {r.block_tokens} tokens"
         + (", the beginning of the trace" if r.cut else "")
         + f". Capacities are shares of the {count(r.capacities[-1] / r.fractions[-1])} distinct "
-        "blocks.",
+        "blocks, those where LRU has "
+        + ", ".join(percent(g.lru_share) for g in r.gains)
+        + " of the ideal hits.",
         f"Intervals: {r.cluster_count} {r.clusters} drawn with replacement a thousand times, with "
         "what the simulator gave for each request; contention between other conversations is not "
         "redrawn.",
     ]
     if r.label_gain:
-        notes.append(f"Categories, at {percent(r.label_fraction)}: {r.categories_reason}.")
+        notes.append(f"Categories, at {percent(r.label_fraction, 1)}: {r.categories_reason}.")
     return table + "".join(f"<p class=small>{html.escape(n)}</p>" for n in notes)
 
 

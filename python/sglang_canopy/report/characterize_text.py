@@ -128,9 +128,9 @@ def findings(report: Report) -> dict[str, str]:
     if report.locality:
         p = report.locality
         said["locality"] = (
-            f"Keeping the first half of every prompt alone would hit {percent(p.first_half, 1)} "
-            f"of the blocks, the last half alone {percent(p.last_half, 1)}; the first tenth "
-            f"{percent(p.first_tenth, 1)}."
+            f"Storing and looking up only the first half of every prompt would hit "
+            f"{percent(p.first_half, 1)} of the blocks, only the last half "
+            f"{percent(p.last_half, 1)}, only the first tenth {percent(p.first_tenth, 1)}."
         )
     if report.lifespan:
         f = report.lifespan
@@ -164,17 +164,17 @@ def findings(report: Report) -> dict[str, str]:
 def _advice(r: Recommendation) -> str:
     advice = f"Use {policy_name(r)}: {r.reason}. "
     if r.policy != "lru":
-        gains = {round(g.fraction, 3): g for g in r.gains}
         parts = [
-            f"{gains[f].points:+.1f} points over LRU at {percent(f)} of the distinct blocks "
-            f"(95 % between {gains[f].low:+.1f} and {gains[f].high:+.1f}; "
-            f"{gains[f].placebo_points:+.1f} with shuffled labels)"
-            for f in (0.02, 0.05, 0.1, 0.2)
+            f"{g.points:+.1f} points where LRU has {percent(g.lru_share)} of the ideal hits "
+            f"({percent(g.fraction, 1)} of the distinct blocks; 95 % between {g.low:+.1f} and "
+            f"{g.high:+.1f}; {g.placebo_points:+.1f} with shuffled labels)"
+            for g in r.gains
+            if g.lru_share in (0.25, 0.5, 0.9)
         ]
-        advice += f"Expect {'; '.join(parts)}. "
+        advice += f"Expect over LRU {'; '.join(parts)}. "
     return (
         advice + f"Categories to send: {r.categories}. Room: {size(r.knee_bytes)} "
-        f"({percent(r.knee_fraction)} of the distinct blocks) for 90 % of the ideal hits."
+        f"({percent(r.knee_fraction, 1)} of the distinct blocks) for 90 % of the ideal hits."
     )
 
 

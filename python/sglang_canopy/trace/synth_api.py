@@ -16,6 +16,8 @@ from sglang_canopy.trace.synth_blocks import Prompt, Request, Shared, SharedProm
 from sglang_canopy.trace.synth_draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from sglang_canopy.trace.synth_presets import ApiLoad
 
+_SLOWEST_S = 60.0
+"""No job waits longer than this between two requests, on average (assumption)."""
 _RUN_IN_S = 3600.0
 """Jobs start this long before the trace, so that it begins with some under way."""
 
@@ -93,7 +95,9 @@ class ApiSource:
         shared = rng.choice(prompts)
         speed = load.job_requests_per_s
         per_s = speed.median * math.exp(rng.gauss(0.0, speed.sigma))
-        return _Job(tenant, shared, draw_tokens(rng, load.job_requests), 1.0 / per_s)
+        return _Job(
+            tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _SLOWEST_S)
+        )
 
     def _send(self, time_s: float, job: _Job) -> Request:
         load, rng = self.load, self.rng

@@ -22,7 +22,7 @@ from sglang_canopy.trace.synth_presets import LONGEST_CONVERSATION, ChatKind, Ch
 _THINNING = 5.0
 """Candidate conversations per accepted one; none lasts longer than 4/5 of the trace."""
 
-_LOST = 1.04
+_LOST = 1.02
 """Makes up for the later turns of conversations too long for the trace (calibrated: 2 h)."""
 
 

@@ -10,7 +10,7 @@ from random import Random
 
 from sglang_canopy.trace.synth_presets import Lengths
 
-TOKENS_PER_S = 40.0
+TOKENS_PER_S = 80.0
 """Speed at which an answer streams; what replies to it comes after its end (assumption)."""
 
 
