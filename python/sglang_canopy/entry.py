@@ -89,7 +89,7 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     times = recv_obj.time_stats[i]
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
-        ttft_fit.observe(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+        ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
 
 
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:

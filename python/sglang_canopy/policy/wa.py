@@ -91,7 +91,9 @@ class WorkloadAware(Policy):
         self._ranked_version = 0
         self._learns = True
         if config.profile is not None:
-            self.restore(profile.read(config.profile))
+            saved = profile.read(config.profile)
+            if saved is not None:
+                self.restore(saved)
 
     def arrive(self, request: Request) -> str:
         return self.model.arrive(request) if self._learns else super().arrive(request)

@@ -249,6 +249,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         request.label = self.live.device_policy.finish(request)
         if self.live.host_policy is not self.live.device_policy:
             self.live.host_policy.finish(request)
+        if self.live.profile is not None:
+            self.live.profile.save_sometimes(self.live.device_policy, self.clock)
 
     def leaf(self, node_id: int) -> Leaf:
         """The metadata of a node (tests, diagnostics)."""

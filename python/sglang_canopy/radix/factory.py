@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+from sglang_canopy.radix.profile import Profile
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -34,6 +36,8 @@ class LiveCache:
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
+    profile: Profile | None = None
+    """Where what the policy learns is saved; ``None`` on every rank but the first."""
 
 
 def live_cache(policy: str, config: Mapping[str, Any] | None) -> LiveCache:
@@ -73,6 +77,11 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
     install_core()
     prepare(ctx.params)
+    live = ctx.params.canopy
+    path = getattr(live.device_policy.config, "profile", None)
+    if path is not None and ctx.tp_rank == 0:
+        live.profile = Profile(path)
+        atexit.register(live.profile.save, live.device_policy)
     return create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
 
 

@@ -115,7 +115,7 @@ class ReuseModel:
         self._next_fit = max(
             self.min_samples, 64, len(self.shadow) // 16, len(self.categories) // 2
         )
-        share = self._saved_samples / (self._saved_samples + self.samples + 1.0)
+        share = self._profile_share()
         fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
@@ -190,7 +190,11 @@ class ReuseModel:
             category.growth_sum = max(0.0, category.growth_sum - tip.growth)
 
     def state(self) -> Mapping[str, Any]:
-        return profile.save(self.categories)
+        return profile.save(self.categories, self._profile_share())
+
+    def _profile_share(self) -> float:
+        """Weight of a loaded profile's counts beside those of this run."""
+        return self._saved_samples / (self._saved_samples + self.samples + 1.0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from the counts of an earlier run; they weigh less as new samples come in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
-from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
+from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories, Category
+
+logger = logging.getLogger(__name__)
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -18,21 +21,33 @@ _SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2}
 _MOST = 1e15
 
 
-def save(categories: Categories) -> dict[str, Any]:
-    """The counts behind every category's curve (its own, not its refinements')."""
+def save(categories: Categories, share: float = 0.0) -> dict[str, Any]:
+    """The counts behind every category's curve (its own, not its refinements').
+
+    ``share`` is the weight that the counts of a loaded profile still have: without them, a
+    server that is restarted often would forget what it started from.
+    """
     return {
         "version": VERSION,
         "categories": {
-            c.label: {
-                "events": c.events[:],
-                "waiting": c.waiting[:],
-                "growth": c.growth[:],
-                "sums": [c.gap_sum_s, c.growth_sum],
-            }
+            c.label: _counts(c, share)
             for c in categories
-            if any(c.events) or any(c.waiting)
+            if any(c.events) or any(c.waiting) or c.saved is not None
         },
     }
+
+
+def _counts(category: Category, share: float) -> dict[str, list[float]]:
+    counts = {
+        "events": category.events,
+        "waiting": category.waiting,
+        "growth": category.growth,
+        "sums": [category.gap_sum_s, category.growth_sum],
+    }
+    saved = category.saved
+    if saved is None:
+        return {key: values[:] for key, values in counts.items()}
+    return {k: [v + share * s for v, s in zip(counts[k], saved[k])] for k in counts}
 
 
 def load(state: Mapping[str, Any], categories: Categories) -> float:
@@ -84,8 +99,14 @@ def _check(label: Any, counts: Any) -> None:
 
 
 def read(path: str) -> Any:
-    """The JSON of a profile file. Raises ``CanopyError`` when there is none."""
+    """The JSON of a profile file; ``None``, with a line in the log, before the first run saved it.
+
+    Raises ``CanopyError`` where it is no profile, or where there is no folder to save one in.
+    """
     wanted = "a profile must be a JSON file saved by an earlier run"
+    if not Path(path).exists() and Path(path).absolute().parent.is_dir():
+        logger.warning("profile %s does not exist yet: nothing is known at the start", path)
+        return None
     try:
         size = Path(path).stat().st_size
         if size > MAX_BYTES:
