@@ -6,10 +6,12 @@ beyond is free: evicting it costs no target. Free tokens go first, then plain LR
 conversation's high-water mark (``Leaf.history``); ``Q`` comes from the history of the
 conversation's own category.
 
-Forced or optional caching: the paper's forced model caches each conversation whole when it is
-served, the optional one need not. A server has the KV in memory either way, so here ``forced``
-lets free tokens go oldest first, and ``optional`` youngest first: the part of a conversation
-just served that its target does not need is gone before any other is touched.
+Forced or optional caching: in the paper's forced model a conversation is cached whole when it
+is served, as in a server, whose KV is in memory when a request ends. In the optional one a
+cache may decline: ``caching: "optional"`` gives no victim to make room for tokens that the
+request itself does not need next time, so that they stay uncached where only needed ones are
+left. That is for the simulator (which then keeps the head of the path); a server has to run the
+request and cannot decline.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Config:
     growth_quantile: float | None = None
     """Plan for this quantile (0 to 1) of the next prompt's new tokens; null: for their mean."""
     caching: str = "forced"
-    """``forced`` or ``optional``: whether free tokens go oldest or youngest first."""
+    """``forced``, or ``optional`` (simulator only): needed tokens never make room for free ones."""
 
     def __post_init__(self) -> None:
         check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
@@ -60,6 +62,8 @@ class TailOptimizedLRU(Policy):
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._learns = True
         self._planned = self._versions()
+        self._allowance = 0
+        """Tokens that the request now served may still take from others (optional caching)."""
         self._free = EndQueue()
         self._needed = EndQueue()
 
@@ -71,6 +75,8 @@ class TailOptimizedLRU(Policy):
             return super().finish(request)
         label = self.model.finish(request)
         self.target.observe(request)
+        if self.config.caching == "optional":
+            self._allowance = self._needs(label, request)
         return label
 
     def twin(self) -> Policy:
@@ -94,15 +100,21 @@ class TailOptimizedLRU(Policy):
     def victim(self, now: float) -> Victim | None:
         if self._planned != self._versions():
             self._plan_again(now)
-        optional = self.config.caching == "optional"
-        entry = self._free.youngest() if optional else self._free.oldest()
-        if entry is None:
-            entry = self._needed.oldest()
+        entry = self._free.oldest()
+        if entry is not None:
+            leaf = entry[3]
+            return Victim(leaf, leaf.slot[2])
+        entry = self._needed.oldest()
         if entry is None:
             return None
-        leaf = entry[3]
-        keep = leaf.slot[2]
-        return Victim(leaf, keep if keep < leaf.length else 0)
+        if self.config.caching == "forced":
+            return Victim(entry[3])
+        if self._allowance <= 0:
+            return None
+        return Victim(entry[3], max(0, entry[3].length - self._allowance))
+
+    def evicted(self, leaf: Leaf, tokens: int) -> None:
+        self._allowance -= tokens
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if leaf.slot is not None:
@@ -116,6 +128,16 @@ class TailOptimizedLRU(Policy):
             return leaf.length
         budget = leaf.history + self.next_tokens(leaf.category) - threshold
         return max(0, min(leaf.length, int(budget) - leaf.offset))
+
+    def _needs(self, label: str, request: Request) -> int:
+        """Tokens of the request's own path that its next prompt needs and that are not cached."""
+        missing = request.prompt_tokens - (request.cached_tokens or 0)
+        threshold = self.target.tokens
+        if threshold is None:
+            return missing
+        length = request.prompt_tokens + request.output_tokens
+        spare = request.prompt_tokens - int(length + self.next_tokens(label) - threshold)
+        return missing - max(0, spare)
 
     def next_tokens(self, label: str) -> float:
         """New tokens to plan for in the next prompt of a conversation with this label."""

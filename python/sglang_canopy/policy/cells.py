@@ -108,13 +108,14 @@ class Cells:
             return
         young = cell.youngest()
         assert young is not None
-        entry, rank, until = self._at(cell, old, now)
+        rank, until = self._at(cell, old, now)
+        entry, order = old, self._order(rank, old)
         if young is not old:
-            other, other_rank, other_until = self._at(cell, young, now)
+            rank, other_until = self._at(cell, young, now)
             until = min(until, other_until)
-            if other_rank < rank:
-                entry, rank = other, other_rank
-        order = (rank, entry[1], entry[0]) if self._exact else (rank, entry[0], entry[1])
+            other = self._order(rank, young)
+            if other < order:
+                entry, order = young, other
         self._count += 1
         heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
         if until < _NEVER:
@@ -123,18 +124,22 @@ class Cells:
                 self._edges = [e for e in self._edges if e[2] == e[3].version]
                 heapq.heapify(self._edges)
 
-    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[Entry, float, float]:
+    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[float, float]:
+        """Rank of an entry, and the time from which it may differ."""
         stamp = entry[0]
         if self._exact:
             rank = cell.category.reuse_probability(now - stamp)
-            return entry, cell.weight * rank, math.nextafter(now, _NEVER)
+            return cell.weight * rank, math.nextafter(now, _NEVER)
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
-        return entry, cell.weight * cell.category.rank[at], until
+        return cell.weight * cell.category.rank[at], until
 
     def cells(self) -> Iterator[Cell]:
         """The cells that hold a leaf, in order of creation."""
         return (c for c in self._cells.values() if c.live)
+
+    def _order(self, rank: float, entry: Entry) -> tuple[float, float, float]:
+        return (rank, entry[1], entry[0]) if self._exact else (rank, entry[0], entry[1])
 
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():

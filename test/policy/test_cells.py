@@ -1,0 +1,86 @@
+"""The cells find what a scan over all queue ends finds, however times and curves move."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.policy.base import Leaf
+from sglang_canopy.policy.cells import Cells
+from sglang_canopy.reuse.bins import BINS, age_bin
+from sglang_canopy.reuse.categories import Category
+
+
+def category(label, rank):
+    made = Category(label, None)
+    made.rank = [float(r) for r in rank] + [0.0] * (BINS - len(rank))
+    return made
+
+
+def scan(live, now):
+    """Least (rank, last access, -offset) among the two ends of each category."""
+    ends = []
+    for kind in {id(c): c for c, _, _ in live}.values():
+        mine = [(leaf.last_access, -leaf.offset, n, leaf) for c, n, leaf in live if c is kind]
+        for key in (lambda m: m[:3], lambda m: (-m[0], m[1], m[2])):
+            stamp, depth, _, leaf = min(mine, key=key)
+            ends.append((kind.rank[age_bin(now - stamp)], stamp, depth, leaf))
+    return ends
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(0, 2), st.integers(0, 20), st.integers(0, 3)),
+        st.tuples(st.just("remove"), st.integers(0, 50)),
+        st.tuples(st.just("wait"), st.floats(0, 30)),
+        st.tuples(st.just("refit"), st.integers(0, 2), st.lists(st.integers(0, 4), max_size=20)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
+    kinds = [category("a", [3, 1, 2]), category("b", [1, 1, 4, 0]), category("c", [])]
+    cells, live, now = Cells(), [], 20.0
+    for number, step in enumerate(steps):
+        if step[0] == "push":
+            leaf = Leaf(step[3], 1)
+            leaf.last_access = float(step[2])
+            kind = kinds[step[1]]
+            cells.push(kind.label, leaf, lambda kind=kind: (kind, 1.0))
+            live.append((kind, number, leaf))
+        elif step[0] == "remove" and live:
+            cells.remove(live.pop(step[1] % len(live))[2])
+        elif step[0] == "wait":
+            now += step[1]
+        elif step[0] == "refit":
+            kinds[step[1]].rank = [float(r) for r in step[2]] + [0.0] * (BINS - len(step[2]))
+            cells.reweigh()
+        found = cells.least(now)
+        if not live:
+            assert found is None
+            continue
+        ends = scan(live, now)
+        assert found[0] == min(e[:3] for e in ends)
+        assert any(found[1] is e[3] for e in ends if e[:3] == found[0])
+
+
+def test_a_candidate_changes_when_its_end_crosses_an_edge_of_the_age_bins():
+    rises = category("rises", [0, 9])
+    flat = category("flat", [5, 5])
+    cells = Cells()
+    first, second = Leaf(), Leaf()
+    cells.push("rises", first, lambda: (rises, 1.0))
+    cells.push("flat", second, lambda: (flat, 1.0))
+    assert cells.least(0.1)[1] is first
+    assert cells.least(0.3)[1] is second
+
+
+def test_weights_scale_a_cell():
+    kind = category("k", [2])
+    cells = Cells()
+    heavy, light = Leaf(), Leaf()
+    cells.push("heavy", heavy, lambda: (kind, 3.0))
+    cells.push("light", light, lambda: (kind, 1.0))
+    assert cells.least(0.0)[1] is light
+    cells.reweigh(lambda cell: 1.0 if cell.key == "heavy" else 2.0)
+    assert cells.least(0.0)[1] is heavy

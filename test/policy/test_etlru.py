@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Leaf, Request
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, token_bin
+from sglang_canopy.sim.tree import RadixTree
+
+LABEL = "default|-|turn1|out<64"
+
+
+def trained(options, ranks=(1.0,), grows_to=0):
+    """A policy with one category: these ranks, and next prompts that add ``grows_to`` tokens."""
+    policy = make_policy("etlru", options)
+    category = policy.model.categories.refine(tuple(LABEL.split("|")))
+    category.rank = [*ranks, *[ranks[-1]] * (BINS - len(ranks))]
+    category.grows = [1.0 if i <= token_bin(grows_to) else 0.0 for i in range(TOKEN_BINS)]
+    return policy
+
+
+def leaf_of(policy, history, length, *, offset=0, time=0.0):
+    leaf = Leaf(offset, length)
+    leaf.history, leaf.last_access, leaf.category, leaf.hits = history, time, LABEL, 1
+    policy.admit(leaf, time)
+    return leaf
+
+
+def test_tokens_that_the_threshold_can_spare_go_before_older_ones_it_cannot():
+    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    leaf_of(policy, history=5000, length=1000, time=0.0)
+    spare = leaf_of(policy, history=900, length=900, time=5.0)
+    assert policy.victim(6.0).leaf is spare
+
+
+def test_the_floor_decides_between_tail_and_hits():
+    # Rank 1 with the tail against rank 2 without: floor 0.3 gives 1 > 0.6, floor 0.9 the reverse.
+    for floor, goes in ((0.3, "spare"), (0.9, "tail")):
+        policy = trained({"threshold_tokens": 1000.0, "floor": floor}, grows_to=100)
+        other = policy.model.categories.refine(("other",))
+        other.rank = [2.0] * BINS
+        other.grows = [0.0] * TOKEN_BINS
+        leaves = {"tail": leaf_of(policy, history=5000, length=1000)}
+        spare = Leaf(0, 900)
+        spare.history, spare.category, spare.hits = 900, "other", 1
+        policy.admit(spare, 0.0)
+        leaves["spare"] = spare
+        assert policy.victim(0.0).leaf is leaves[goes]
+
+
+def test_without_a_target_it_ranks_as_wa():
+    policy = trained({}, ranks=(1.0,))
+    old = leaf_of(policy, history=100, length=100, time=0.0)
+    leaf_of(policy, history=9000, length=100, time=1.0)
+    assert policy.victim(2.0) == (old, 0)
+
+
+def test_trims_to_where_the_tail_term_changes():
+    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    leaf = leaf_of(policy, history=2000, length=2000)
+    # The last token has 1000 to spare, the bucket that holds 1000 begins at 724.1.
+    victim = policy.victim(0.0)
+    assert victim.leaf is leaf
+    assert 2000 - victim.keep == pytest.approx(1000 - 724.1, abs=1)
+
+
+def test_a_leaf_trimmed_at_each_victim_ends_where_all_of_it_matters():
+    policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
+    leaf = leaf_of(policy, history=2000, length=2000)
+    for _ in range(100):
+        keep = policy.victim(0.0).keep
+        if keep == 0:
+            break
+        assert keep < leaf.length
+        policy.drop(leaf)
+        leaf.length = keep
+        policy.admit(leaf, 0.0)
+    assert 2000 - 1000 - 16 <= leaf.length <= 2000 - 1000 + 16
+
+
+PATHS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(PATHS)
+def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
+    def cuts(name, options):
+        seen = []
+        policy = make_policy(name, options)
+        if name == "etlru":  # one category with one rate, whatever the requests say
+            policy.model.categories.refine = lambda names: policy.model.categories.root
+            policy.model.categories.root.rate = policy.model.categories.root.life_s = 0.01
+            policy.model.fit = lambda now: None
+        tree = RadixTree(policy, 10, 1, on_evict=seen.append)
+        for time, (conversation, length) in enumerate(steps):
+            path = tuple(conversation * 10 + i for i in range(length))
+            tree.access(Request(time=float(time), path=path, prompt_tokens=length))
+            tree.verify()
+        return [cut.blocks for cut in seen]
+
+    options = {"threshold_tokens": 0.0, "model": "exponential"}
+    assert cuts("etlru", options) == cuts("lru", {})
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"floor": 2.0}, "floor"),
+        ({"ttft_ms": 0.0}, "ttft_ms"),
+        ({"ttft_ms": 5.0, "ttft_percentile": 5.0}, "only one"),
+        ({"depth_weight_tokens": 5.0}, "depth_weight_tokens"),
+        ({"window_s": -1.0}, "window_s"),
+    ],
+)
+def test_refuses_bad_options_by_name(options, names):
+    with pytest.raises(CanopyError, match=names):
+        make_policy("etlru", options)

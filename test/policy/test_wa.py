@@ -1,0 +1,247 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radix_cases import play
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Leaf, Request
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.reuse.bins import BINS
+from sglang_canopy.sim.tree import Evicted, RadixTree
+
+
+def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **said):
+    leaf = Leaf(offset, 10)
+    leaf.category, leaf.last_access, leaf.created = label, time, time
+    leaf.hits, leaf.turn = hits, turn
+    for name, value in said.items():
+        setattr(leaf, name, value)
+    policy.admit(leaf, time if now is None else now)
+    return leaf
+
+
+def policy_with(ranks, **options):
+    """A policy whose categories have these ranks: label -> ranks of the first age bins."""
+    policy = make_policy("wa", options)
+    for label, rank in ranks.items():
+        category = policy.model.categories.refine(tuple(label.split("|")))
+        category.rank = [float(r) for r in rank] + [float(rank[-1])] * (BINS - len(rank))
+    return policy
+
+
+def test_without_samples_it_is_lru():
+    assert play("wa", 3, [(1,), (2,), (3,), (1,), (4,)]) == [(2,)]
+    paths = [(1, 2), (9,), (1, 3), (5,), (6,), (7,), (8,)]
+    assert play("wa", 4, paths) == play("lru", 4, paths)
+
+
+def test_the_category_that_returns_less_goes_first_though_it_is_younger():
+    policy = policy_with({"stays": [5], "leaves": [1]})
+    leaf_of(policy, "stays", 0.0)
+    young = leaf_of(policy, "leaves", 9.0)
+    assert policy.victim(10.0) == (young, 0)
+
+
+def test_the_youngest_leaf_goes_where_the_rank_rises_with_age():
+    policy = policy_with({"rises": [1, 1, 1, 9]})
+    leaf_of(policy, "rises", 0.0)
+    young = leaf_of(policy, "rises", 10.0)
+    assert policy.victim(10.0).leaf is young
+
+
+def test_a_prefix_that_several_conversations_use_ranks_as_shared():
+    policy = policy_with({"mine": [1], "shared prefix|every<1s|uses9-16": [7]})
+    leaf_of(policy, "mine", 9.0, hits=12, turn=1)  # 12 uses, but only one turn
+    own = leaf_of(policy, "mine", 9.0, hits=12, turn=12)
+    assert policy.victim(10.0).leaf is own
+
+
+def test_the_depth_weight_prefers_deep_blocks():
+    plain = policy_with({"k": [1], "l": [1.5]})
+    deep = leaf_of(plain, "k", 0.0, offset=100_000)
+    assert plain.victim(1.0).leaf is deep
+    weighted = policy_with({"k": [1], "l": [1.5]}, depth_weight_tokens=1000.0)
+    leaf_of(weighted, "k", 0.0, offset=100_000)
+    shallow = leaf_of(weighted, "l", 0.0)
+    assert weighted.victim(1.0).leaf is shallow
+
+
+def test_a_conversation_that_is_over_goes_first():
+    policy = policy_with({"k": [1]})
+    leaf_of(policy, "k", 0.0)
+    over = leaf_of(policy, "k", 9.0, over=True)
+    assert policy.victim(10.0) == (over, 0)
+
+
+def test_over_is_ignored_once_it_has_been_wrong_too_often():
+    policy = policy_with({"k": [1]})
+    policy.model.hints.overs, policy.model.hints.overs_wrong = 20, 10
+    old = leaf_of(policy, "k", 0.0)
+    leaf_of(policy, "k", 9.0, over=True)
+    assert policy.victim(10.0).leaf is old
+
+
+def test_the_return_that_is_further_away_goes_first():
+    policy = policy_with({"k": [9]})
+    leaf_of(policy, "k", 0.0, return_at=20.0)
+    far = leaf_of(policy, "k", 0.0, return_at=90.0)
+    assert policy.victim(1.0).leaf is far
+
+
+def test_a_known_return_competes_with_the_curves():
+    # p = 2/3 before anything is known: (2/3) / 100 s against 0.01 and 0.001 per second.
+    for rank, goes_first in ((0.01, True), (0.001, False)):
+        policy = policy_with({"k": [rank]})
+        leaf_of(policy, "k", 0.0)
+        hinted = leaf_of(policy, "k", 0.0, return_at=100.0)
+        assert (policy.victim(0.0).leaf is hinted) is goes_first
+
+
+def test_a_return_that_did_not_come_falls_back_to_the_category():
+    policy = policy_with({"k": [1], "better": [5]})
+    hinted = leaf_of(policy, "k", 0.0, return_at=20.0)
+    leaf_of(policy, "better", 0.0)
+    assert policy.victim(19.9).leaf is not hinted
+    assert policy.victim(40.0).leaf is hinted
+
+
+def test_a_leaf_to_keep_is_spared_until_its_time_and_no_longer():
+    policy = policy_with({"k": [1]})
+    kept = leaf_of(policy, "k", 0.0, keep_until=50.0)
+    other = leaf_of(policy, "k", 5.0)
+    assert policy.victim(10.0).leaf is other
+    assert policy.victim(50.0).leaf is kept
+
+
+def test_when_all_are_to_be_kept_the_soonest_to_expire_goes():
+    policy = policy_with({"k": [1]})
+    leaf_of(policy, "k", 0.0, keep_until=90.0)
+    soon = leaf_of(policy, "k", 5.0, keep_until=50.0)
+    assert policy.victim(10.0).leaf is soon
+
+
+def test_a_hint_acts_on_a_leaf_that_is_admitted_again():
+    policy = policy_with({"k": [1]})
+    old, young = leaf_of(policy, "k", 0.0), leaf_of(policy, "k", 5.0)
+    assert policy.victim(10.0).leaf is old
+    policy.drop(young)
+    young.over = True
+    policy.admit(young, 10.0)
+    assert policy.victim(10.0).leaf is young
+
+
+def test_dropping_an_unknown_leaf_is_ignored():
+    policy = make_policy("wa")
+    policy.drop(Leaf())
+    assert policy.victim(0.0) is None
+
+
+def test_labels_of_nodes_with_unknown_categories_rank_in_the_overflow():
+    policy = make_policy("wa")
+    leaf = leaf_of(policy, "no such label", 0.0)
+    assert policy.victim(1.0).leaf is leaf
+
+
+def test_a_twin_ranks_by_the_same_curves_and_learns_nothing_itself():
+    policy = policy_with({"stays": [5], "leaves": [1]})
+    twin = policy.twin()
+    leaf_of(twin, "stays", 0.0)
+    goes = leaf_of(twin, "leaves", 9.0)
+    assert twin.victim(10.0).leaf is goes
+    before = len(policy.model.shadow)
+    twin.arrive(Request(time=11.0, path=(1, 2), prompt_tokens=2))
+    assert len(policy.model.shadow) == before
+
+
+def run(policy, requests, capacity=12):
+    cuts: list[Evicted] = []
+    tree = RadixTree(policy, capacity, 1, on_evict=cuts.append)
+    for number, (time, conversation, length, hint) in enumerate(requests):
+        path = tuple(conversation * 100 + i for i in range(length))
+        request = Request(
+            time=float(time), path=path, prompt_tokens=length, category=f"c{conversation % 2}"
+        )
+        request.over = hint == "over"
+        request.return_in_s = 3.0 if hint == "return" else None
+        request.keep_until = time + 5.0 if hint == "keep" else None
+        tree.access(request)
+        if number % 5 == 0:
+            tree.verify()
+    return cuts
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(0, 6),
+        st.integers(1, 9),
+        st.sampled_from(["", "", "", "over", "return", "keep"]),
+    ),
+    max_size=60,
+).map(lambda steps: [(sum(s[0] for s in steps[: i + 1]), *s[1:]) for i, s in enumerate(steps)])
+
+
+@settings(deadline=None)
+@given(REQUESTS, st.sampled_from(["survival", "exponential"]))
+def test_two_caches_fed_the_same_requests_evict_alike(requests, model):
+    options = {"min_samples": 3, "model": model}
+    first = run(make_policy("wa", options), requests)
+    assert run(make_policy("wa", options), requests) == first
+
+
+def test_a_profile_saved_by_one_run_ranks_from_the_start_of_the_next(tmp_path):
+    policy = make_policy("wa")
+    requests = [(t, 1 + t % 40, 3 + t // 40, "") for t in range(200)]
+    run(policy, requests, capacity=1000)
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(policy.state()))
+    started = make_policy("wa", {"profile": str(file)})
+    fitted = started.model.categories.get("c1|-|turn2|out<64")
+    assert sum(fitted.all_events) > 0
+    assert any(fitted.rank)
+
+
+def test_a_profile_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(CanopyError, match=r"broken\.json"):
+        make_policy("wa", {"profile": str(tmp_path / "broken.json")})
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"model": "magic"}, "survival or exponential"),
+        ({"window_s": 0.0}, "window_s"),
+        ({"window_s": float("nan")}, "window_s"),
+        ({"max_categories": 3}, "max_categories"),
+        ({"depth_weight_tokens": -1.0}, "depth_weight_tokens"),
+        ({"min_samples": 0}, "min_samples"),
+        ({"own_gaps": 3}, "own_gaps"),
+        ({"windows": 3}, "windows"),
+    ],
+)
+def test_refuses_bad_options_by_name(options, names):
+    with pytest.raises(CanopyError, match=names):
+        make_policy("wa", options)
+
+
+def test_the_exponential_model_ranks_by_the_papers_formula():
+    policy = make_policy("wa", {"model": "exponential"})
+    slow = policy.model.categories.refine(("slow",))
+    fast = policy.model.categories.refine(("fast",))
+    slow.rate, slow.life_s = 0.01, 100.0
+    fast.rate, fast.life_s = 1.0, 100.0
+    quick, steady = leaf_of(policy, "fast", 0.0), leaf_of(policy, "slow", 0.0)
+    # At age 0.1: exp(-0.1) (1 - exp(-100)) = 0.90 against exp(-0.001) (1 - exp(-1)) = 0.63.
+    assert policy.victim(0.1).leaf is steady
+    # At age 1 it is 0.37 against 0.63.
+    assert policy.victim(1.0).leaf is quick
+
+
+def test_the_exponential_model_breaks_ties_by_depth_not_by_age():
+    policy = make_policy("wa", {"model": "exponential"})
+    leaf_of(policy, "k", 0.0)
+    deep = leaf_of(policy, "k", 5.0, offset=100)
+    assert policy.victim(9.0).leaf is deep
