@@ -1,0 +1,77 @@
+"""The KV of one prompt while it is being fused: paged pools a layer, and the prompt's slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from canopy_kernel import attention, pages
+
+from sglang_canopy.chunk.model import Model
+
+
+@dataclass(slots=True)
+class Cache:
+    """One request's row of a paged pool.
+
+    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` a layer (keys rotated);
+    slots: ``[n]`` pool slot of each position; in_order: slots are 0..n-1 of pages of one token,
+    so that a CPU reads keys in place.
+    """
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    slots: torch.Tensor
+    in_order: bool = False
+    backend: str = "auto"
+
+    def __len__(self) -> int:
+        return self.slots.numel()
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        slots = self.slots[positions]
+        return pages.read(self.k[layer], slots), pages.read(self.v[layer], slots)
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put K (rotated) and V rows at ``positions``."""
+        slots = self.slots[positions]
+        pages.write(self.k[layer], slots, k)
+        pages.write(self.v[layer], slots, v)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        k, v = self.k[layer], self.v[layer]
+        if self.in_order and self.backend in ("auto", "blocked") and not q.is_cuda:
+            n = len(self)
+            return attention.blocked_dense(q, k[:n, 0], v[:n, 0], positions, scale)
+        rows = attention.Rows.one(positions, self.slots)
+        return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
+
+
+def dense_cache(model: Model, tokens: int) -> Cache:
+    """A cache of its own for ``tokens`` positions: what a CPU, a test or an evaluation uses."""
+    s = model.shape
+    size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
+    k = torch.zeros(size, dtype=model.dtype, device=model.device)
+    v = torch.zeros(size, dtype=model.dtype, device=model.device)
+    slots = torch.arange(tokens, device=model.device)
+    return Cache(list(k), list(v), slots, in_order=True)
+
+
+def paged_cache(
+    model: Model, tokens: int, page_size: int, layout: str = "NHD", seed: int = 0
+) -> Cache:
+    """A cache whose pages lie scattered in a pool, as a server's do."""
+    s = model.shape
+    needed = -(-tokens // page_size)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(needed + 3, generator=generator)[:needed]
+    slots = (order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
+    inner = (page_size, s.kv_heads) if layout == "NHD" else (s.kv_heads, page_size)
+    size = (s.layers, needed + 3, *inner, s.head_dim)
+    pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]
+    k, v = ([pages.view(layer, layout) for layer in pool] for pool in pools)
+    return Cache(k, v, slots.to(model.device))

@@ -1,0 +1,100 @@
+"""A chunk: some tokens, what they were encoded behind, and their KV with keys before RoPE."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(slots=True)
+class Chunk:
+    """KV of one run of tokens, free of position.
+
+    ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
+    prefix: the tokens it was encoded behind (``()`` = alone, as the paper does);
+    scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32.
+    """
+
+    ids: tuple[int, ...]
+    raw_k: torch.Tensor
+    v: torch.Tensor
+    prefix: tuple[int, ...] = ()
+    scores: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V."""
+        return self.raw_k.nbytes + self.v.nbytes
+
+
+def chunk_key(
+    ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = ""
+) -> str:
+    """Content address: the tokens, the model, what they were encoded behind, and the tenant's salt.
+
+    Two tenants with different salts share nothing, not even the knowledge that a chunk exists.
+    """
+    digest = hashlib.sha256()
+    for part in (identity, salt):
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    for tokens in (prefix, ids):
+        digest.update(len(tokens).to_bytes(8, "little"))
+        digest.update(b"".join(int(t).to_bytes(8, "little") for t in tokens))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A chunk in a prompt, from position ``start``."""
+
+    chunk: Chunk
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens ``ids [n]`` and the chunks known among them, in order and apart from each other.
+
+    The last token is always computed (it gives the logits), whatever chunk it is in.
+    """
+
+    ids: torch.Tensor
+    placed: tuple[Placed, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for p in self.placed:
+            assert p.start >= end, f"chunks overlap or are out of order at {p.start} < {end}"
+            end = p.end
+        assert end <= len(self), f"chunks end at {end}, the prompt at {len(self)}"
+
+    def __len__(self) -> int:
+        return self.ids.numel()
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that lie in chunks."""
+        return sum(len(p.chunk) for p in self.placed)
+
+    def in_chunk(self) -> torch.Tensor:
+        """``[n]`` bool: True where a chunk holds the token's KV."""
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        for p in self.placed:
+            mask[p.start : p.end] = True
+        return mask
+
+    def tail(self) -> torch.Tensor:
+        """Positions after the last chunk: the question. At least the last token."""
+        end = max((p.end for p in self.placed if len(p.chunk)), default=0)
+        return torch.arange(min(end, len(self) - 1), len(self))

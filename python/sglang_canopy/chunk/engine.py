@@ -1,0 +1,90 @@
+"""The forward pass of sparse rows at their true positions, over whatever KV the cache holds.
+
+Every other token's KV is taken from the cache as it is. With all rows it is a plain prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.model import Layer, Model
+from sglang_canopy.chunk.rope import rotate
+
+Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
+layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
+the cache's own KV in place here and in every deeper layer."""
+
+Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written."""
+
+
+@torch.no_grad()
+def run_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: Cache,
+    narrow: Narrow | None = None,
+    watch: Watch | None = None,
+    layers: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
+
+    Writes their K and V into ``cache``; returns the rows' last hidden state ``[m', hidden]`` and
+    their positions ``[m']`` (fewer than m when ``narrow`` dropped some).
+    """
+    shape = model.shape
+    scale = shape.head_dim**-0.5
+    hidden = F.embedding(ids, model.embed)
+    table = model.rope.table(positions)
+    for i, layer in enumerate(model.layers[:layers]):
+        q, k, v = _project(model, layer, hidden, table)
+        if narrow is not None:
+            keep = narrow(i, positions, k, v)
+            if keep is not None:
+                hidden, positions, table = hidden[keep], positions[keep], table[keep]
+                q, k, v = q[keep], k[keep], v[keep]
+        cache.write(i, positions, k, v)
+        if watch is not None:
+            watch(i, q, positions)
+        attended = cache.attend(i, q, positions, scale)
+        hidden = hidden + F.linear(attended.flatten(1), layer.out)
+        gate, up = F.linear(_norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
+        hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+    return hidden, positions
+
+
+@torch.no_grad()
+def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
+    """``[m, hidden]`` last hidden states -> ``[m, vocab]`` fp32."""
+    return F.linear(_norm(hidden, model.norm, model.shape.eps), model.head).float()
+
+
+def prefill(model: Model, ids: torch.Tensor, cache: Cache, start: int = 0) -> torch.Tensor:
+    """Plain prefill of ``ids [m]`` from position ``start``. Returns the last hidden states."""
+    model.check_length(start + ids.numel())
+    positions = torch.arange(start, start + ids.numel(), device=ids.device)
+    return run_rows(model, ids, positions, cache)[0]
+
+
+def _project(
+    model: Model, layer: Layer, hidden: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Q, K (both rotated) and V of the rows."""
+    s = model.shape
+    joined = F.linear(_norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
+    joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+    turned = rotate(joined[:, : s.heads + s.kv_heads], table)
+    return turned[:, : s.heads], turned[:, s.heads :], joined[:, s.heads + s.kv_heads :]
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm in fp32, as transformers does it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)

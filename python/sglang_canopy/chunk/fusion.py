@@ -1,0 +1,115 @@
+"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and say where the time went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from canopy_kernel import rope_scatter
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.chunk import Prompt
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.rope import rotate
+from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV."""
+
+    select: float = 0.0
+    place: float = 0.0
+    recompute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.select + self.place + self.recompute
+
+
+@dataclass(slots=True)
+class Fused:
+    """The last token's logits ``[vocab]``, the rows computed at layer 0, and the timing."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    timing: Timing = field(default_factory=Timing)
+
+
+def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> None:
+    """Write the reused KV of the ``wanted [n]`` (bool) tokens into the cache, at their positions."""
+    for p in prompt.placed:
+        inside = wanted[p.start : p.end].nonzero()[:, 0].to(cache.slots.device)
+        if not inside.numel():
+            continue
+        positions = inside + p.start
+        slots = cache.slots[positions]
+        if cache.in_order and not cache.slots.is_cuda:
+            table = model.rope.table(positions)
+            whole = inside.numel() == len(p.chunk)
+            for layer in range(model.shape.layers):
+                k, v = p.chunk.raw_k[layer], p.chunk.v[layer]
+                k, v = (k, v) if whole else (k[inside], v[inside])
+                cache.k[layer][positions, 0] = rotate(k, table).to(cache.k[layer].dtype)
+                cache.v[layer][positions, 0] = v.to(cache.v[layer].dtype)
+            continue
+        table = model.rope.table(torch.arange(len(cache), device=cache.slots.device))
+        for layer in range(model.shape.layers):
+            rope_scatter.rope_scatter(
+                p.chunk.raw_k[layer],
+                p.chunk.v[layer],
+                inside,
+                positions,
+                slots,
+                table,
+                cache.k[layer],
+                cache.v[layer],
+            )
+
+
+@torch.no_grad()
+def fused_prefill(
+    model: Model, prompt: Prompt, cache: Cache, selector: Selector, ratio: float
+) -> Fused:
+    """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
+
+    Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
+    plain prefill.
+    """
+    model.check_length(len(prompt))
+    timing, start = Timing(), time.perf_counter()
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    context = Context(model, prompt, cache, ratio)
+    if selector.reads_cache and 0 < ratio < 1:
+        place(model, prompt, cache, inside)
+        timing.place = _lap(model, start)
+        choice = selector.choose(context)
+        timing.select = _lap(model, start) - timing.place
+    else:
+        choice = (
+            selector.choose(context)
+            if 0 < ratio < 1
+            else Choice(inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long))
+        )
+        timing.select = _lap(model, start)
+        reused = inside.clone()
+        if choice.narrow is None:
+            reused[choice.tokens] = False
+        place(model, prompt, cache, reused)
+        timing.place = _lap(model, start) - timing.select
+    needed = ~inside
+    needed[choice.tokens] = True
+    rows = needed.nonzero()[:, 0].to(model.device)
+    hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, narrow=choice.narrow)
+    out = engine.logits(model, hidden[-1:])[0]
+    timing.recompute = _lap(model, start) - timing.select - timing.place
+    return Fused(out, rows, timing)
+
+
+def _lap(model: Model, start: float) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start

@@ -1,0 +1,118 @@
+"""Rotary embedding, applied and undone exactly: what lets a chunk's keys move to new positions.
+
+Keys are stored before rotation. They are captured after it (the cache holds rotated keys), so
+rotation must be undone, in fp32, dividing by ``cos^2 + sin^2``: a scaled rotation (YaRN's
+attention factor) or a table rounded to bf16 is then undone too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_canopy.errors import CanopyError
+
+#: Variants whose angle is position x a fixed frequency: a chunk may move under them.
+SUPPORTED = ("default", "linear", "llama3", "yarn")
+#: Known variants that cannot be moved, and why.
+REFUSED = {
+    "dynamic": "its frequencies change with the length of the prompt",
+    "longrope": "its frequencies change with the length of the prompt",
+    "mrope": "a token's position has three coordinates",
+    "proportional": "only part of each head is rotated",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Half-split (NeoX) rotation of the whole head.
+
+    inv_freq: ``[head_dim / 2]`` fp32, radians a token; scaling: factor on cos and sin.
+    """
+
+    inv_freq: torch.Tensor
+    scaling: float = 1.0
+    variant: str = "default"
+
+    def table(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[n]`` positions -> ``[n, head_dim]`` fp32, cos in the first half and sin in the second."""
+        angle = positions.to(torch.float32)[:, None] * self.inv_freq
+        return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
+
+    def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``; fp32 inside, dtype kept."""
+        return rotate(x, self.table(positions))
+
+    def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`apply`; returns fp32, whatever ``x`` is."""
+        return unrotate(x, self.table(positions))
+
+
+def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotate ``x [..., n, heads, d]`` by a ``[n, d]`` cos-sin table. Same dtype out."""
+    cos, sin = table[:, None].chunk(2, dim=-1)
+    half = cos.shape[-1]
+    a, b = x[..., :half].float(), x[..., half:].float()
+    out = torch.empty_like(x)
+    out[..., :half] = a * cos - b * sin
+    out[..., half:] = b * cos + a * sin
+    return out
+
+
+def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Undo :func:`rotate` in fp32, whatever the table's rounding or scale."""
+    cos, sin = table[:, None].float().chunk(2, dim=-1)
+    half = cos.shape[-1]
+    norm = cos * cos + sin * sin
+    a, b = x[..., :half].float(), x[..., half:].float()
+    return torch.cat([(a * cos + b * sin) / norm, (b * cos - a * sin) / norm], dim=-1)
+
+
+def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.Tensor:
+    """Undo a rotation and check it by applying it again. fp32.
+
+    Raises AssertionError when re-applying does not give ``x`` back within rounding: the KV was
+    then not rotated by this table (a wrong position, or an unsupported variant).
+    """
+    raw = rope.undo(x, positions)
+    again = rope.apply(raw, positions)
+    limit = 1e-5 * max(1.0, float(x.abs().max())) if x.numel() else 0.0
+    error = float((again - x.float()).abs().max()) if x.numel() else 0.0
+    assert error <= limit, f"undoing RoPE ({rope.variant}) is off by {error:.2e} > {limit:.2e}"
+    return raw
+
+
+def from_config(config: Any) -> Rope:
+    """The rotation a Hugging Face config asks for.
+
+    Raises CanopyError for a variant that cannot be moved, by its name.
+    """
+    params = dict(
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    variant = str(params.get("rope_type") or params.get("type") or "default")
+    if "mrope_section" in params:
+        variant = "mrope"
+    partial = params.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+    if variant in REFUSED or variant not in SUPPORTED or (partial or 1.0) != 1.0:
+        reason = REFUSED.get(variant, "it has not been shown to move exactly")
+        if (partial or 1.0) != 1.0:
+            reason = f"only {partial} of each head is rotated"
+        raise CanopyError(
+            f"RoPE variant {variant!r} is not supported for chunk reuse: {reason}; "
+            f"supported are {', '.join(SUPPORTED)}. Serve this model with chunk reuse off."
+        )
+    if variant == "default":
+        theta = float(params.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        steps = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        return Rope(1.0 / theta**steps)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    init = ROPE_INIT_FUNCTIONS[variant]
+    args = {"device": "cpu"} if "device" in inspect.signature(init).parameters else {}
+    inv_freq, scaling = init(config, **args)
+    return Rope(inv_freq.float(), float(scaling), variant)

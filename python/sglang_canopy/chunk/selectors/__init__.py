@@ -1,0 +1,46 @@
+"""Selectors by the names a user can type."""
+
+from __future__ import annotations
+
+from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selector
+from sglang_canopy.chunk.selectors.first_k import FirstTokens
+from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
+from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
+from sglang_canopy.chunk.selectors.norms import ValueNorm
+from sglang_canopy.chunk.selectors.query import HeadQuery, Query
+from sglang_canopy.chunk.selectors.random import Random
+from sglang_canopy.errors import CanopyError
+
+CLASSES: tuple[type[Selector], ...] = (
+    Frequency,
+    FrequencyPerLayer,
+    HighFrequency,
+    Random,
+    ValueNorm,
+    FirstTokens,
+    Deviation,
+    Query,
+    HeadQuery,
+    Oracle,
+)
+SELECTORS = {c.name: c for c in CLASSES}
+DEFAULT = "head+query"
+"""What ``default`` stands for: the best measured (docs/chunks.md)."""
+
+
+def make_selector(name: str) -> Selector:
+    """The selector of that name; ``default`` is the one that ships. Raises CanopyError."""
+    chosen = DEFAULT if name == "default" else name
+    if chosen not in SELECTORS:
+        raise CanopyError(
+            f"selector {name!r} is not known; allowed are default, {', '.join(SELECTORS)}"
+        )
+    return SELECTORS[chosen]()
+
+
+def offline_selectors() -> list[Offline]:
+    """Those whose scores can be stored with a chunk."""
+    return [c() for c in CLASSES if issubclass(c, Offline)]
+
+
+__all__ = ["DEFAULT", "SELECTORS", "Choice", "Context", "Offline", "Selector", "make_selector", "offline_selectors"]

@@ -1,0 +1,89 @@
+"""What a selector is: it spends a budget of recomputed tokens on a prompt's chunks."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.chunk import Chunk, Prompt
+from sglang_canopy.chunk.engine import Narrow
+from sglang_canopy.chunk.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a selector may look at. The cache holds the reused KV only if ``reads_cache``."""
+
+    model: Model
+    prompt: Prompt
+    cache: Cache
+    ratio: float
+
+    @property
+    def budget(self) -> int:
+        """Tokens over all chunks together."""
+        return math.floor(self.ratio * self.prompt.reusable)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """tokens: positions to run at layer 0; narrow: drops rows at deeper layers, or None."""
+
+    tokens: torch.Tensor
+    narrow: Narrow | None = None
+
+
+class Selector(abc.ABC):
+    """One way to choose. ``reads_cache``: it looks at the reused KV where it lies in the prompt."""
+
+    name: ClassVar[str]
+    reads_cache: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def choose(self, context: Context) -> Choice:
+        """The tokens to recompute; at most ``context.budget`` of them unless it narrows later."""
+
+
+class Offline(Selector):
+    """A selector whose scores need the chunk alone: made once, stored with it, reused for ever."""
+
+    @abc.abstractmethod
+    def score(self, chunk: Chunk) -> torch.Tensor:
+        """``[n]`` fp32: higher is recomputed first."""
+
+    def scores(self, chunk: Chunk) -> torch.Tensor:
+        """The stored score, made on first use."""
+        if self.name not in chunk.scores:
+            chunk.scores[self.name] = self.score(chunk).cpu()
+        return chunk.scores[self.name]
+
+    def choose(self, context: Context) -> Choice:
+        """The top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier token."""
+        parts = [
+            top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
+            for p in context.prompt.placed
+        ]
+        return Choice(join(parts))
+
+
+def top(score: torch.Tensor, count: int) -> torch.Tensor:
+    """Sorted indices of the ``count`` highest; ties go to the smaller index."""
+    order = torch.argsort(score, descending=True, stable=True)
+    return order[:count].sort()[0]
+
+
+def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Positions in one sorted tensor without duplicates."""
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts]).unique()
+
+
+def over_chunks(prompt: Prompt, score: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best positions of all chunks together by ``score [prompt]``."""
+    inside = prompt.in_chunk()
+    return top(score.masked_fill(~inside, float("-inf")), min(count, int(inside.sum())))

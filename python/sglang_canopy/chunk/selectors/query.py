@@ -1,0 +1,86 @@
+"""Query-aware: what the question's tokens attend to over the reused KV, in some middle layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
+
+FIRST, LAST = 0.2, 0.6
+"""The probed layers, as shares of the depth: deeper ones cost more and add little (docs/chunks.md)."""
+MOST = 64
+"""Question tokens probed at most, the last ones."""
+
+
+def query_scores(context: Context, first: float = FIRST, last: float = LAST) -> torch.Tensor:
+    """``[prompt]`` attention mass from the question, summed over layers, heads and its tokens.
+
+    Runs the question's rows alone, through the first ``last`` of the layers, over reused KV.
+    """
+    model, prompt, cache = context.model, context.prompt, context.cache
+    shape = model.shape
+    outside = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside = outside.unique()
+    tail = prompt.tail()
+    probed = tail[-MOST:]
+    lowest, depth = int(first * shape.layers), max(1, math.ceil(last * shape.layers))
+    score = torch.zeros(len(prompt), device=model.device)
+    rows = torch.cat([outside, tail]).unique().to(model.device)
+    begin = int(probed[0])
+
+    def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> None:
+        if layer < lowest:
+            return
+        asking = positions >= begin
+        q, at = q[asking].float(), positions[asking]
+        n = len(prompt)
+        k = (
+            cache.k[layer][:n, 0]
+            if cache.in_order
+            else cache.read(layer, torch.arange(n, device=q.device))[0]
+        )
+        group = shape.heads // shape.kv_heads
+        grouped = q.view(-1, shape.kv_heads, group, shape.head_dim)
+        grouped = grouped.permute(1, 0, 2, 3).reshape(shape.kv_heads, -1, shape.head_dim)
+        weight = torch.matmul(grouped, k.float().permute(1, 2, 0)) * shape.head_dim**-0.5
+        hidden = torch.arange(n, device=q.device) > at[:, None]
+        weight = weight.view(shape.kv_heads, -1, group, n).masked_fill(
+            hidden[None, :, None], float("-inf")
+        )
+        score.add_(torch.softmax(weight, dim=-1).sum(dim=(0, 1, 2)))
+
+    engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, layers=depth)
+    return score.cpu()
+
+
+class Query(Selector):
+    """The whole budget on what the question attends to, over all chunks together."""
+
+    name = "query"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        return Choice(over_chunks(context.prompt, query_scores(context), context.budget))
+
+
+class HeadQuery(Selector):
+    """Half the budget on the chunks' first tokens, half on what the question attends to."""
+
+    name = "head+query"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        prompt = context.prompt
+        heads = []
+        for p in prompt.placed:
+            count = math.floor(0.5 * context.ratio * len(p.chunk))
+            heads.append(torch.arange(p.start, p.start + count))
+        head = join(heads)
+        score = query_scores(context)
+        score[head] = float("-inf")
+        inside = prompt.in_chunk()
+        score[~inside] = float("-inf")
+        return Choice(join([head, top(score, context.budget - head.numel())]))
