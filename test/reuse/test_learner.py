@@ -1,0 +1,205 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.reuse.bins import age_bin
+from sglang_canopy.reuse.learner import ReuseModel
+
+
+def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **said):
+    request = Request(
+        time=float(time),
+        path=list(path),
+        block_tokens=block_tokens,
+        prompt_tokens=len(path) * block_tokens if tokens is None else tokens,
+        **said,
+    )
+    request.label = model.arrive(request)
+    if finish:
+        request.label = model.finish(request)
+    return request
+
+
+def events(model):
+    return {c.label: sum(c.events) for c in model.categories if any(c.events)}
+
+
+def test_a_request_that_extends_a_path_is_a_sample_of_the_category_that_left_it():
+    model = ReuseModel()
+    serve(model, 0, [1, 2], category="chat")
+    second = serve(model, 5, [1, 2, 3], category="chat")
+    assert events(model) == {"chat|-|turn1|out<64": 1.0}
+    category = model.categories.get("chat|-|turn1|out<64")
+    assert category.events[age_bin(5.0)] == 1.0
+    assert second.turn == 2
+    assert second.label == "chat|-|turn2|out<64"
+
+
+def test_the_stop_reason_counts_once_it_is_known():
+    model = ReuseModel()
+    serve(model, 0, [1, 2], category="agent", stop="tool", output_tokens=300)
+    serve(model, 5, [1, 2, 3], category="agent", stop="tool", output_tokens=300)
+    assert events(model) == {"agent|tool|out<512": 1.0}
+
+
+def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category():
+    model = ReuseModel()
+    serve(model, 0, [1], stop="tool")
+    assert serve(model, 5, [1, 2], stop="tool").label == "default|tool|out<64|gap<8s"
+    # The geometric mean of 5 and 500 s.
+    assert serve(model, 505, [1, 2, 3], stop="tool").label == "default|tool|out<64|gap<120s"
+    without = ReuseModel(own_gaps=False)
+    serve(without, 0, [1], stop="tool")
+    assert serve(without, 5, [1, 2], stop="tool").label == "default|tool|out<64"
+
+
+def test_a_path_is_followed_though_its_last_block_was_partial():
+    model = ReuseModel()
+    serve(model, 0, [1, 2, 30], tokens=40, block_tokens=16)  # 30 is half full
+    serve(model, 5, [1, 2, 31, 4], tokens=60, block_tokens=16)
+    assert sum(events(model).values()) == 1.0
+
+
+def test_a_path_extended_over_the_output_is_followed_with_or_without_it():
+    for continued in ([1, 2, 3, 4, 5], [1, 2, 9, 9, 9]):
+        model = ReuseModel()
+        request = serve(model, 0, [1, 2], finish=False)
+        request.path.extend([3, 4])
+        request.output_tokens = 2
+        request.label = model.finish(request)
+        assert serve(model, 5, continued).turn == 2
+        assert sum(events(model).values()) >= 1.0
+
+
+def test_one_request_continues_one_tip_once():
+    model = ReuseModel()
+    serve(model, 0, [1, 2])
+    serve(model, 5, [1, 2, 3])
+    serve(model, 6, [1, 2, 4])  # a second branch of the same tip: a shared prefix
+    assert events(model) == {"default|-|turn1|out<64": 1.0}
+    serve(model, 8, [1, 2, 5])
+    shared = [c.label for c in model.categories if any(c.events) and "shared" in c.label]
+    # The prefix was first seen at 0 and its second use counted at 6: one use every 6 s.
+    assert shared == ["shared prefix|every<16s|uses1-2"]
+
+
+def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation():
+    model = ReuseModel()
+    serve(model, 0, [1, 2, 3, 4])
+    before = len(model.shadow)
+    assert serve(model, 1, [1, 2]).turn == 1
+    serve(model, 2, [1, 2, 9])
+    assert all("turn2" not in c.label for c in model.categories)
+    assert len(model.shadow) > before
+
+
+def test_tips_nobody_continues_lower_the_return_probability():
+    model = ReuseModel(min_samples=10)
+    for n in range(40):
+        serve(model, n, [n * 10, n * 10 + 1])
+        if n % 4 == 0:
+            serve(model, n + 0.5, [n * 10, n * 10 + 1, n * 10 + 2])
+    model.fit(1000.0)
+    category = model.categories.get("default|-|turn1|out<64")
+    assert 1.0 - category.curve[-1] == pytest.approx(0.25, abs=0.05)
+
+
+def test_prompt_growth_is_what_the_next_prompt_adds_to_prompt_and_output():
+    model = ReuseModel(min_samples=1)
+    serve(model, 0, range(100), output_tokens=50)
+    serve(model, 5, range(250), output_tokens=50)
+    model.fit(6.0)
+    label = "default|-|turn1|out<64"
+    assert model.stats()["categories"][label]["mean_new_tokens"] == 100.0
+
+
+def test_samples_leave_with_the_window():
+    model = ReuseModel(window_s=100.0)
+    serve(model, 0, [1])
+    serve(model, 5, [1, 2])
+    assert sum(events(model).values()) == 1.0
+    serve(model, 500, [9])
+    assert sum(events(model).values()) == 0.0
+    assert len(model.shadow) == 1
+    assert model.shadow.blocks == 1
+
+
+def test_hints_are_checked_against_what_happens():
+    model = ReuseModel()
+    serve(model, 0, [1], return_in_s=20.0)
+    serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the time said
+    serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
+    serve(model, 93, [1, 2, 3, 4])  # not over
+    assert (model.hints.returns, model.hints.returns_true) == (2, 1)
+    assert (model.hints.overs, model.hints.overs_wrong) == (1, 1)
+
+
+def test_a_return_that_never_comes_counts_as_wrong():
+    model = ReuseModel()
+    serve(model, 0, [1], return_in_s=10.0)
+    serve(model, 100, [5])
+    assert (model.hints.returns, model.hints.returns_true) == (1, 0)
+
+
+def test_names_from_outside_cannot_fill_the_table():
+    model = ReuseModel(max_categories=64)
+    for n in range(1000):
+        serve(model, n, [10 * n, 10 * n + 1], category=f"attack-{n}|" + "x" * 1000)
+    assert len(model.categories) <= 64
+    assert all(len(c.label) < 200 for c in model.categories)
+    assert serve(model, 2000, [7], category="late").label == "overflow"
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 30),
+        st.lists(st.integers(0, 2), min_size=0, max_size=6),
+        st.sampled_from([None, "tool", "end", "odd"]),
+        st.booleans(),
+    ),
+    max_size=80,
+)
+
+
+def chained(path):
+    """Chained ids: equal id, equal prefix."""
+    ids = []
+    for block in path:
+        ids.append(hash((ids[-1] if ids else 0, block)) & 0xFFFFFFFF)
+    return ids
+
+
+@settings(deadline=None)
+@given(REQUESTS, st.integers(1, 20), st.integers(1, 20))
+def test_everything_a_request_can_grow_is_bounded_and_consistent(requests, samples, blocks):
+    model = ReuseModel(
+        window_s=60.0, max_samples=samples, max_blocks=blocks, max_categories=16, min_samples=2
+    )
+    now = 0.0
+    for step, path, stop, finishes in requests:
+        now += step
+        serve(model, now, chained(path), stop=stop, finish=finishes, return_in_s=5.0)
+        shadow = model.shadow
+        assert len(shadow) <= samples
+        assert shadow.blocks <= max(blocks, len(path))
+        assert len(model.categories) <= 16
+        closed = [t for t in shadow if not t.open]
+        assert sum(sum(c.events) for c in model.categories) == len(closed)
+        keys = [k for t in shadow for k in t.keys]
+        assert len(shadow._tips) + len(shadow._junctions) == len(keys)
+
+
+@settings(deadline=None)
+@given(REQUESTS)
+def test_equal_requests_give_equal_labels_and_curves(requests):
+    models = ReuseModel(min_samples=2), ReuseModel(min_samples=2)
+    now = 0.0
+    for step, path, stop, finishes in requests:
+        now += step
+        labels = [serve(m, now, chained(path), stop=stop, finish=finishes).label for m in models]
+        assert labels[0] == labels[1]
+    for model in models:
+        model.fit(now)
+    first, second = ([(c.label, c.rank) for c in m.categories] for m in models)
+    assert first == second

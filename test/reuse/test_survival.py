@@ -1,0 +1,89 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.reuse.bins import BINS, EDGES, age_bin, token_bin
+from sglang_canopy.reuse.survival import gittins_rank, survival_curve
+
+
+def counts(**by_bin):
+    made = [0.0] * BINS
+    for name, value in by_bin.items():
+        made[int(name[1:])] = float(value)
+    return made
+
+
+def test_bins_are_the_square_root_of_two_apart():
+    assert age_bin(-1.0) == age_bin(0.0) == 0
+    assert age_bin(0.25) == 1
+    assert EDGES[3] == 2 * EDGES[1]
+    assert age_bin(1e12) == BINS - 1
+    assert token_bin(0) == 0
+    assert token_bin(16) == 1
+
+
+def test_survival_by_hand():
+    # 10 tips: 4 continued in bin 2; 2 waiting in bin 3 count half there, and 3 continue then.
+    curve = survival_curve(counts(_2=4, _3=3, _5=1), counts(_3=2))
+    assert curve[2] == 1.0
+    assert curve[3] == pytest.approx(0.6)
+    assert curve[4] == pytest.approx(0.6 * (1 - 3 / 5))
+    assert curve[6] == 0.0
+
+
+def test_dropping_the_tips_that_wait_would_make_them_all_come_back():
+    continued, waiting = counts(_4=10), counts(_9=30)
+    assert survival_curve(continued, waiting)[5] == pytest.approx(0.75)
+    assert survival_curve(continued, counts())[5] == 0.0
+
+
+def test_a_sparse_category_leans_on_the_coarser_curve():
+    prior = survival_curve(counts(_4=50), counts(_9=50))
+    few = survival_curve(counts(), counts(_9=2), prior, 10.0)
+    many = survival_curve(counts(), counts(_9=2000), prior, 10.0)
+    assert few[5] == pytest.approx(1 - 5 / 12)
+    assert many[5] > 0.99
+
+
+def test_the_rank_by_hand():
+    # Half return in bin 3 (0.5 to 0.71 s), nobody later.
+    curve = [1.0] * 4 + [0.5] * (BINS - 4)
+    rank = gittins_rank(curve)
+    width = EDGES[4] - EDGES[3]
+    assert rank[3] == pytest.approx(0.5 / (0.75 * width))
+    assert rank[0] == pytest.approx(0.5 / (EDGES[3] + 0.75 * width))
+    assert rank[0] < rank[1] < rank[2] < rank[3]
+    assert rank[4:] == [0.0] * (BINS - 4)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=BINS - 1, max_size=BINS - 1))
+def test_the_rank_equals_its_definition(steps):
+    curve = [1.0]
+    for step in steps:
+        curve.append(curve[-1] * step)
+    rank = gittins_rank(curve)
+    held = [0.0]
+    for i in range(BINS - 1):
+        held.append(held[-1] + (curve[i] + curve[i + 1]) / 2 * (EDGES[i + 1] - EDGES[i]))
+    for i in range(BINS):
+        best = max(
+            (
+                (curve[i] - curve[j]) / (held[j] - held[i])
+                for j in range(i + 1, BINS)
+                if held[j] > held[i]
+            ),
+            default=0.0,
+        )
+        assert rank[i] == pytest.approx(best, rel=1e-6, abs=1e-12)
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=BINS, max_size=BINS),
+    st.lists(st.integers(0, 20), min_size=BINS, max_size=BINS),
+)
+def test_curves_fall_from_one_and_stay_probabilities(events, waiting):
+    curve = survival_curve([float(n) for n in events], [float(n) for n in waiting])
+    assert curve[0] == 1.0
+    assert all(a >= b >= 0.0 for a, b in pairwise(curve))

@@ -1,0 +1,52 @@
+import random
+
+import pytest
+
+from sglang_canopy.reuse.ttft import TtftFit, threshold_tokens
+
+
+def test_finds_the_line():
+    fit = TtftFit()
+    for tokens in range(0, 10_000, 100):
+        fit.add(tokens, 1e-4 * tokens + 0.05)
+    assert fit.line() == pytest.approx((1e-4, 0.05), rel=1e-6)
+
+
+def test_says_nothing_before_there_is_enough_to_tell():
+    fit = TtftFit()
+    for _ in range(100):
+        fit.add(500, 0.1)  # one point does not make a line
+    assert fit.line() is None
+    assert fit.stats()["alpha_ms_per_1k_tokens"] is None
+
+
+def test_spikes_of_queueing_hardly_move_it():
+    draw = random.Random(1)
+    fit = TtftFit()
+    for n in range(2000):
+        tokens = draw.randrange(10_000)
+        queued_s = 5.0 if n > 100 and draw.random() < 0.03 else 0.0
+        fit.add(tokens, 1e-4 * tokens + 0.05 + draw.gauss(0, 0.005) + queued_s)
+    alpha, beta = fit.line()
+    assert alpha == pytest.approx(1e-4, rel=0.05)
+    assert beta == pytest.approx(0.05, abs=0.03)
+
+
+def test_follows_a_server_that_became_slower():
+    fit = TtftFit()
+    for n in range(6000):
+        tokens = 37 * n % 10_000
+        fit.add(tokens, (1e-4 if n < 1000 else 2e-4) * tokens + 0.05)
+    assert fit.line()[0] == pytest.approx(2e-4, rel=0.05)
+
+
+def test_ignores_what_is_no_measurement():
+    fit = TtftFit()
+    for tokens, seconds in ((float("nan"), 1.0), (-5, 1.0), (5, -1.0), (5, float("inf"))):
+        fit.add(tokens, seconds)
+    assert fit.count == 0
+
+
+def test_a_target_becomes_tokens():
+    assert threshold_tokens(250.0, (1e-4, 0.05)) == pytest.approx(2000.0)
+    assert threshold_tokens(40.0, (1e-4, 0.05)) == 0.0
