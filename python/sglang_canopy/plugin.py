@@ -89,6 +89,9 @@ _REFUSED = (
     ("enable_unified_cache_external_linker", "the external cache linker is not verified"),
     ("speculative_algorithm", "speculative decoding keys the tree by token pairs"),
     ("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
+    ("use_ray", "--use-ray starts processes that load no plugins"),
+    ("grpc_mode", "--grpc-mode takes requests past the entry that stamps them"),
+    ("smg_grpc_mode", "--smg-grpc-mode takes requests past the entry that stamps them"),
 )
 
 
@@ -97,6 +100,12 @@ def unsupported(server_args: Any) -> str | None:
     for name, why in _REFUSED:
         if getattr(server_args, name, None):
             return f"{why}; drop that option or use --radix-eviction lru"
+    workers = getattr(server_args, "tokenizer_worker_num", 1)
+    if workers > 1:
+        return (
+            f"--tokenizer-worker-num {workers} starts HTTP workers that load no plugins; "
+            "use 1, or --radix-eviction lru"
+        )
     mode = getattr(server_args, "disaggregation_mode", "null")
     if mode not in (None, "null"):
         return f"--disaggregation-mode {mode} is not verified; drop it or use --radix-eviction lru"

@@ -59,12 +59,24 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
         ("speculative_algorithm", "EAGLE"),
         ("enable_streaming_session", True),
         ("disaggregation_mode", "prefill"),
+        ("tokenizer_worker_num", 4),
+        ("use_ray", True),
+        ("grpc_mode", True),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(option: str, value: object) -> None:
     refusal = plugin.unsupported(supported(**{option: value}))
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
+
+
+def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
+    import msgspec
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    looked_at = {name for name, _ in plugin._REFUSED}
+    assert looked_at | {"tokenizer_worker_num", "disaggregation_mode"} <= known
 
 
 def test_a_plain_set_up_is_supported() -> None:
