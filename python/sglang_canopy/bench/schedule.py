@@ -16,6 +16,9 @@ from typing import Any
 
 from sglang_canopy.trace.materialise import Planned
 
+_TICK_S = 1e-6
+"""A timer may ring this early; waiting for the rest would spin."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -55,7 +58,7 @@ class Schedule:
             else:
                 self._after[before].append(i)
         for _ in range(len(self._jobs)):
-            while not self._ready or self._ready[0][0] > clock():
+            while not self._ready or self._ready[0][0] - clock() > _TICK_S:
                 wait_s = self._ready[0][0] - clock() if self._ready else None
                 self._changed.clear()
                 # asyncio's TimeoutError is a class of its own before Python 3.11.
