@@ -17,12 +17,12 @@ from pathlib import Path
 import environment
 from environment import ROOT, STATE, SetupError, say
 
-TRACE = ROOT / "benchmark" / "quickstart" / "chat_synthetic.jsonl"
+TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# The trace's longest request is 240 tokens at this scale; a pool this small has to evict.
-KV_TOKENS = 1024
-REPLAY = ("--scale-lengths", "1/8", "--time-scale", "0.3")
+# At this scale the trace holds 10,000 tokens and its longest request 150: this pool has to evict.
+KV_TOKENS = 384
+REPLAY = ("--scale-lengths", "1/16", "--time-scale", "0.22")
 
 
 def parse() -> argparse.Namespace:

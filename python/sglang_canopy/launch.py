@@ -33,6 +33,9 @@ MILESTONES = (
     ("The server is fired up", "ready"),
 )
 STOP_S = 10.0  # from SIGTERM to SIGKILL
+# A client that reuses a connection in the moment in which the server closes it loses its request;
+# at SGLang's 5 s of idleness that happens in every replay with pauses.
+ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
 
 
 @dataclass(slots=True)
@@ -83,7 +86,7 @@ def serving(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**ENVIRONMENT, **os.environ, **(environment or {})},
             start_new_session=True,
         )
     server = Server(f"http://{host}:{port}", log, process)
