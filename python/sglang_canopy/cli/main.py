@@ -15,6 +15,7 @@ COMMANDS = {
     "characterize": "what a trace's reuse looks like, and which policy it wants",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
+    "chunk-eval": "what reusing document KV costs in quality and saves in time, on a model",
 }
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
-            module = importlib.import_module(f"sglang_canopy.cli.{name}")
+            module = importlib.import_module(f"sglang_canopy.cli.{name.replace('-', '_')}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     args = parser.parse_args(argv)

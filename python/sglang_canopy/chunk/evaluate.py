@@ -1,0 +1,162 @@
+"""The evaluation behind ``canopy chunk-eval``: every variant on every example, summed up in rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from sglang_canopy.chunk import tasks
+from sglang_canopy.chunk.model import load
+from sglang_canopy.chunk.quality import (
+    Case,
+    Reference,
+    encode_case,
+    f1,
+    holds,
+    mean_se,
+    measure,
+    refer,
+    rouge_l,
+    tokenise,
+)
+from sglang_canopy.chunk.selectors import DEFAULT, SELECTORS, make_selector
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to evaluate; the fields are the command's options."""
+
+    model: str
+    data: str | None = None
+    tasks: tuple[str, ...] = ()
+    task_count: int = 20
+    selectors: tuple[str, ...] = ("default",)
+    ratios: tuple[float, ...] = (0.15,)
+    encodings: tuple[str, ...] = ("prefix",)
+    limit: int | None = None
+    chunks: int = 6
+    chunk_tokens: int = 160
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+
+
+def evaluate(plan: Plan, progress: bool = False) -> dict[str, Any]:
+    """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
+    task), ``examples`` (every measurement) and the plan.
+
+    Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
+    answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
+    then the time split, F1 and ROUGE-L, and ``kl_minus_random`` with its standard error (paired,
+    where ``random`` was measured too).
+    """
+    names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
+    for name in names:
+        make_selector(name)
+    examples = tasks.read(plan.data, plan.limit) if plan.data else []
+    filler = tasks.filler_from(examples) if examples else tasks.default_filler()
+    examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
+    if not examples:
+        raise CanopyError("nothing to evaluate: give --data, --tasks, or both")
+    model = load(plan.model, getattr(torch, plan.dtype), plan.device)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(plan.model)
+    found: list[dict[str, Any]] = []
+    for example in _with_progress(examples, progress):
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        found += _one(plan, names, model, tokenizer, case)
+    rows = [_row(found, s, e, r) for e in plan.encodings for r in plan.ratios for s in names]
+    kinds = dict.fromkeys(m["task"] for m in found)
+    by_task = [
+        {"task": kind, **_row([m for m in found if m["task"] == kind], s, e, r)}
+        for kind in kinds
+        for e in plan.encodings
+        for r in plan.ratios
+        for s in names
+    ]
+    settings = {**asdict(plan), "default": DEFAULT, "threads": torch.get_num_threads()}
+    return {"rows": rows, "tasks": by_task, "examples": found, "plan": settings}
+
+
+def _one(
+    plan: Plan, names: tuple[str, ...], model: Any, tokenizer: Any, case: Case
+) -> list[dict[str, Any]]:
+    """Every variant on one example. Selectors differ only at ratios above 0 and below 1."""
+    reference: Reference = refer(model, tokenizer, case)
+    right = holds(reference.text, case.answers)
+    found = []
+    for how in plan.encodings:
+        chunks = encode_case(model, case, how)
+        for ratio in plan.ratios:
+            shared: dict[str, Any] | None = None
+            for name in names:
+                if shared is not None and ratio in (0.0, 1.0):
+                    result = shared
+                else:
+                    result = measure(
+                        model, tokenizer, case, reference, chunks, name, ratio, bool(case.answers)
+                    )
+                shared = result
+                text = result["text"]
+                found.append(
+                    {
+                        "selector": name,
+                        "encode": how,
+                        "ratio": ratio,
+                        "task": case.task,
+                        "tokens": len(case.ids),
+                        "full_right": right,
+                        "right": text is not None and holds(text, case.answers),
+                        "f1": f1(text, case.answers) if text is not None else None,
+                        "rouge_l": rouge_l(text, case.answers) if text is not None else None,
+                        "f1_full": f1(reference.text, case.answers),
+                        "ttft_full_s": reference.ttft_s,
+                        **result,
+                    }
+                )
+    return found
+
+
+def _row(found: list[dict[str, Any]], selector: str, encode: str, ratio: float) -> dict[str, Any]:
+    """One line of the table."""
+
+    def of(name: str) -> list[dict[str, Any]]:
+        key = (name, encode, ratio)
+        return [m for m in found if (m["selector"], m["encode"], m["ratio"]) == key]
+
+    mine = of(selector)
+    kl, kl_se = mean_se([m["kl"] for m in mine])
+    known = [m for m in mine if m["full_right"]]
+    row: dict[str, Any] = {
+        "selector": selector,
+        "encode": encode,
+        "ratio": ratio,
+        "n": len(mine),
+        "kl": kl,
+        "kl_se": kl_se,
+        "top1": mean_se([m["top1"] for m in mine])[0],
+        "retained": sum(m["right"] for m in known) / len(known) if known else None,
+        "retained_n": len(known),
+    }
+    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s", "tokens", "rows"):
+        row[name] = mean_se([float(m[name]) for m in mine])[0]
+    for name in ("f1", "f1_full", "rouge_l"):
+        values = [m[name] for m in mine if m[name] is not None]
+        row[name] = mean_se(values)[0] if values else None
+    other = of("random")
+    if other and selector != "random":
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
+        row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
+    return row
+
+
+def _with_progress(examples: list[Any], progress: bool) -> Any:
+    if not progress:
+        return examples
+    from tqdm import tqdm
+
+    return tqdm(examples, unit="example")

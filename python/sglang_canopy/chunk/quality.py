@@ -1,0 +1,242 @@
+"""How close fused prefill is to full recompute: KL, agreement, answers kept; with standard errors."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import Cache, dense_cache
+from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
+from sglang_canopy.chunk.encode import encode
+from sglang_canopy.chunk.fusion import fused_prefill
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.selectors import Offline, make_selector
+from sglang_canopy.chunk.tasks import SYSTEM, Example
+
+FORCED = 16
+"""Tokens of the full recompute's own continuation that each variant is forced along."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One example as tokens: a system prefix, one run a document, and the question."""
+
+    prefix: list[int]
+    documents: list[list[int]]
+    question: list[int]
+    answers: tuple[str, ...]
+    task: str
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
+
+
+@dataclass(slots=True)
+class Reference:
+    """Full recompute: log-probabilities ``[FORCED, vocab]``, its greedy tokens, its text, seconds."""
+
+    logprobs: torch.Tensor
+    tokens: list[int]
+    text: str
+    ttft_s: float
+
+
+def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -> Case:
+    """Piecewise, so that a document always gives the same ids; documents are cut to ``chunk_tokens``.
+
+    Without a chat template the prompt is plain text.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    if getattr(tokenizer, "chat_template", None):
+        mark = "\u241e"
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": mark},
+        ]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # templates without a system role raise their own error class
+            messages = [{"role": "user", "content": f"{SYSTEM}\n\n{mark}"}]
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        before, after = text.split(mark)
+    else:
+        before, after = f"{SYSTEM}\n\n", "\nAnswer:"
+    documents = [ids(d + "\n\n") for d in example.documents[:chunks]]
+    documents = [_cut(d, chunk_tokens) for d in documents]
+    return Case(
+        ids(before), documents, ids(f"Question: {example.question}{after}"), example.answers, example.task
+    )
+
+
+def _cut(ids: list[int], most: int) -> list[int]:
+    return ids if len(ids) <= most else ids[:most]
+
+
+def refer(model: Model, tokenizer: Any, case: Case) -> Reference:
+    """Full recompute of the prompt and its greedy continuation."""
+    ids = torch.tensor(case.ids, device=model.device)
+    cache = dense_cache(model, ids.numel() + FORCED)
+    start = time.perf_counter()
+    row = engine.logits(model, engine.prefill(model, ids, _upto(cache, ids.numel()))[-1:])
+    ttft = time.perf_counter() - start
+    found, tokens = [row[0]], [int(row.argmax())]
+    for step in range(FORCED - 1):
+        at = ids.numel() + step
+        last = torch.tensor(tokens[-1:], device=model.device)
+        row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
+        found.append(row[0])
+        tokens.append(int(row.argmax()))
+    return Reference(
+        torch.stack(found).log_softmax(-1), tokens, _answer(tokenizer, tokens), ttft
+    )
+
+
+def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Text up to the model's first end-of-sequence token."""
+    end = tokenizer.eos_token_id
+    kept = list(tokens)
+    return tokenizer.decode(kept[: kept.index(end)] if end in kept else kept)
+
+
+def _upto(cache: Cache, tokens: int) -> Cache:
+    return Cache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
+
+
+def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
+    """The documents as chunks, ``alone`` or behind the case's ``prefix``; offline scores are made."""
+    prefix = case.prefix if how == "prefix" else ()
+    return [encode(model, d, prefix) for d in case.documents]
+
+
+def place_chunks(case: Case, chunks: Sequence[Chunk], device: torch.device) -> Prompt:
+    """The prompt of a case with its chunks where its documents are."""
+    at, placed = len(case.prefix), []
+    for chunk in chunks:
+        placed.append(Placed(chunk, at))
+        at += len(chunk)
+    return Prompt(torch.tensor(case.ids, device=device), tuple(placed))
+
+
+def measure(
+    model: Model,
+    tokenizer: Any,
+    case: Case,
+    reference: Reference,
+    chunks: Sequence[Chunk],
+    selector: str,
+    ratio: float,
+    generate: bool,
+) -> dict[str, Any]:
+    """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
+    prompt = place_chunks(case, chunks, model.device)
+    choose = make_selector(selector)
+    if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
+        for chunk in chunks:
+            choose.scores(chunk)
+    n = len(prompt)
+    cache = dense_cache(model, n + FORCED)
+    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio)
+    forced = torch.tensor(reference.tokens[:-1], device=model.device)
+    rest = engine.prefill(model, forced, _upto(cache, n + FORCED - 1), n)
+    rows = torch.cat([fused.logits[None], engine.logits(model, rest)]).log_softmax(-1)
+    true = reference.logprobs
+    kl = float((true.exp() * (true - rows)).sum(-1).mean())
+    agree = (rows.argmax(-1) == true.argmax(-1)).float()
+    own = int(rows[0].argmax())
+    text = None
+    if generate:
+        text = reference.text
+        if not bool(agree.all()):
+            text = _continue(model, tokenizer, cache, n, own)
+    t = fused.timing
+    return {
+        "kl": max(kl, 0.0),
+        "top1": float(agree.mean()),
+        "text": text,
+        "ttft_s": t.total,
+        "select_s": t.select,
+        "place_s": t.place,
+        "recompute_s": t.recompute,
+        "rows": fused.rows.numel(),
+    }
+
+
+def _continue(model: Model, tokenizer: Any, cache: Cache, n: int, first: int) -> str:
+    """Greedy text from the fused cache (positions from n on are overwritten as it goes)."""
+    tokens = [first]
+    while len(tokens) < FORCED and tokens[-1] != tokenizer.eos_token_id:
+        at = n + len(tokens) - 1
+        last = torch.tensor(tokens[-1:], device=model.device)
+        row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
+        tokens.append(int(row.argmax()))
+    return _answer(tokenizer, tokens)
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation or articles, single spaces: as SQuAD's scorer."""
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def holds(text: str, answers: Iterable[str]) -> bool:
+    """Whether a text contains any of the answers."""
+    words = f" {normalise(text)} "
+    return any(f" {normalise(a)} " in words for a in answers if normalise(a))
+
+
+def f1(text: str, answers: Iterable[str]) -> float:
+    """Best token F1 over the answers."""
+    got = normalise(text).split()
+    best = 0.0
+    for answer in answers:
+        want = normalise(answer).split()
+        same = sum((Counter(got) & Counter(want)).values())
+        if same:
+            best = max(best, 2 * same / (len(got) + len(want)))
+    return best
+
+
+def rouge_l(text: str, answers: Iterable[str]) -> float:
+    """Best ROUGE-L (F measure of the longest common subsequence of words) over the answers."""
+    got, best = normalise(text).split(), 0.0
+    for answer in answers:
+        want = normalise(answer).split()
+        row = [0] * (len(want) + 1)
+        for word in got:
+            diagonal = 0
+            for j, other in enumerate(want, 1):
+                above = row[j]
+                row[j] = diagonal + 1 if word == other else max(above, row[j - 1])
+                diagonal = above
+        if row[-1]:
+            best = max(best, 2 * row[-1] / (len(got) + len(want)))
+    return best
+
+
+def mean_se(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error (0 for one value)."""
+    n = len(values)
+    if n == 0:
+        return math.nan, math.nan
+    mean = sum(values) / n
+    if n == 1:
+        return mean, 0.0
+    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
+    return mean, math.sqrt(variance / n)

@@ -1,0 +1,108 @@
+"""``canopy chunk-eval``: what chunk reuse costs in quality, and saves in time, on a user's model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)")
+    parser.add_argument("--data", help="questions: MuSiQue- or HotpotQA-style JSON, or JSON lines")
+    parser.add_argument(
+        "--tasks",
+        default="",
+        help="synthetic tasks as well, of single,split,coreference (the default without --data)",
+    )
+    parser.add_argument("--task-count", type=int, default=20, help="examples of each synthetic task")
+    parser.add_argument("--selector", default="default", help="names, comma-separated; or 'all'")
+    parser.add_argument("--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none")
+    parser.add_argument(
+        "--encode", default="prefix", help="alone, prefix, or both comma-separated"
+    )
+    parser.add_argument("--limit", type=int, help="only the first N questions")
+    parser.add_argument("--chunks", type=int, default=6, help="documents a prompt, at most")
+    parser.add_argument("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print a table. The rows are the table's, with more columns."""
+    from sglang_canopy.chunk.evaluate import Plan, evaluate
+
+    plan = Plan(
+        model=args.model,
+        data=args.data,
+        tasks=_names(args.tasks) or (() if args.data else ("single", "split", "coreference")),
+        task_count=_positive(args.task_count, "--task-count"),
+        selectors=_names(args.selector),
+        ratios=_ratios(args.ratio),
+        encodings=_encodings(args.encode),
+        limit=None if args.limit is None else _positive(args.limit, "--limit"),
+        chunks=_positive(args.chunks, "--chunks"),
+        chunk_tokens=_positive(args.chunk_tokens, "--chunk-tokens"),
+        dtype=args.dtype,
+        device=args.device,
+        seed=args.seed,
+    )
+    if args.json and not args.json.resolve().parent.is_dir():
+        raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
+    report = evaluate(plan, progress=sys.stderr.isatty())
+    if not args.per_example:
+        report.pop("examples")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    print_table(report["rows"])
+    return 0
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """The rows as aligned text."""
+    names = ("selector", "encode", "ratio", "n", "kl", "kl_se", "top1", "retained", "ttft_s", "ttft_full_s")
+    table = [names, *([_cell(r[n]) for n in names] for r in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
+    for line in table:
+        print("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(n.strip() for n in text.split(",") if n.strip())
+
+
+def _positive(value: int, flag: str) -> int:
+    if value < 1:
+        raise CanopyError(f"{flag} {value}: give a whole number of at least 1")
+    return value
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(r) for r in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= r <= 1 for r in found):
+        raise CanopyError(f"--ratio {text}: give numbers from 0 to 1, comma-separated")
+    return found
+
+
+def _encodings(text: str) -> tuple[str, ...]:
+    found = _names(text)
+    if not found or any(e not in ("alone", "prefix") for e in found):
+        raise CanopyError(f"--encode {text}: allowed are alone, prefix, or both comma-separated")
+    return found
