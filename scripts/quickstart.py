@@ -20,7 +20,7 @@ from environment import ROOT, STATE, SetupError, say
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# At this scale the trace holds 10,000 tokens and its longest request 150: this pool has to evict.
+# At this scale the trace holds 8,700 different tokens and its longest request 150: this pool has to evict.
 KV_TOKENS = 384
 REPLAY = ("--scale-lengths", "1/16", "--time-scale", "0.22")
 
