@@ -1,0 +1,129 @@
+"""What a newcomer can run into: each is one clear line and a nonzero exit status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import environment
+from environment import SetupError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "scripts" / script), *arguments],
+        env={**os.environ, "PYTHON": sys.executable, **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def one_line(ran: subprocess.CompletedProcess[str]) -> str:
+    lines = ran.stderr.strip().splitlines()
+    assert len(lines) == 1, ran.stderr
+    assert ran.stdout == ""
+    assert ran.returncode == 2
+    return lines[0]
+
+
+def fake_python(folder: Path, version: str) -> Path:
+    python = folder / "python3.9"
+    python.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}"\nexit 1\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return python
+
+
+@pytest.mark.parametrize("script", ["quickstart.sh", "test.sh"])
+def test_another_python_is_refused_by_its_version(script, tmp_path):
+    line = one_line(run(script, PYTHON=str(fake_python(tmp_path, "3.9.18"))))
+    assert "is not a Python 3.11: Python 3.9.18" in line
+
+
+@pytest.mark.parametrize("script", ["quickstart.sh", "test.sh"])
+def test_no_python_311_on_the_path_is_said(script, tmp_path):
+    for tool in ("bash", "dirname", "head", "env"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    fake_python(tmp_path, "3.9.18").rename(tmp_path / "python3")
+    line = one_line(run(script, PYTHON="", PATH=str(tmp_path)))
+    assert "needs Python 3.11 (python3 is: Python 3.9.18)" in line
+
+
+def test_a_port_in_use_is_said_before_anything_is_made():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = one_line(run("quickstart.sh", "--once", "--port", str(port)))
+    assert f"port {port} cannot be used" in line
+    assert "--port" in line
+
+
+def test_a_port_that_is_none_is_refused():
+    assert "choose one from 1 to 65535" in one_line(run("quickstart.sh", "--port", "70000"))
+
+
+def test_too_little_disk_is_said_with_both_sizes():
+    with pytest.raises(SetupError, match=r"1\.5 GB free at .*, 5 GB are needed"):
+        environment.check_disk(1_500_000_000, 5)
+    environment.check_disk(5_000_000_000, 5)
+
+
+@pytest.fixture
+def stamps(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "STAMPS", tmp_path)
+    return tmp_path
+
+
+def test_a_torch_changed_after_installing_stops_with_both_versions(stamps):
+    (stamps / "torch-build").write_text("2.13.0+cpu 0123456789abcdef\n")
+    with pytest.raises(SetupError, match=r"torch was 2\.13\.0\+cpu .* something replaced"):
+        environment.check_torch("cpu")
+
+
+def test_the_pinned_torch_passes_and_another_one_that_pip_chose_does_not(stamps, monkeypatch):
+    (stamps / "torch-build").write_text(environment.torch_build() + "\n")
+    environment.check_torch("cpu")
+    monkeypatch.setattr(environment, "_torch_pin", lambda: "torch==2.12.0")
+    with pytest.raises(SetupError, match=r"the pinned one is torch==2\.12\.0"):
+        environment.check_torch("cpu")
+
+
+def test_a_finished_step_is_done_again_only_when_its_inputs_change(stamps):
+    done = []
+    for inputs in (b"one", b"one", b"two"):
+        environment.step("packages", inputs, lambda i=inputs: done.append(i))
+    assert done == [b"one", b"two"]
+
+
+def test_a_step_that_failed_is_not_stamped(stamps):
+    def fail():
+        raise SetupError("no network")
+
+    with pytest.raises(SetupError):
+        environment.step("packages", b"one", fail)
+    assert not environment.stamped("packages", b"one")
+
+
+def test_pips_reason_is_in_the_message_and_its_output_in_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "PIP_LOG", tmp_path / "pip.log")
+    with pytest.raises(SetupError, match=r"could not install x: ERROR: .*no-such-folder") as raised:
+        environment.pip(["--no-index", "./no-such-folder"], "x")
+    assert "pip.log" in str(raised.value)
+    assert "no-such-folder" in (tmp_path / "pip.log").read_text()
+
+
+def test_help_makes_nothing():
+    ran = run("quickstart.sh", "--help")
+    assert ran.returncode == 0
+    assert "--once" in ran.stdout
+    assert run("test.sh", "--help").stdout.startswith("Lint, format, types, tests")
