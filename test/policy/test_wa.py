@@ -240,8 +240,16 @@ def test_the_exponential_model_ranks_by_the_papers_formula():
     assert policy.victim(1.0).leaf is quick
 
 
-def test_the_exponential_model_breaks_ties_by_depth_not_by_age():
+def test_the_exponential_model_breaks_ties_by_depth():
     policy = make_policy("wa", {"model": "exponential"})
-    leaf_of(policy, "k", 0.0)
-    deep = leaf_of(policy, "k", 5.0, offset=100)
+    for label in ("a", "b"):
+        category = policy.model.categories.refine((label,))
+        category.rate, category.life_s = 0.01, 100.0
+    leaf_of(policy, "a", 5.0)
+    deep = leaf_of(policy, "b", 5.0, offset=100)
     assert policy.victim(9.0).leaf is deep
+
+
+def test_the_exponential_model_without_samples_is_lru():
+    paths = [(1, 2), (9,), (1, 3), (5,), (6,), (7,), (8,)]
+    assert play("wa", 4, paths, model="exponential") == play("lru", 4, paths)

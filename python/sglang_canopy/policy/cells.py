@@ -106,14 +106,14 @@ class Cells:
         if old is None:
             del self._cells[cell.key]
             return
-        young = cell.youngest()
-        assert young is not None
         rank, until = self._at(cell, old, now)
-        entry, order = old, self._order(rank, old)
-        if young is not old:
+        entry, order = old, self._order(cell, rank, old)
+        # The exact rank falls with age: the oldest is the least.
+        young = old if self._exact else cell.youngest()
+        if young is not old and young is not None:
             rank, other_until = self._at(cell, young, now)
             until = min(until, other_until)
-            other = self._order(rank, young)
+            other = self._order(cell, rank, young)
             if other < order:
                 entry, order = young, other
         self._count += 1
@@ -138,8 +138,10 @@ class Cells:
         """The cells that hold a leaf, in order of creation."""
         return (c for c in self._cells.values() if c.live)
 
-    def _order(self, rank: float, entry: Entry) -> tuple[float, float, float]:
-        return (rank, entry[1], entry[0]) if self._exact else (rank, entry[0], entry[1])
+    def _order(self, cell: Cell, rank: float, entry: Entry) -> tuple[float, float, float]:
+        if self._exact and cell.category.rate > 0.0:
+            return rank, entry[1], entry[0]
+        return rank, entry[0], entry[1]
 
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():

@@ -1,0 +1,139 @@
+"""What clients could win by saying what comes next: hit ratio by how many say it and how well.
+
+    python benchmark/eviction/hints.py --data DIR --out OUT
+
+A client says after each response either that its conversation is over, or in how many seconds
+it continues. The truth is the trace's own future; a statement that is not true says the
+opposite (over or not), or another client's time. Writes OUT/hints.json, OUT/hints.md and
+OUT/hints.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from tqdm import tqdm
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from sglang_canopy.sim.hindsight import make_hindsight
+from sglang_canopy.sim.hindsight.future import Future
+from sglang_canopy.sim.requests import Hints
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+ACCURACIES = (1.0, 0.75, 0.5, 0.25, 0.0)
+CAPACITY = 0.05
+
+
+def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
+    """Name, seeds of the hints, requests."""
+    path = data / "mooncake" / "conversation_first60.jsonl"
+    yield "conversation", (1, 2, 3), list(open_trace(path, "mooncake"))
+    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    yield "agentic", (1,), list(overlay(archive, 200, 7200.0, 1))
+
+
+def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    blocks = int(distinct_blocks(trace) * CAPACITY)
+    bounds = {"lru": make_policy("lru"), "hindsight": make_hindsight("belady", Future(trace))}
+    for bound, policy in bounds.items():
+        hit = simulate(trace, policy, blocks).block_hit_ratio
+        yield {"trace": name, "policy": bound, "block_hit_ratio": hit}
+    for accuracy in ACCURACIES:
+        for share in SHARES:
+            for seed in seeds if share else seeds[:1]:
+                hints = Hints(share=share, accuracy=accuracy, seed=seed)
+                hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
+                yield {
+                    "trace": name,
+                    "policy": "wa",
+                    "share": share,
+                    "accuracy": accuracy,
+                    "seed": seed,
+                    "block_hit_ratio": hit,
+                }
+
+
+def mean(rows: list[dict[str, Any]], **where: Any) -> float:
+    """Mean hit ratio in % of the rows that agree with ``where``."""
+    found = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
+    return 100 * statistics.fmean(r["block_hit_ratio"] for r in found)
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    parts = []
+    for name in dict.fromkeys(r["trace"] for r in rows):
+        lru, best = (mean(rows, trace=name, policy=p) for p in ("lru", "hindsight"))
+        lines = ["| accuracy | " + " | ".join(f"{s:.0%} give hints" for s in SHARES) + " |"]
+        lines.append("| --- |" + " --- |" * len(SHARES))
+        for accuracy in ACCURACIES:
+            cells = [mean(rows, trace=name, share=s, accuracy=accuracy) for s in SHARES]
+            lines.append(f"| {accuracy:.0%} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
+        parts.append(
+            f"### {name}, {CAPACITY:.0%}: LRU {lru:.2f}, hindsight {best:.2f}\n\n"
+            + "\n".join(lines)
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    names = list(dict.fromkeys(r["trace"] for r in rows))
+    figure, panels = plt.subplots(
+        1, len(names), figsize=(4.6 * len(names), 3.8), layout="constrained", squeeze=False
+    )
+    colours = plt.get_cmap("viridis")
+    for panel, name in zip(panels[0], names):
+        for i, accuracy in enumerate(ACCURACIES):
+            hits = [mean(rows, trace=name, share=s, accuracy=accuracy) for s in SHARES]
+            shade = colours(0.9 * i / (len(ACCURACIES) - 1))
+            label = f"{accuracy:.0%} of hints true"
+            panel.plot([100 * s for s in SHARES], hits, "o-", color=shade, label=label)
+        for policy, style in (("hindsight", "--"), ("lru", ":")):
+            panel.axhline(mean(rows, trace=name, policy=policy), color="grey", ls=style)
+            panel.annotate(
+                policy,
+                (0, mean(rows, trace=name, policy=policy)),
+                xytext=(0, 3),
+                textcoords="offset points",
+                color="grey",
+            )
+        panel.set_title(f"{name}, {CAPACITY:.0%} of distinct blocks", fontsize=10)
+        panel.set_xlabel("clients that give hints, %")
+        panel.set_ylabel("block hit ratio, %")
+        panel.grid(alpha=0.25)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public traces")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with tqdm(unit="run", disable=None) as bar:
+        for name, seeds, trace in traces(args.data):
+            bar.set_description(name)
+            for row in runs(name, seeds, trace):
+                rows.append(row)
+                bar.update()
+    (args.out / "hints.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (args.out / "hints.md").write_text(report(rows))
+    draw(rows, args.out / "hints.png")
+    print(report(rows))
+
+
+if __name__ == "__main__":
+    main()
