@@ -1,0 +1,141 @@
+"""The replay against a real server: exact lengths, turns that hit what was generated, labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.bench_serving import main, replay
+from sglang_canopy.errors import CanopyError
+
+FORCED = "--canopy-enable-forced-output"
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three conversations of three turns in the Bailian format; 64-token answers, kept whole."""
+    path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
+    lines = []
+    for turn in range(1, 4):
+        for who in range(3):
+            tokens = 100 + 164 * (turn - 1)
+            own = [1000 * who + i for i in range(-(-tokens // 16))]
+            if tokens % 16:  # a partial block's id is its own
+                own[-1] = 1000 * who + 500 + turn
+            lines.append(
+                {
+                    "chat_id": 10 * turn + who,
+                    "parent_chat_id": 10 * (turn - 1) + who if turn > 1 else -1,
+                    "timestamp": turn + who / 10,
+                    "input_length": tokens,
+                    "output_length": 64,
+                    "type": ("text", "search", "file")[who],
+                    "turn": turn,
+                    "hash_ids": own,
+                }
+            )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_turn_hits_what_the_turn_before_it_generated(
+    shared_server: Callable[..., Any], tiny_model: Path, chat: Path, tmp_path: Path
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    out = tmp_path / "out.json"
+    result = replay(
+        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        time_scale=0, max_concurrency=2, output_file=str(out), output_details=True,
+    )  # fmt: skip
+    assert json.loads(out.read_text()) == result
+    assert result["outputs_forced"]
+    assert (result["completed"], result["errors"]["count"]) == (9, 0)
+    for request in result["details"]:
+        turn = request["turn"]
+        assert request["prompt_tokens"] == 100 + 164 * (turn - 1)
+        assert request["output_tokens"] == 64
+        # The last generated token's KV is computed only when another follows it.
+        before = 100 + 164 * (turn - 2) + 64 - 1
+        assert request["cached_tokens"] >= (before if turn > 1 else 0)
+        assert request["cached_tokens"] < request["prompt_tokens"]
+    assert set(result["by_category"]) == {"text", "search", "file"}
+    assert result["by_turn"]["1"]["hit_rate"] < 0.1 < result["by_turn"]["2"]["hit_rate"]
+    assert result["overall"]["hit_rate_by_tier"]["device"] == result["overall"]["hit_rate"]
+    for spread in ("ttft_ms", "queued_ttft_ms"):
+        assert 0 < result["overall"][spread]["p50"] <= result["overall"][spread]["p99"]
+
+
+def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
+    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    result = replay(
+        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        backend="openai", time_scale=0, output_details=True,
+    )  # fmt: skip
+    assert not result["outputs_forced"]
+    assert result["completed"] == 9
+    for request in result["details"]:
+        before = 100 + 164 * (request["turn"] - 2)
+        if request["turn"] > 1:
+            assert before <= request["cached_tokens"] < before + 16
+
+
+def test_the_completions_endpoint_forces_and_reports_tiers_too(
+    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    result = replay(
+        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        backend="sglang-oai", time_scale=0, trace_clock=True, num_prompts=6,
+    )  # fmt: skip
+    assert result["outputs_forced"]
+    assert result["completed"] == 6
+    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * 163
+
+
+def test_lengths_scale_and_blocks_stay_shared(
+    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    result = replay(
+        "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
+        time_scale=0, scale_lengths="1/4", output_details=True,
+    )  # fmt: skip
+    assert {r["prompt_tokens"] for r in result["details"]} == {25, 66, 107}
+    assert {r["output_tokens"] for r in result["details"]} == {16}
+    second = [r["cached_tokens"] for r in result["details"] if r["turn"] == 2]
+    assert min(second) >= 25 + 16 - 1
+
+
+def test_what_cannot_run_ends_with_one_line(
+    shared_server: Callable[..., Any],
+    tiny_model: Path,
+    chat: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
+    given += ["--tokenizer", str(tiny_model)]
+    assert main([*given, "--dataset-name", "mooncake"]) == 2
+    assert "line 1: 'hash_ids' has 7 blocks of 512 tokens" in capsys.readouterr().err
+    assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
+    assert "gives no request of at most 20 tokens" in capsys.readouterr().err
+    with pytest.raises(CanopyError, match="cannot replay a trace"):
+        replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
+
+
+def test_datasets_of_the_original_still_run(
+    shared_server: Callable[..., Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+    out = tmp_path / "random.jsonl"
+    given = ["--dataset-name", "random-ids", "--tokenize-prompt", "--base-url", client.url]
+    given += ["--model", "tiny", "--tokenizer", str(tiny_model), "--num-prompts", "3"]
+    given += ["--random-input-len", "20", "--random-output-len", "4", "--output-file", str(out)]
+    assert main(given) == 0
+    assert json.loads(out.read_text())["completed"] == 3
