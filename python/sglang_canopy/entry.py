@@ -24,6 +24,8 @@ from sglang_canopy.reuse.ttft import TtftFit
 
 logger = logging.getLogger(__name__)
 
+MAX_HINT_BYTES = 4096
+
 hints = Waiting()
 """Hints of ``POST /canopy/hint`` that wait for a request to carry them."""
 
@@ -100,6 +102,8 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
     async def hint(request: Request) -> JSONResponse:
         try:
+            if int(request.headers.get("content-length", 0)) > MAX_HINT_BYTES:
+                raise CanopyError(f"a hint has at most {MAX_HINT_BYTES} bytes")
             hints.add(await request.json(), time.monotonic())
         except ValueError as error:
             reason = str(error) if isinstance(error, CanopyError) else f"not JSON: {error}"
