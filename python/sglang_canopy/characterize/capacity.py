@@ -85,7 +85,8 @@ def knee(lru: LRUCurve) -> int:
         return 0
     end = int(np.searchsorted(hits, hits[-1]))
     chord = hits[end] * np.arange(end + 1) / max(end, 1)
-    return int(np.argmax(hits[: end + 1] - chord))
+    above = hits[: end + 1] - chord
+    return int(np.argmax(above)) if above.max() > 0 else end
 
 
 def _peak(born: np.ndarray, dead: np.ndarray) -> int:

@@ -42,6 +42,7 @@ def lifespan(seen: Observation) -> Lifespan:
     life = seen.last_s - seen.first_s
     ordered = np.sort(life)
     edges = FINE_EDGES[: edges_within(seen.span_s)]
+    edges = np.append(edges, max(edges[-1] * 1.001, float(ordered[-1])))
     dead = np.searchsorted(ordered, edges, "right") / len(ordered)
     category = seen.category[seen.last_request]
     names, counts = np.unique(category, return_counts=True)

@@ -225,17 +225,17 @@ def observe(
             place = (np.arange(length) * POSITIONS) // length
             later = int(r.turn > 1)
             if run < length:
-                fresh = known[run:].count(-1)
-                stranded += length - run - fresh
                 start = first_s.size
+                for i in range(run, length):
+                    if known[i] < 0:
+                        known[i] = row_of.setdefault(r.blocks[i], len(row_of))
+                    else:
+                        stranded += 1
+                fresh = len(row_of) - start
                 first_s.extend(fresh, r.time_s)
                 last_request.extend(fresh, number)
                 uses.extend(fresh, 0)
                 places.extend(fresh, 0)
-                for i in range(run, length):
-                    if known[i] < 0:
-                        known[i] = row_of.setdefault(r.blocks[i], start)
-                        start += known[i] == start
                 rest = np.array(known[run:], np.int64)
                 rows = np.concatenate([rows, rest])
             np.add.at(place_count[later], (place << POSITIONS) + places.all[rows], 1)

@@ -128,7 +128,8 @@ def characterize(
     shape = load_model_shape(model)
     seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(seen.blocks.sum())
-    passes = 1 + bool(accesses) + (1 + RUNS if simulate and accesses else 0)
+    shared = bool(seen.hits.any())
+    passes = 1 + shared + (1 + RUNS if simulate and shared else 0)
     work.resize(seen.requests * passes)
     report = Report(_overview(path, format, seen, accesses))
     report.footprint = footprint(seen, shape, model)
@@ -140,8 +141,12 @@ def characterize(
             "The trace names no conversations: turns are inferred from prompts that extend "
             "an earlier one."
         )
-    if not accesses:
-        report.absent["blocks"] = "the trace says nothing about which prompts share a prefix"
+    if not shared:
+        report.absent["reuse"] = (
+            "the format does not say which prompts share a prefix"
+            if format == "azure"
+            else "no block is ever used twice, so any policy will do"
+        )
         return report
     report.hits = ideal_hits(seen)
     report.skew = skew(seen)
@@ -159,9 +164,7 @@ def characterize(
     report.capacity = capacity(seen, lru, seen.block_tokens * weight)
     if against is not None:
         report.published = compare(against, seen)
-    if simulate and not seen.hits.any():
-        report.absent["recommendation"] = "no block is ever used twice: any policy will do"
-    elif simulate:
+    if simulate:
         prepared = prepare(
             work.reading(open_trace(path, format, skip_bad=skip_bad)), accesses, SIMULATED_ACCESSES
         )

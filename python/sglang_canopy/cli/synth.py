@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from sglang_canopy.trace.synth import meta_path, write_trace
+from sglang_canopy.trace.synth import check_seconds, meta_path, write_trace
 from sglang_canopy.trace.synth_presets import PRESETS, get_preset
 
 
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the trace. Returns the exit status."""
+    check_seconds(args.seconds)
     preset = get_preset(args.preset).at_rate(args.rate)
     with tqdm(
         total=round(args.seconds), unit="s", desc=f"synth {preset.name}", disable=None

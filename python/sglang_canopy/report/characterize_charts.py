@@ -294,8 +294,9 @@ def _reuse(report: Report) -> Figure:
         if i % columns == 0:
             one.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
         if columns == 3:
-            ticks = [t for t in (0.001, 0.1, 1, 10, 60, 600, 3600) if first <= t <= late]
-            ticks = [t for t in ticks if len(ticks) <= 4 or t not in (10, 3600)]
+            fast = (0.001, 0.1, 10, 600)
+            ticks = [t for t in (fast if first < 0.1 else (0.1, 1, 10, 60, 600)) if t <= late]
+            ticks = [t for t in ticks if len(ticks) <= 4 or t != 10]
             one.set_xticks(ticks, [seconds(t) for t in ticks])
         if i == 0:
             for k, (name, colour) in enumerate(
@@ -415,7 +416,7 @@ def _footprint(report: Report) -> Figure:
     if len(powers) >= 2:
         one.set_xticks(powers)
     one.xaxis.set_minor_locator(NullLocator())
-    one.set_xlim(low, high)
+    one.set_xlim(low, max(high, 1.01 * low))
     one.set_ylim(0, 1.02)
     _percent_axis(one.yaxis)
     _labels(one, f"KV of one request with {f.model}", "requests with no more")
@@ -446,9 +447,9 @@ def _capacity(report: Report) -> Figure:
     at = 0.9 * c.ideal_hit_ratio
     one.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
     one.annotate(
-        f"90 % of it with {size(need * c.block_bytes)}\n({percent(need / c.distinct_blocks, 1)})",
-        (need / c.distinct_blocks, at), (8, -8), textcoords="offset points", fontsize=8,
-        color=BLUE, ha="left" if need / c.distinct_blocks < 0.15 else "right", va="top",
+        f"90 % of it with {size(need * c.block_bytes)},\n"
+        f"{percent(need / c.distinct_blocks, 1)} of the distinct blocks",
+        (0.98, 0.05), xycoords="axes fraction", fontsize=8, color=BLUE, ha="right",
     )  # fmt: skip
     one.set_xscale("log")
     one.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)

@@ -35,7 +35,7 @@ _QUESTIONS = (
     ("capacity", "How much room does it take?", ("capacity",)),
 )
 _ABSENT = {
-    "blocks": "Reuse",
+    "reuse": "Reuse",
     "turns": "Turns",
     "users": "Users",
     "conversations": "Conversations",

@@ -35,13 +35,18 @@ class SyntheticRequest(NamedTuple):
     """-1 for a first turn."""
 
 
+def check_seconds(seconds: float) -> None:
+    """Raises ``CanopyError`` unless ``seconds`` is the length of a trace."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise CanopyError(f"the length of the trace must be above 0 seconds, got {seconds}")
+
+
 def synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticRequest]:
     """Draw the requests of ``seconds`` s in order of time; equal arguments, equal requests.
 
     Memory is that of the conversations under way. Raises ``CanopyError``.
     """
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise CanopyError(f"the length of the trace must be above 0 seconds, got {seconds}")
+    check_seconds(seconds)
     return _synthesise(preset, seconds, seed)
 
 

@@ -1,0 +1,197 @@
+"""``canopy characterize`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.trace.synth import synthesise, to_bailian, write_trace
+from sglang_canopy.trace.synth_presets import get_preset
+
+
+@pytest.fixture(scope="module")
+def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "small.jsonl"
+    write_trace(path, get_preset("small"), 400.0, 1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report_dir(small_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "deep" / "er"
+    command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(out)]
+    assert main([*command, "--published", "trace-a", "--jobs", "1"]) == 0
+    return out
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href") and value and not value.startswith("data:"):
+                self.outside.append(value)
+        self.pictures += tag == "img"
+
+
+def test_the_page_needs_nothing_else(report_dir: Path) -> None:
+    text = (report_dir / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.outside == []
+    assert "url(" not in text
+    assert page.pictures == len(list(report_dir.glob("*.png"))) >= 10
+
+
+def test_the_page_says_that_the_trace_is_synthetic_and_what_it_cannot_say(report_dir: Path) -> None:
+    text = (report_dir / "report.html").read_text()
+    assert "synthetic" in text
+    assert "the trace names no users" in text
+    assert "not in this trace" in text  # the published numbers about users
+
+
+def test_every_question_has_its_heading_and_figure(report_dir: Path) -> None:
+    headings = re.findall(r"<h2>(.*?)</h2>", (report_dir / "report.html").read_text())
+    assert headings[0] == "What to do"
+    for asked in ("How much could be reused?", "When are blocks used again?",
+                  "Which part of a prompt is worth keeping?", "How much room does it take?"):  # fmt: skip
+        assert asked in headings
+    for name in ("hits", "skew", "turns", "next_turn", "reuse", "locality", "lifespan",
+                 "footprint", "capacity", "policies"):  # fmt: skip
+        data = (report_dir / f"{name}.png").read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 5_000
+
+
+def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
+    def refuse(constant: str) -> float:
+        raise AssertionError(constant)
+
+    report = json.loads((report_dir / "report.json").read_text(), parse_constant=refuse)
+    h = report["hits"]
+    assert sum(k["hits"] for k in h["kinds"]) == pytest.approx(1.0)
+    assert sum(t["requests"] for t in h["turns"]) == pytest.approx(1.0)
+    assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(h["block_hit_ratio"])
+    assert report["overview"]["synthetic"] is True
+    table = report["recommendation"]["table"]
+    assert all(r <= report["recommendation"]["ideal_hit_ratio"] + 1e-9 for r in table["lru"])
+
+
+def test_json_goes_to_standard_output_when_asked_for(
+    small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(tmp_path)]
+    assert main([*command, "--json", "--no-simulate"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["recommendation"] is None
+    assert report["hits"]["block_hit_ratio"] > 0.3
+
+
+def test_two_runs_give_the_same_report(small_trace: Path, tmp_path: Path) -> None:
+    pages = []
+    for name in "ab":
+        out = tmp_path / name
+        command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(out)]
+        assert main([*command, "--no-simulate"]) == 0
+        pages.append((out / "report.json").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_a_trace_without_any_ids_is_answered_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mooncake lines that share nothing: no turns, no reuse, no recommendation, no failure."""
+    trace = tmp_path / "bare.jsonl"
+    lines = [
+        {"timestamp": 1000 * i, "input_length": 600, "output_length": 5, "hash_ids": [2 * i, 2 * i + 1]}
+        for i in range(30)
+    ]  # fmt: skip
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out"
+    assert main(["characterize", str(trace), "--format", "mooncake", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "no block is ever used twice" in said
+    report = json.loads((out / "report.json").read_text())
+    assert report["turns"] is report["recommendation"] is None
+    assert report["hits"] is report["reuse"] is None
+    assert not (out / "turns.png").exists()
+    assert not (out / "reuse.png").exists()
+
+
+def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
+    trace = tmp_path / "one.jsonl"
+    first = next(iter(synthesise(get_preset("small"), 60.0, 1)))
+    trace.write_text(to_bailian(first) + "\n")
+    command = ["characterize", str(trace), "--format", "bailian", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+
+
+def test_azure_has_no_blocks_and_is_told_so(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = data_dir / "azure" / "AzureLLMInferenceTrace_code.csv"
+    assert main(["characterize", str(trace), "--format", "azure", "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["footprint"]["rows"][0]["requests"] == 8819
+    assert report["hits"] is None
+    assert "does not say which prompts share a prefix" in capsys.readouterr().out
+
+
+def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
+    trace = data_dir / "mooncake" / "conversation_first60.jsonl"
+    command = ["characterize", str(trace), "--format", "mooncake", "--out", str(tmp_path)]
+    assert main([*command, "--no-simulate"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["overview"]["requests"] == 6848
+    assert report["overview"]["distinct_blocks"] == 111_932
+    assert 0.34 < report["hits"]["block_hit_ratio"] < 0.36
+    assert report["notes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["none.jsonl", "--format", "bailian"], "no trace at"),
+        (["{trace}", "--format", "bailian", "--model-config", "gpt-9"], "neither a preset"),
+        (["{trace}", "--format", "bailian", "--jobs", "0"], "--jobs must be 1 or more"),
+        (["{trace}", "--format", "mooncake"], "line 1"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    flags: list[str],
+    said: str,
+    small_trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [f.format(trace=small_trace) for f in flags]
+    assert main(["characterize", *flags, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    line = [text for text in error.splitlines() if text.startswith("canopy characterize:")]
+    assert len(line) == 1
+    assert said in line[0]
+
+
+def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{not json\n" + small_trace.read_text())
+    command = ["characterize", str(broken), "--format", "bailian", "--no-simulate"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 2
+    assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_said(
+    small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "out")
+    assert main(["characterize", str(small_trace), "--format", "bailian", "--out", out]) == 2
+    assert "cannot make the folder" in capsys.readouterr().err

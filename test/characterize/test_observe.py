@@ -1,0 +1,148 @@
+"""The one pass: what is counted, by hand on tiny traces and against a slow recount."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_traces import TWO_TALKS, ask
+
+from sglang_canopy.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.trace.record import TraceRequest
+
+
+def test_hits_are_the_leading_run_seen_before() -> None:
+    seen = observe(TWO_TALKS)
+    assert seen.hits.tolist() == [0, 1, 2, 0, 3]
+    assert seen.blocks.tolist() == [2, 2, 3, 1, 4]
+    assert seen.distinct_blocks == 6
+    assert sorted(seen.uses.tolist()) == [1, 1, 1, 2, 3, 4]
+
+
+def test_a_block_behind_a_miss_is_stranded_and_not_a_hit() -> None:
+    seen = observe([ask(0, [1, 2, 3]), ask(5, [7, 2, 3])])
+    assert seen.hits.tolist() == [0, 0]
+    assert seen.stranded == 2
+    assert seen.distinct_blocks == 4
+
+
+def test_a_block_twice_in_one_prompt_is_no_reuse() -> None:
+    seen = observe([ask(0, [1, 1]), ask(5, [2])])
+    assert seen.hits.tolist() == [0, 0]
+    assert seen.distinct_blocks == 2
+
+
+def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> None:
+    seen = observe(TWO_TALKS)
+    text, file = (seen.labels.index(k) * TOP_TURN for k in ("text", "file"))
+    by_category = seen.reuse_count.sum((0, 2))
+    # b hits 1 after a's first turn; a's turn 2 hits 1 after b, 2 after itself.
+    assert by_category[text] == 2
+    assert by_category[file] == 1
+    assert by_category[text + 1] == 3
+    assert seen.reuse_sum_s.sum(0)[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
+
+
+def test_hits_on_ones_own_blocks_are_told_from_others() -> None:
+    seen = observe(TWO_TALKS)
+    assert seen.same_conversation_hits == 4
+    assert seen.same_user_hits == 4
+
+
+def test_a_request_knows_the_one_that_continues_it() -> None:
+    assert observe(TWO_TALKS).next_request.tolist() == [2, -1, 4, -1, -1]
+
+
+def test_lives_run_from_first_to_last_use() -> None:
+    seen = observe(TWO_TALKS)
+    assert sorted((seen.last_s - seen.first_s).tolist()) == [0.0, 0.0, 0.0, 70.0, 100.0, 100.0]
+
+
+def test_places_are_tenths_of_the_prompt() -> None:
+    seen = observe([ask(0, list(range(10))), ask(1, list(range(5)))])
+    # Five blocks at places 0, 2, 4, 6, 8 that stood at 0, 1, 2, 3, 4 before.
+    first = seen.place_count[0]
+    assert first.sum() == 15
+    assert [int(first[p, 1 << b]) for p, b in zip((0, 2, 4, 6, 8), range(5))] == [1] * 5
+
+
+def test_a_trace_without_ids_has_none() -> None:
+    seen = observe([ask(0, [1]), ask(1, [1])])
+    assert not seen.has_turns
+    assert not seen.has_users
+    assert not seen.has_conversations
+    assert seen.category_name(0) == "text"
+
+
+def test_an_empty_trace_and_mixed_block_sizes_are_refused() -> None:
+    with pytest.raises(CanopyError, match="no requests"):
+        observe([])
+    with pytest.raises(CanopyError, match="one block size"):
+        observe([ask(0, [1]), ask(1, [2], block_tokens=16)])
+
+
+def test_the_fine_bins_refine_those_of_the_policies() -> None:
+    assert set(EDGES) <= set(FINE_EDGES.tolist())
+    assert (np.diff(FINE_EDGES) > 0).all()
+    assert edges_within(0.0) == 2
+    assert FINE_EDGES[edges_within(60.0) - 1] <= 60.0 < FINE_EDGES[edges_within(60.0)]
+
+
+@st.composite
+def tree_traces(draw: st.DrawFn) -> list[TraceRequest]:
+    """Prompts that are paths of one random tree, with conversations and users at will."""
+    time_s, trace = 0.0, []
+    for _ in range(draw(st.integers(1, 30))):
+        time_s += draw(st.floats(0.0, 50.0))
+        path, node = [], 1
+        for _ in range(draw(st.integers(0, 6))):
+            node = node * 3 + draw(st.integers(0, 2))
+            path.append(node)
+        trace.append(
+            ask(
+                time_s,
+                path,
+                kind=draw(st.sampled_from("xy")),
+                turn=draw(st.integers(1, 12)),
+                talk=draw(st.sampled_from((None, "a", "b"))),
+                user=draw(st.sampled_from((None, "u", "v"))),
+            )
+        )
+    return trace
+
+
+@given(tree_traces())
+@settings(max_examples=60, deadline=None)
+def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
+    seen = observe(trace)
+    last: dict[int, int] = {}
+    first_s: dict[int, float] = {}
+    uses: dict[int, int] = {}
+    hits = []
+    ages = same_talk = same_user = 0
+    for n, r in enumerate(trace):
+        run = 0
+        while run < len(r.blocks) and r.blocks[run] in last:
+            run += 1
+        hits.append(run)
+        for block in r.blocks[:run]:
+            before = trace[last[block]]
+            ages += r.time_s - before.time_s
+            same_talk += r.conversation is not None and before.conversation == r.conversation
+            same_user += r.user is not None and before.user == r.user
+        for block in r.blocks:
+            first_s.setdefault(block, r.time_s)
+            last[block] = n
+            uses[block] = uses.get(block, 0) + 1
+    assert seen.hits.tolist() == hits
+    assert seen.reuse_count.sum() == sum(hits)
+    assert seen.reuse_sum_s.sum() == pytest.approx(ages)
+    assert (seen.same_conversation_hits, seen.same_user_hits) == (same_talk, same_user)
+    assert sorted(seen.uses.tolist()) == sorted(uses.values())
+    assert sorted(seen.first_s.tolist()) == pytest.approx(sorted(first_s.values()))
+    assert sorted(seen.last_request.tolist()) == sorted(last.values())
+    assert seen.stranded == 0
+    assert seen.place_count.sum() == sum(len(r.blocks) for r in trace)

@@ -1,0 +1,44 @@
+"""Tiny traces with answers a hand can work out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_canopy.trace.record import TraceRequest
+
+
+def ask(
+    time_s: float,
+    blocks: Sequence[int],
+    *,
+    kind: str = "text",
+    turn: int = 1,
+    talk: str | None = None,
+    user: str | None = None,
+    output: int = 10,
+    block_tokens: int = 10,
+    input_tokens: int | None = None,
+) -> TraceRequest:
+    """A request for whole blocks of 10 tokens."""
+    return TraceRequest(
+        time_s,
+        len(blocks) * block_tokens if input_tokens is None else input_tokens,
+        output,
+        tuple(blocks),
+        block_tokens,
+        category=kind,
+        turn=turn,
+        conversation=talk,
+        user=user,
+    )
+
+
+TWO_TALKS = [
+    # Conversation a grows twice; b shares block 1 with it; c shares nothing.
+    ask(0.0, [1, 2], talk="a", user="u"),
+    ask(10.0, [1, 3], talk="b", user="v", kind="file"),
+    ask(30.0, [1, 2, 4], talk="a", user="u", turn=2),
+    ask(40.0, [9], talk="c", user="v"),
+    ask(100.0, [1, 2, 4, 5], talk="a", user="u", turn=3),
+]
+"""12 blocks asked for, 6 distinct; hits: 0, 1 (b on 1), 2 (1 and 2), 0, 3 (1, 2, 4)."""
