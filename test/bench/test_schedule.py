@@ -45,13 +45,16 @@ def jobs(previous: list[int | None]) -> list[Job]:
 
 
 def send(
-    previous: list[int | None], offsets: list[float], takes_s: list[float]
+    previous: list[int | None],
+    offsets: list[float],
+    takes_s: list[float],
+    limit: int | None = None,
 ) -> list[tuple[int, float, float]]:
     """``(ordinal, due, yielded)`` of a replay where request i is answered after ``takes_s[i]``."""
 
     async def main() -> list[tuple[int, float, float]]:
         made = jobs(previous)
-        schedule = Schedule(made, offsets)
+        schedule = Schedule(made, offsets, limit)
         clock = asyncio.get_running_loop().time
         seen, running = [], []
 
@@ -83,6 +86,19 @@ def test_a_turn_waits_for_the_answer_to_the_turn_before() -> None:
 def test_a_quick_answer_does_not_bring_the_next_turn_forward() -> None:
     seen = send([None, 0], [0.0, 7.0], [0.5, 0.5])
     assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (1, 7.0)]
+
+
+def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:
+    # Turn 2 of the first conversation comes third in the trace, and is sent third.
+    seen = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
+    assert [i for i, _, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert [round(at) for _, _, at in seen] == [0, 2, 5, 6, 7, 8]
+    assert [round(due) for _, due, _ in seen] == [0, 0, 2, 0, 0, 5]
+
+
+def test_no_more_than_the_limit_is_out_at_a_time() -> None:
+    seen = send([None] * 6, [0.0] * 6, [3.0] * 6, limit=2)
+    assert [round(at) for _, _, at in seen] == [0, 0, 3, 3, 6, 6]
 
 
 def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:

@@ -173,7 +173,7 @@ class Run:
             offsets = options.offsets_s(
                 self._jobs, self.args.time_scale, self.args.request_rate, self.args.seed
             )
-            self._schedule = Schedule(self._jobs, offsets)
+            self._schedule = Schedule(self._jobs, offsets, self.args.max_concurrency)
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(
