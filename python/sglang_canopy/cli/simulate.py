@@ -15,7 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.report.table import bytes_text, short_number, text_table
+from sglang_canopy.report.sweep import sweep_notes, sweep_table
+from sglang_canopy.report.table import bytes_text
 from sglang_canopy.sim.model import load_model_shape
 from sglang_canopy.sim.requests import Hints
 from sglang_canopy.sim.sweep import Choice, Plan, Sweep, run_sweep
@@ -120,48 +121,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
 
 def summary(sweep: Sweep) -> str:
-    """The table that is printed: a line per policy and capacity, means over the seeds."""
-    groups: dict[tuple[str, bool, int], list[Mapping[str, Any]]] = {}
-    fractions = list(dict.fromkeys(row["capacity_fraction"] for row in sweep.rows))
-    for row in sweep.rows:
-        at = fractions.index(row["capacity_fraction"])
-        groups.setdefault((row["policy"], row["placebo"], at), []).append(row)
-    model = sweep.rows[0]["kv_bytes_saved"] is not None
-    header = ["policy", "capacity", "blocks", "block hit %", "token hit %"]
-    header += ["uncached p50", "p90", "p95", "p99", "TEL", "over"]
-    header += ["KV saved", "FLOPs saved %"] * model + ["s"]
-    lines = []
-    for (policy, placebo, at), rows in groups.items():
-
-        def mean(key: str, rows: list[Mapping[str, Any]] = rows) -> float:
-            return float(np.mean([row[key] for row in rows]))
-
-        spread = np.ptp([100 * row["block_hit_ratio"] for row in rows]) / 2
-        cells = [
-            policy + (" (placebo)" if placebo else ""),
-            f"{100 * fractions[at]:.3g} %",
-            f"{mean('capacity_blocks'):.0f}",
-            f"{100 * mean('block_hit_ratio'):.2f}" + (f" ±{spread:.2f}" if spread else ""),
-            f"{100 * mean('token_hit_ratio'):.2f}",
-            *(short_number(mean(f"uncached_tokens_{p}")) for p in ("p50", "p90", "p95", "p99")),
-            short_number(mean("tel_tokens")),
-            f"{mean('slo_violations'):.0f}",
-        ]
-        if model:
-            cells += [bytes_text(mean("kv_bytes_saved"))]
-            cells += [f"{100 * mean('prefill_flops_saved_ratio'):.2f}"]
-        lines.append([*cells, f"{mean('seconds'):.2f}"])
-    seeds = len({row["seed"] for row in sweep.rows})
-    first = sweep.traces[0]
-    about = [
-        f"{first.requests} requests, {first.distinct_blocks} distinct blocks of "
-        f"{first.block_tokens} tokens" + (" (first seed)" if len(sweep.traces) > 1 else ""),
-        f"TEL: uncached tokens above {_thresholds(sweep)}; over: requests above it",
-        f"peak memory {bytes_text(sweep.peak_memory_bytes)} in the largest process",
-    ]
-    if seeds > 1:
-        about.insert(1, f"means over {seeds} seeds, ± half the range")
-    return "\n".join([text_table(header, lines), "", *about])
+    """What is printed: the table and what is in it."""
+    memory = f"peak memory {bytes_text(sweep.peak_memory_bytes)} in the largest process"
+    return "\n".join([sweep_table(sweep.rows), "", *sweep_notes(sweep.rows), memory])
 
 
 def draw(path: str, plan: Plan, sweep: Sweep) -> None:
@@ -179,14 +141,6 @@ def draw(path: str, plan: Plan, sweep: Sweep) -> None:
         title = f"{plan.conversations} conversations of {Path(plan.path).name}"
         title += f", {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
     hit_ratio_figure(path, sweep.rows, curves, title=title, ideal=float(np.mean(ideals)))
-
-
-def _thresholds(sweep: Sweep) -> str:
-    least = min(row["tel_threshold_tokens"] for row in sweep.rows)
-    most = max(row["tel_threshold_tokens"] for row in sweep.rows)
-    if least == most:
-        return f"{least:.0f}"
-    return f"LRU's P90 at each capacity ({least:.0f} to {most:.0f})"
 
 
 def _config(text: str) -> tuple[str, Mapping[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sglang_canopy.report.sweep import BOUND, by_cell, mean
 from sglang_canopy.sim.hindsight import hindsight_names
 
-BOUND = "belady"
 _COLOURS = (
     "#0b6e4f", "#d1495b", "#3366aa", "#e09f3e", "#7a4fa3", "#2a9d8f",
     "#8c564b", "#c44e9d", "#5f6b73", "#a3b18a", "#264653", "#b56576",
@@ -45,23 +45,25 @@ def hit_ratio_figure(
     bound = series.pop(BOUND, None)
     axes.axhline(100 * ideal, color="0.55", lw=1, ls=":", label="endless cache")
     if bound is not None:
-        xs, mean, low, high = bound
-        axes.plot(xs, mean, color="black", ls="--", lw=1.6, label="hindsight bound (belady)")
+        xs, middle, _, _ = bound
+        axes.plot(xs, middle, color="black", ls="--", lw=1.6, label="hindsight bound (belady)")
         online = [s for label, s in series.items() if not _hindsight(label)]
         if online:
             best = np.max([np.interp(xs, s[0], s[1]) for s in online], axis=0)
-            axes.fill_between(xs, best, mean, color="black", alpha=0.06, lw=0, label="left to win")
+            axes.fill_between(
+                xs, best, middle, color="black", alpha=0.06, lw=0, label="left to win"
+            )
     dense = _dense_lru(lru, span)
     lru_drawn = "lru" in series and dense is not None
-    for at, (label, (xs, mean, low, high)) in enumerate(sorted(series.items(), key=_last)):
+    for at, (label, (xs, middle, low, high)) in enumerate(sorted(series.items(), key=_last)):
         colour = "0.35" if label == "lru" else _COLOURS[at % len(_COLOURS)]
-        style = ":" if label.endswith("placebo") else "--" if _hindsight(label) else "-"
+        style = ":" if label.endswith("(placebo)") else "--" if _hindsight(label) else "-"
         if label == "lru" and dense is not None:
             axes.plot(*dense, color=colour, lw=1.8, label="lru (every capacity)")
-            axes.plot(xs, mean, color=colour, ls="", marker="o", ms=4)
+            axes.plot(xs, middle, color=colour, ls="", marker="o", ms=4)
             continue
         marker = _MARKERS[at % len(_MARKERS)]
-        axes.plot(xs, mean, color=colour, marker=marker, ms=4.5, lw=1.5, ls=style, label=label)
+        axes.plot(xs, middle, color=colour, marker=marker, ms=4.5, lw=1.5, ls=style, label=label)
         if np.any(high > low):
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, lw=0)
     if not lru_drawn and dense is not None:
@@ -89,26 +91,20 @@ Series = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 def _series(rows: Sequence[Mapping[str, Any]]) -> Series:
     """Per line: capacities, and mean, least and greatest hit ratio (%) over the seeds."""
-    points: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        label = row["policy"] + (" placebo" if row["placebo"] else "")
-        at = points.setdefault(label, {}).setdefault(row["capacity_fraction"], [])
-        at.append(100 * row["block_hit_ratio"])
+    points: dict[str, list[tuple[float, float, float, float]]] = {}
+    for (label, _), group in by_cell(rows).items():
+        hits = [100 * row["block_hit_ratio"] for row in group]
+        point = (mean(group, "capacity_fraction"), float(np.mean(hits)), min(hits), max(hits))
+        points.setdefault(label, []).append(point)
     series: Series = {}
-    for label, by_capacity in points.items():
-        xs = sorted(by_capacity)
-        values = [by_capacity[x] for x in xs]
-        series[label] = (
-            np.array(xs),
-            np.array([np.mean(v) for v in values]),
-            np.array([min(v) for v in values]),
-            np.array([max(v) for v in values]),
-        )
+    for label, line in points.items():
+        xs, middle, low, high = np.array(sorted(line)).T
+        series[label] = (xs, middle, low, high)
     return series
 
 
 def _hindsight(label: str) -> bool:
-    return label.split(":")[0] in hindsight_names()
+    return label.split(":")[0].split(" ")[0] in hindsight_names()
 
 
 def _last(item: tuple[str, tuple[np.ndarray, ...]]) -> float:
