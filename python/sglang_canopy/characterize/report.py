@@ -136,7 +136,7 @@ def characterize(
     report.turns = turns(seen)
     if report.turns is None:
         report.absent["turns"] = "the trace has no second turns and no ids that join requests"
-    elif format in ("mooncake", "sglang"):
+    elif format == "mooncake" or format.startswith("sglang"):
         report.notes.append(
             "The trace names no conversations: turns are inferred from prompts that extend "
             "an earlier one."
