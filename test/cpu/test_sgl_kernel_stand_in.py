@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import sgl_kernel
 import torch
+
+import sgl_kernel
 
 
 def test_new_slots_go_to_each_requests_row():

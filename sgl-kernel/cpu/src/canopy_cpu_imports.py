@@ -54,7 +54,7 @@ class _Before(MetaPathFinder):
         prepare = self.preparations.pop(fullname, None)
         if prepare is not None:
             prepare()
-        return None
+        return
 
 
 sys.meta_path.insert(0, _Before())
