@@ -32,6 +32,10 @@ class Chunk:
         """Bytes of K and V."""
         return self.raw_k.nbytes + self.v.nbytes
 
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move."""
+        return self.raw_k[layer][tokens], self.v[layer][tokens]
+
 
 def chunk_key(
     ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = ""

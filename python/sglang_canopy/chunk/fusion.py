@@ -48,24 +48,20 @@ def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> N
         slots = cache.slots[positions]
         if cache.in_order and not cache.slots.is_cuda:
             table = model.rope.table(positions)
-            whole = inside.numel() == len(p.chunk)
             for layer in range(model.shape.layers):
-                k, v = p.chunk.raw_k[layer], p.chunk.v[layer]
-                k, v = (k, v) if whole else (k[inside], v[inside])
-                cache.k[layer][positions, 0] = rotate(k, table).to(cache.k[layer].dtype)
-                cache.v[layer][positions, 0] = v.to(cache.v[layer].dtype)
+                k, v = p.chunk.rows(layer, inside)
+                cache.k[layer][positions, 0] = rotate(k.to(model.dtype), table)
+                cache.v[layer][positions, 0] = v.to(model.dtype)
             continue
-        table = model.rope.table(torch.arange(len(cache), device=cache.slots.device))
+        table = model.rope.table(torch.arange(len(cache), device=slots.device))
+        every = torch.arange(inside.numel(), device=slots.device)
         for layer in range(model.shape.layers):
+            k, v, source = p.chunk.raw_k[layer], p.chunk.v[layer], inside
+            if k.device != slots.device:  # another tier: only the reused rows travel
+                k, v = (x.to(slots.device) for x in p.chunk.rows(layer, inside.to(k.device)))
+                source = every
             rope_scatter.rope_scatter(
-                p.chunk.raw_k[layer],
-                p.chunk.v[layer],
-                inside,
-                positions,
-                slots,
-                table,
-                cache.k[layer],
-                cache.v[layer],
+                k, v, source, positions, slots, table, cache.k[layer], cache.v[layer]
             )
 
 

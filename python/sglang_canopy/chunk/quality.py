@@ -78,15 +78,9 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
         before, after = text.split(mark)
     else:
         before, after = f"{SYSTEM}\n\n", "\nAnswer:"
-    documents = [ids(d + "\n\n") for d in example.documents[:chunks]]
-    documents = [_cut(d, chunk_tokens) for d in documents]
-    return Case(
-        ids(before), documents, ids(f"Question: {example.question}{after}"), example.answers, example.task
-    )
-
-
-def _cut(ids: list[int], most: int) -> list[int]:
-    return ids if len(ids) <= most else ids[:most]
+    documents = [ids(d + "\n\n")[:chunk_tokens] for d in example.documents[:chunks]]
+    question = ids(f"Question: {example.question}{after}{example.lead}")
+    return Case(ids(before), documents, question, example.answers, example.task)
 
 
 def refer(model: Model, tokenizer: Any, case: Case) -> Reference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ SYSTEM = "Answer the question from the documents. Answer with a few words."
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """documents: one text a chunk; answers: accepted answers, any of them; task: a name."""
+    """documents: one text a chunk; answers: accepted answers, any of them; task: a name;
+    lead: how the reply begins, given to the model (a small one then answers at all)."""
 
     documents: tuple[str, ...]
     question: str
     answers: tuple[str, ...]
     task: str
+    lead: str = ""
 
 
 def read(path: str | Path, limit: int | None = None) -> list[Example]:
@@ -99,22 +101,23 @@ def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
         cut = rng.randrange(len(words) // 4, max(len(words) // 4 + 1, 3 * len(words) // 4))
         fact = f"Remember: the secret password of {who} is {code}."
         documents[at] = " ".join([*words[:cut], fact, *words[cut:]])
-        return Example(tuple(documents), f"What is the secret password of {who}?", (code,), task)
-    if task == "split":
+    elif task == "split":
         documents[at] = f"{documents[at]}\nRemember: the secret password of {who}"
         documents[at + 1] = f"is {code}. {documents[at + 1]}"
-        return Example(tuple(documents), f"What is the secret password of {who}?", (code,), task)
-    documents[at] = f"{documents[at]}\nNow about {who}, who lives in {where}."
-    documents[at + 1] = f"The secret password of this person is {code}. {documents[at + 1]}"
-    return Example(tuple(documents), f"What is the secret password of {who}?", (code,), task)
+    else:
+        documents[at] = f"{documents[at]}\nNow about {who}, who lives in {where}."
+        documents[at + 1] = f"The secret password of this person is {code}. {documents[at + 1]}"
+    asked = f"the secret password of {who}"
+    lead = f"The secret password of {who} is"
+    return Example(tuple(documents), f"What is {asked}?", (code,), task, lead)
 
 
-def filler_from(examples: Sequence[Example], words: int = 90) -> list[str]:
+def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:
     """Texts for the synthetic tasks, out of real documents, cut to a few words."""
     return [" ".join(d.split()[:words]) for e in examples for d in e.documents if d.strip()]
 
 
-def default_filler(words: int = 90) -> list[str]:
+def default_filler(words: int = 70) -> list[str]:
     """Filler when no data is given: plain sentences about nothing the tasks ask for."""
     rng, out = random.Random(1), []
     things = "river market bridge garden station harbour museum library forest castle".split()
@@ -127,7 +130,3 @@ def default_filler(words: int = 90) -> list[str]:
         out.append(" ".join(text))
     return out
 
-
-def iterate(examples: Sequence[Example], task: str) -> Iterator[Example]:
-    """Examples of one task."""
-    return (e for e in examples if e.task == task)

@@ -1,0 +1,258 @@
+"""The chunk store: content-addressed, in up to three tiers, bounded, evicted by the tree's policies.
+
+What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
+gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.chunk import disk
+from sglang_canopy.chunk.chunk import Chunk, chunk_key
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.registry import make_policy
+
+TIERS = ("device", "host", "disk")
+
+
+class Entry(Leaf):
+    """A stored chunk as an eviction policy sees it: a leaf without a parent."""
+
+    __slots__ = ("chunk", "key", "pins", "size")
+
+    def __init__(self, key: str, chunk: Chunk | disk.DiskChunk, size: int) -> None:
+        super().__init__(0, max(1, len(chunk)))
+        self.key, self.chunk, self.size, self.pins = key, chunk, size, 0
+
+
+@dataclass(slots=True)
+class Tier:
+    """One tier: its bound in bytes, its policy, what it holds by key."""
+
+    name: str
+    capacity_bytes: int
+    policy: Policy
+    entries: dict[str, Entry] = field(default_factory=dict)
+    used_bytes: int = 0
+
+
+class ChunkStore:
+    """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
+
+    capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
+    for disk; files of the same model left there by an earlier run are found again.
+    Raises CanopyError for an unknown tier or policy.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        capacity_bytes: Mapping[str, int],
+        directory: str | Path | None = None,
+        policy: str = "lru",
+        policy_config: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        unknown = set(capacity_bytes) - set(TIERS)
+        if unknown or not capacity_bytes:
+            raise CanopyError(
+                f"chunk tiers {sorted(unknown) or 'are empty'}: allowed are {', '.join(TIERS)}, "
+                f"with a capacity in bytes each"
+            )
+        if capacity_bytes.get("disk") and directory is None:
+            raise CanopyError("a disk tier for chunks needs a directory; name one")
+        self.identity, self.device = identity, device
+        self._lock = threading.RLock()
+        self._tiers = [
+            Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
+            for t in TIERS
+            if capacity_bytes.get(t)
+        ]
+        self.hits = dict.fromkeys(TIERS, 0)
+        self.misses = self.dropped = 0
+        self.directory = None
+        if directory is not None:
+            self.directory = Path(directory) / identity[:16]
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._find_files()
+
+    def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
+        """The content address of these tokens behind this prefix for this tenant."""
+        return chunk_key(ids, self.identity, prefix, salt)
+
+    def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
+        """Store a chunk in the first tier that can hold it; the same content again is a touch."""
+        key = self.key(chunk.ids, chunk.prefix, salt)
+        with self._lock:
+            if self._touch(key, now) is None:
+                self._insert(0, key, chunk, now)
+        return key
+
+    def get(self, key: str, now: float = 0.0) -> Chunk | disk.DiskChunk | None:
+        """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
+        with self._lock:
+            tier = self._touch(key, now)
+            if tier is None:
+                self.misses += 1
+                return None
+            self.hits[tier.name] += 1
+            return tier.entries[key].chunk
+
+    def where(self, key: str) -> str | None:
+        """The name of the tier that holds a key."""
+        with self._lock:
+            return next((t.name for t in self._tiers if key in t.entries), None)
+
+    def pin(self, key: str) -> bool:
+        """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
+        return self._pin(key, 1)
+
+    def unpin(self, key: str) -> bool:
+        """Undo one ``pin``."""
+        return self._pin(key, -1)
+
+    def delete(self, key: str) -> bool:
+        """Forget a chunk in whatever tier. False if it was not there."""
+        with self._lock:
+            for tier in self._tiers:
+                if key in tier.entries:
+                    self._remove(tier, tier.entries[key])
+                    return True
+            return False
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(t.entries) for t in self._tiers)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, and chunks and bytes by tier."""
+        with self._lock:
+            tiers = {
+                t.name: {
+                    "chunks": len(t.entries),
+                    "used_bytes": t.used_bytes,
+                    "capacity_bytes": t.capacity_bytes,
+                }
+                for t in self._tiers
+            }
+            return {"hits": dict(self.hits), "misses": self.misses, "dropped": self.dropped, "tiers": tiers}
+
+    def check(self) -> None:
+        """Recount everything. Raises AssertionError where a number is off."""
+        seen: set[str] = set()
+        for tier in self._tiers:
+            total = sum(e.size for e in tier.entries.values())
+            assert total == tier.used_bytes, f"{tier.name}: {total} bytes, counted {tier.used_bytes}"
+            assert total <= tier.capacity_bytes, f"{tier.name}: {total} > {tier.capacity_bytes}"
+            assert not seen & set(tier.entries), "a chunk is in two tiers"
+            seen |= set(tier.entries)
+            free = sum(e.pins == 0 for e in tier.entries.values())
+            admitted = sum(1 for _ in tier.policy.leaves())
+            assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
+
+    def _touch(self, key: str, now: float) -> Tier | None:
+        for tier in self._tiers:
+            entry = tier.entries.get(key)
+            if entry is not None:
+                self._stamp(tier, entry, now)
+                return tier
+        return None
+
+    def _stamp(self, tier: Tier, entry: Entry, now: float) -> None:
+        tier.policy.drop(entry)
+        request = Request(time=now, category="chunk", prompt_tokens=entry.length)
+        request.label = tier.policy.arrive(request)
+        request.label = tier.policy.finish(request)
+        entry.stamp(request)
+        if not entry.pins:
+            tier.policy.admit(entry, now)
+
+    def _insert(self, first: int, key: str, chunk: Chunk | disk.DiskChunk, now: float) -> None:
+        """Put a chunk into the first tier from ``first`` on that can make room for it."""
+        for index in range(first, len(self._tiers)):
+            tier = self._tiers[index]
+            size = self._size(tier, chunk)
+            pinned = sum(e.size for e in tier.entries.values() if e.pins)
+            if size > tier.capacity_bytes - pinned:
+                continue
+            while tier.used_bytes + size > tier.capacity_bytes:
+                self._evict(index, now)
+            entry = Entry(key, self._settle(tier, key, chunk), size)
+            tier.entries[key] = entry
+            tier.used_bytes += size
+            self._stamp(tier, entry, now)
+            return
+        self.dropped += 1
+
+    def _evict(self, index: int, now: float) -> None:
+        tier = self._tiers[index]
+        victim = tier.policy.victim(now)
+        assert victim is not None, f"{tier.name} is full and has no victim"
+        entry = victim.leaf
+        assert isinstance(entry, Entry)
+        chunk = entry.chunk
+        self._remove(tier, entry)
+        tier.policy.evicted(entry, entry.length)
+        if index + 1 < len(self._tiers):
+            self._insert(index + 1, entry.key, chunk, entry.last_access)
+        else:
+            self.dropped += 1
+
+    def _remove(self, tier: Tier, entry: Entry) -> None:
+        tier.policy.drop(entry)
+        del tier.entries[entry.key]
+        tier.used_bytes -= entry.size
+        if isinstance(entry.chunk, disk.DiskChunk):
+            entry.chunk.path.unlink(missing_ok=True)
+
+    def _size(self, tier: Tier, chunk: Chunk | disk.DiskChunk) -> int:
+        return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
+
+    def _settle(self, tier: Tier, key: str, chunk: Chunk | disk.DiskChunk) -> Chunk | disk.DiskChunk:
+        """The chunk as this tier keeps it."""
+        if isinstance(chunk, disk.DiskChunk):
+            return chunk
+        if tier.name == "disk":
+            assert self.directory is not None
+            path = self.directory / f"{key}.chunk"
+            disk.write(path, chunk)
+            return disk.open_chunk(path)
+        place = self.device if tier.name == "device" else "cpu"
+        return Chunk(chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores)
+
+    def _pin(self, key: str, step: int) -> bool:
+        with self._lock:
+            for tier in self._tiers:
+                entry = tier.entries.get(key)
+                if entry is None:
+                    continue
+                if entry.pins + step < 0:
+                    raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+                entry.pins += step
+                tier.policy.drop(entry)
+                if entry.pins == 0:
+                    tier.policy.admit(entry, entry.last_access)
+                return True
+            return False
+
+    def _find_files(self) -> None:
+        """Take over whole files of an earlier run; delete the others."""
+        assert self.directory is not None
+        index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
+        for path in sorted(self.directory.glob("*.tmp")):
+            path.unlink()
+        if index is None:
+            return
+        for path in sorted(self.directory.glob("*.chunk"), key=lambda p: p.stat().st_mtime):
+            try:
+                chunk = disk.open_chunk(path)
+            except CanopyError:
+                path.unlink()
+                continue
+            self._insert(index, path.stem, chunk, 0.0)
