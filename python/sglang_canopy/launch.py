@@ -101,13 +101,18 @@ def wait_until_ready(server: Server, deadline_s: float, describe: str | None = N
     """Return once `/health` answers 200. Raises CanopyError as `serving` does."""
     deadline = time.monotonic() + deadline_s
     with tqdm(
-        total=len(MILESTONES), desc=describe, unit="stage", disable=describe is None, leave=False
+        total=len(MILESTONES),
+        desc=describe,
+        bar_format="{desc}: |{bar}| {n_fmt}/{total_fmt} [{elapsed}]{postfix}",
+        disable=describe is None,
+        leave=False,
     ) as bar:
         while True:
             text = server.log_text()
             reached = sum(mark in text for mark, _ in MILESTONES)
-            bar.n = reached
-            bar.set_postfix_str(MILESTONES[min(reached, len(MILESTONES) - 1)][1])
+            if reached != bar.n or sys.stderr.isatty():  # a log file gets one line a stage
+                bar.n = reached
+                bar.set_postfix_str(MILESTONES[min(reached, len(MILESTONES) - 1)][1])
             if server.process.poll() is not None:
                 raise CanopyError(
                     f"the server stopped with status {server.process.returncode} before it was "
