@@ -1,0 +1,90 @@
+"""Measuring what the ratio search needs: seconds a token by tier, TTFT at a ratio, KL at a ratio."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sglang_canopy.chunk import disk, engine
+from sglang_canopy.chunk.cache import dense_cache
+from sglang_canopy.chunk.chunk import Placed, Prompt
+from sglang_canopy.chunk.fusion import fused_prefill, place
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.ratio import Calibration, Profile, Search, golden_section
+from sglang_canopy.chunk.selectors import make_selector
+from sglang_canopy.errors import CanopyError
+
+
+def on_tier(prompt: Prompt, tier: str, directory: Path) -> Prompt:
+    """The same prompt with its chunks in ``memory`` or on ``disk``.
+
+    A file just written may still be in the page cache: a disk that is really slow shows only with
+    more chunks than memory.
+    """
+    if tier == "memory":
+        return prompt
+    if tier != "disk":
+        raise CanopyError(f"tier {tier!r}: allowed are memory, disk")
+    placed = []
+    for i, p in enumerate(prompt.placed):
+        path = directory / f"calibrate-{i}.chunk"
+        disk.write(path, p.chunk)
+        placed.append(Placed(disk.open_chunk(path), p.start))  # type: ignore[arg-type]
+    return replace(prompt, placed=tuple(placed))
+
+
+def profile(model: Model, prompt: Prompt, repeats: int = 3) -> Profile:
+    """t_c from a full prefill, t_i from placing every chunk's KV; medians of ``repeats``."""
+    cache = dense_cache(model, len(prompt))
+    compute, transfer = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        engine.prefill(model, prompt.ids, cache)
+        middle = time.perf_counter()
+        place(model, prompt, cache, prompt.in_chunk())
+        compute.append((middle - start) / len(prompt))
+        transfer.append((time.perf_counter() - middle) / max(1, prompt.reusable))
+    return Profile(statistics.median(compute), statistics.median(transfer))
+
+
+def measure_ttft(
+    model: Model, prompts: Sequence[Prompt], selector: str, ratio: float, repeats: int = 3
+) -> float:
+    """Mean over prompts of the median TTFT in seconds, selection and placing included."""
+    choose, total = make_selector(selector), 0.0
+    for prompt in prompts:
+        cache = dense_cache(model, len(prompt))
+        times = [
+            fused_prefill(model, prompt, cache, choose, ratio).timing.total for _ in range(repeats)
+        ]
+        total += statistics.median(times)
+    return total / len(prompts)
+
+
+def calibrate(
+    model: Model,
+    prompts: Sequence[Prompt],
+    r_min: float,
+    r_max: float = 1.0,
+    selector: str = "default",
+    tolerance: float = 0.05,
+) -> tuple[Calibration, Search]:
+    """Algorithm 1 on these prompts: profile, prior, golden-section search on measured TTFT."""
+    found = profile(model, prompts[0])
+    start = found.prior(r_min, r_max)
+    search = golden_section(
+        lambda r: measure_ttft(model, prompts, selector, r), start, r_min, r_max, tolerance
+    )
+    return Calibration(search.ratio, r_min, found), search
+
+
+def device_name(model: Model) -> str:
+    """What a calibration is saved under: the chip, and on a CPU the threads too."""
+    if model.device.type == "cuda":
+        return torch.cuda.get_device_name(model.device)
+    return f"cpu-{torch.get_num_threads()}"

@@ -1,0 +1,180 @@
+"""How much to recompute: the roofline prior and a golden-section search (CacheTune, Algorithm 1).
+
+Beyond the paper, the smallest ratio allowed is measured on the user's own documents
+(:func:`quality_floor`) and not fixed at 15 %.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sglang_canopy.errors import CanopyError
+
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds a token on one device and storage tier, for one model.
+
+    compute_s: recomputing it (t_c); transfer_s: reading and placing its KV (t_i); other_s: what a
+    prompt costs per token whatever the ratio (t_o).
+    """
+
+    compute_s: float
+    transfer_s: float
+    other_s: float = 0.0
+
+    def prior(self, r_min: float, r_max: float) -> float:
+        """r0 = t_i / (t_c + t_i), where compute and transfer take as long; clipped."""
+        if self.compute_s <= 0 or self.transfer_s < 0:
+            raise CanopyError(
+                f"a profile needs seconds above 0, got compute {self.compute_s}, transfer "
+                f"{self.transfer_s}; measure it again on an idle machine"
+            )
+        return min(r_max, max(r_min, self.transfer_s / (self.compute_s + self.transfer_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The ratio found, its TTFT in seconds, and every ratio measured with its TTFT, in order."""
+
+    ratio: float
+    ttft_s: float
+    probes: tuple[tuple[float, float], ...]
+
+
+def golden_section(
+    ttft: Callable[[float], float],
+    start: float,
+    r_min: float,
+    r_max: float = 1.0,
+    tolerance: float = 0.02,
+) -> Search:
+    """The ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
+
+    The prior ``start`` is the first probe: beside it a second one halves the bracket to a valid
+    one around it. A warm probe does not sit at a golden point, so both inner points are placed
+    afresh afterwards: reusing it would break the ratio and could lose the minimum. Returns the
+    best ratio that was measured. Raises CanopyError for bounds out of order.
+    """
+    if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
+        raise CanopyError(
+            f"ratio bounds {r_min} to {r_max} (tolerance {tolerance}): give 0 <= min <= max <= 1 "
+            f"and a tolerance above 0"
+        )
+    probes: dict[float, float] = {}
+
+    def at(ratio: float) -> float:
+        if ratio not in probes:
+            probes[ratio] = ttft(ratio)
+        return probes[ratio]
+
+    low, high = r_min, r_max
+    start = min(high, max(low, start))
+    at(start)
+    if high - low > tolerance:
+        # The probe opposite to the prior; the side of the worse one cannot hold the minimum.
+        other = low + GOLDEN * (high - low) if start <= (low + high) / 2 else high - GOLDEN * (high - low)
+        a, b = sorted((start, other))
+        if a < b and at(a) <= at(b):
+            high = b
+        elif a < b:
+            low = a
+    while high - low > tolerance:
+        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        # One of the two was measured already, up to rounding: golden points nest.
+        a, b = _near(probes, a), _near(probes, b)
+        if at(a) <= at(b):
+            high = b
+        else:
+            low = a
+    if not any(low <= r <= high for r in probes):
+        at((low + high) / 2)
+    best = min(probes, key=lambda r: (probes[r], r))
+    return Search(best, probes[best], tuple(probes.items()))
+
+
+def _near(probes: Mapping[float, float], ratio: float) -> float:
+    return next((r for r in probes if abs(r - ratio) < 1e-9), ratio)
+
+
+def quality_floor(
+    measured: Sequence[tuple[float, float]], keep: float = 0.95, target: float | None = None
+) -> float:
+    """The smallest ratio whose quality is good enough.
+
+    measured: ``(ratio, KL)`` pairs, ratio 0 among them. Good enough: KL at most ``1 - keep`` of
+    that at ratio 0, or at most ``target`` nats where given. Between two measured ratios KL is
+    taken as linear. Returns 1.0 if no measured ratio is good enough.
+    Raises CanopyError without a measurement at 0.
+    """
+    points = sorted(measured)
+    if not points or points[0][0] != 0.0:
+        raise CanopyError("a quality floor needs the KL at ratio 0 too; measure it as well")
+    limit = points[0][1] * (1.0 - keep) if target is None else target
+    if points[0][1] <= limit:
+        return 0.0
+    for (r0, k0), (r1, k1) in zip(points[:-1], points[1:]):
+        if k1 <= limit:
+            return r0 + (r1 - r0) * (k0 - limit) / (k0 - k1)
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found for one model, device and tier."""
+
+    ratio: float
+    r_min: float
+    profile: Profile
+
+
+class Calibrations:
+    """Calibrations in one JSON file, by model, device and tier."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @staticmethod
+    def key(model: str, device: str, tier: str) -> str:
+        """A short stable name of the three."""
+        return hashlib.sha256(f"{model}\n{device}\n{tier}".encode()).hexdigest()[:16]
+
+    def get(self, model: str, device: str, tier: str) -> Calibration | None:
+        """The saved calibration, or None. Raises CanopyError for a file that is not ours."""
+        found = self._read().get(self.key(model, device, tier))
+        if found is None:
+            return None
+        return Calibration(found["ratio"], found["r_min"], Profile(**found["profile"]))
+
+    def put(self, model: str, device: str, tier: str, calibration: Calibration) -> None:
+        """Save one; the file changes whole or not at all."""
+        everything = self._read()
+        everything[self.key(model, device, tier)] = {
+            "model": model,
+            "device": device,
+            "tier": tier,
+            **asdict(calibration),
+        }
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
+        os.replace(temporary, self.path)
+
+    def _read(self) -> dict[str, dict]:
+        if not self.path.exists():
+            return {}
+        try:
+            found = json.loads(self.path.read_text())
+            assert isinstance(found, dict)
+        except (json.JSONDecodeError, AssertionError):
+            raise CanopyError(
+                f"{self.path} is not a calibration file; delete it and calibrate again"
+            ) from None
+        return found

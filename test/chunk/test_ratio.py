@@ -1,0 +1,104 @@
+"""The prior, the search with a warm start, the quality floor, and what is saved."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.chunk.ratio import (
+    Calibration,
+    Calibrations,
+    Profile,
+    golden_section,
+    quality_floor,
+)
+from sglang_canopy.errors import CanopyError
+
+
+def test_the_prior_balances_compute_and_transfer_and_is_clipped():
+    assert Profile(3.0, 1.0).prior(0.0, 1.0) == 0.25
+    assert Profile(3.0, 1.0).prior(0.4, 1.0) == 0.4
+    assert Profile(1.0, 9.0).prior(0.1, 0.5) == 0.5
+    with pytest.raises(CanopyError, match="measure it again"):
+        Profile(0.0, 1.0).prior(0.0, 1.0)
+
+
+@given(
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.45),
+    st.floats(0.55, 1.0),
+    st.floats(0.1, 5.0),
+)
+def test_any_warm_start_finds_the_minimum_of_a_valley(best, start, low, high, steep):
+    def valley(r):
+        return abs(r - best) * (steep if r < best else 1.0)
+
+    found = golden_section(valley, start, low, high, tolerance=0.01)
+    assert abs(found.ratio - min(high, max(low, best))) <= 0.011
+    assert all(low <= r <= high for r, _ in found.probes)
+    assert found.probes[0][0] == min(high, max(low, start))
+
+
+def test_a_probe_costs_one_measurement_a_step():
+    calls = []
+    golden_section(lambda r: calls.append(r) or (r - 0.3) ** 2, 0.2, 0.0, 1.0, tolerance=0.01)
+    assert len(calls) == len(set(calls))
+    assert len(calls) <= 14
+
+
+def test_rising_ttft_gives_the_floor_and_equal_bounds_one_probe():
+    rising = golden_section(lambda r: 1 + r, 0.5, 0.1, 1.0, tolerance=0.01)
+    assert rising.ratio < 0.12
+    assert golden_section(lambda r: r, 0.9, 0.3, 0.3).probes == ((0.3, 0.3),)
+
+
+@pytest.mark.parametrize("bounds", [(0.5, 0.1), (-0.1, 1.0), (0.0, 1.1)])
+def test_bounds_out_of_order_are_refused(bounds):
+    with pytest.raises(CanopyError, match="0 <= min <= max <= 1"):
+        golden_section(lambda r: r, 0.5, *bounds)
+
+
+def test_the_floor_is_where_enough_of_the_error_is_gone():
+    measured = [(0.3, 0.01), (0.0, 0.2), (0.1, 0.1)]
+    assert quality_floor(measured, keep=0.5) == pytest.approx(0.1)
+    assert quality_floor(measured, keep=0.95) == pytest.approx(0.3)
+    assert quality_floor(measured, keep=0.725) == pytest.approx(0.2)
+    assert quality_floor(measured, keep=0.99) == 1.0
+    assert quality_floor(measured, target=0.5) == 0.0
+    with pytest.raises(CanopyError, match="ratio 0"):
+        quality_floor([(0.1, 0.1)])
+
+
+def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
+    path = tmp_path / "ratio.json"
+    one = Calibration(0.2, 0.15, Profile(1e-4, 1e-5))
+    Calibrations(path).put("m", "cpu-2", "disk", one)
+    Calibrations(path).put("m", "cpu-2", "memory", Calibration(0.1, 0.1, Profile(1.0, 1.0)))
+    assert Calibrations(path).get("m", "cpu-2", "disk") == one
+    assert Calibrations(path).get("m", "cpu-4", "disk") is None
+    path.write_text("[]")
+    with pytest.raises(CanopyError, match="not a calibration file"):
+        Calibrations(path).get("m", "cpu-2", "disk")
+
+
+def test_a_model_is_calibrated_on_each_tier(tmp_path):
+    torch = pytest.importorskip("torch")
+    from sglang_canopy.chunk.calibrate import calibrate, on_tier
+    from sglang_canopy.chunk.chunk import Placed, Prompt
+    from sglang_canopy.chunk.encode import encode
+    from sglang_canopy.chunk.model import Shape, random_model
+
+    model = random_model(Shape(2, 2, 1, 16, 32, 50, 1e-5), 64)
+    ids = torch.arange(45) % 50
+    chunks = tuple(Placed(encode(model, ids[a : a + 20].tolist()), a) for a in (0, 20))
+    for tier in ("memory", "disk"):
+        prompt = on_tier(Prompt(ids, chunks), tier, tmp_path)
+        found, search = calibrate(model, [prompt], 0.1, 1.0, "first-k", 0.3)
+        assert 0.1 <= found.ratio <= 1.0
+        assert found.profile.compute_s > 0
+        assert found.profile.transfer_s > 0
+        assert search.ttft_s == min(t for _, t in search.probes)
+    with pytest.raises(CanopyError, match="allowed are memory, disk"):
+        on_tier(prompt, "tape", tmp_path)
