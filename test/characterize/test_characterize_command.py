@@ -89,7 +89,7 @@ def test_json_goes_to_standard_output_when_asked_for(
     small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(tmp_path)]
-    assert main([*command, "--json", "--no-simulate"]) == 0
+    assert main([*command, "--json", "--simulate-requests", "0"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["recommendation"] is None
     assert report["hits"]["block_hit_ratio"] > 0.3
@@ -100,7 +100,7 @@ def test_two_runs_give_the_same_report(small_trace: Path, tmp_path: Path) -> Non
     for name in "ab":
         out = tmp_path / name
         command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(out)]
-        assert main([*command, "--no-simulate"]) == 0
+        assert main([*command, "--simulate-requests", "0"]) == 0
         pages.append((out / "report.json").read_bytes())
     assert pages[0] == pages[1]
 
@@ -148,7 +148,7 @@ def test_azure_has_no_blocks_and_is_told_so(
 def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
     trace = data_dir / "mooncake" / "conversation_first60.jsonl"
     command = ["characterize", str(trace), "--format", "mooncake", "--out", str(tmp_path)]
-    assert main([*command, "--no-simulate"]) == 0
+    assert main([*command, "--simulate-requests", "0"]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["overview"]["requests"] == 6848
     assert report["overview"]["distinct_blocks"] == 111_932
@@ -162,6 +162,7 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
         (["none.jsonl", "--format", "bailian"], "no trace at"),
         (["{trace}", "--format", "bailian", "--model-config", "gpt-9"], "neither a preset"),
         (["{trace}", "--format", "bailian", "--jobs", "0"], "--jobs must be 1 or more"),
+        (["{trace}", "--format", "bailian", "--simulate-requests", "-1"], "0 or more"),
         (["{trace}", "--format", "mooncake"], "line 1"),
     ],
 )
@@ -183,7 +184,7 @@ def test_a_mistake_is_one_line(
 def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{not json\n" + small_trace.read_text())
-    command = ["characterize", str(broken), "--format", "bailian", "--no-simulate"]
+    command = ["characterize", str(broken), "--format", "bailian", "--simulate-requests", "0"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 2
     assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0
 

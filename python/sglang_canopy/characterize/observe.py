@@ -143,12 +143,13 @@ class Observation:
         return bool((self.user >= 0).any())
 
     def category_name(self, category: int) -> str:
-        """``text-1``; ``text-10+`` from ``TOP_TURN`` on; without the turn if there are none."""
+        """``text-1``; ``text-10+`` from ``TOP_TURN`` on; only what tells categories apart."""
         name = self.labels[category // TOP_TURN]
         if not self.has_turns:
             return name
         turn = category % TOP_TURN + 1
-        return f"{name}-{turn}{'+' if turn == TOP_TURN else ''}"
+        number = f"{turn}{'+' if turn == TOP_TURN else ''}"
+        return f"turn {number}" if self.labels == ["default"] else f"{name}-{number}"
 
 
 def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:

@@ -136,8 +136,9 @@ def recommend(
     else:
         second = max(v for k, v in means.items() if k != name)
         reason = (
-            f"the highest hit ratio on average over the capacities tried, {means[name]:.1%}; "
-            f"the next best has {second:.1%}, LRU {means['lru']:.1%}"
+            f"the highest hit ratio on average over the capacities tried, "
+            f"{100 * means[name]:.1f} %; the next best has {100 * second:.1f} %, LRU "
+            f"{100 * means['lru']:.1f} %"
         )
 
     more = [Run(policy, c, options, placebo_seed=s) for c in capacities for s in PLACEBOS]

@@ -30,8 +30,10 @@ from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import meta_path
 
-SIMULATED_ACCESSES = 300_000
+SIMULATED_ACCESSES = 400_000
 """Block accesses given to each run of the simulator; above it blocks are merged, then cut."""
+SIMULATED_REQUESTS = 15_000
+"""Requests given to each run of the simulator, from the beginning of the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def characterize(
     format: str,
     *,
     model: str = "qwen2.5-7b",
-    simulate: bool = True,
+    simulate_requests: int = SIMULATED_REQUESTS,
     jobs: int | None = None,
     skip_bad: int = 0,
     against: str | None = None,
@@ -120,11 +122,12 @@ def characterize(
 ) -> Report:
     """Read a trace two or three times and answer every question it has an answer to.
 
-    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate`` False
-    leaves out the recommendation; ``against`` names the published statistics to compare with
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate_requests``
+    is how many requests the simulator is given for the recommendation, 0 to leave it out; ``against`` names the published statistics to compare with
     (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
     """
     work = work or Work(lambda n: None, lambda n: None)
+    simulate = simulate_requests > 0
     shape = load_model_shape(model)
     seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(seen.blocks.sum())
@@ -166,7 +169,11 @@ def characterize(
         report.published = compare(against, seen)
     if simulate:
         prepared = prepare(
-            work.reading(open_trace(path, format, skip_bad=skip_bad)), accesses, SIMULATED_ACCESSES
+            work.reading(open_trace(path, format, skip_bad=skip_bad)),
+            accesses,
+            SIMULATED_ACCESSES,
+            most_requests=simulate_requests,
+            mean_tokens=float(seen.input_tokens.mean()),
         )
         report.recommendation = recommend(
             seen, prepared, weight, jobs=jobs, progress=lambda: work.advance(seen.requests)

@@ -16,6 +16,8 @@ from sglang_canopy.sim.driver import simulate
 from sglang_canopy.trace.record import TraceRequest
 
 COARSEST_TOKENS = 256
+"""Blocks may be merged up to this, or up to ``COARSEST_SHARE`` of the mean prompt."""
+COARSEST_SHARE = 1 / 32
 LABELS = ("both", "type", "turn", "none")
 
 
@@ -43,13 +45,21 @@ class Prepared:
     distinct_blocks: int = 0
 
 
-def prepare(trace: Iterable[TraceRequest], accesses: int, most: int) -> Prepared:
-    """Keep what ``most`` block accesses hold of a trace that makes ``accesses`` in all.
+def prepare(
+    trace: Iterable[TraceRequest],
+    accesses: int,
+    most: int,
+    *,
+    most_requests: int | None = None,
+    mean_tokens: float = 0.0,
+) -> Prepared:
+    """Keep what ``most`` block accesses (and ``most_requests``) hold of a trace of ``accesses``.
 
-    First blocks are merged (2, 4, ... up to 256 tokens a block): a merged block is known by its
-    whole prefix, so a hit of it is a hit of all its parts. What is still too much is cut off at
-    the end.
+    First blocks are merged (2, 4, 8, ...), the coarser the longer the prompts are in the mean: a
+    merged block is known by its whole prefix, so a hit of it is a hit of all its parts. What is
+    still too much is cut off at the end.
     """
+    coarsest = max(COARSEST_TOKENS, mean_tokens * COARSEST_SHARE)
     prepared = Prepared()
     seen: set[int] = set()
     used = 0
@@ -57,10 +67,10 @@ def prepare(trace: Iterable[TraceRequest], accesses: int, most: int) -> Prepared
         if not prepared.requests:
             while (
                 accesses > most * prepared.merged
-                and 2 * prepared.merged * r.block_tokens <= COARSEST_TOKENS
+                and 2 * prepared.merged * r.block_tokens <= coarsest
             ):
                 prepared.merged *= 2
-        if used > most:
+        if used > most or len(prepared.requests) == most_requests:
             prepared.cut = True
             break
         r = merge(r, prepared.merged)

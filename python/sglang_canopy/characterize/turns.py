@@ -45,6 +45,7 @@ class Turns:
     unseen_s: float
     """Requests this close to the end are left out of ``next_turn``: their answer may come later."""
     next_turn: tuple[NextTurn, ...]
+    """The categories with most requests that have enough in some window."""
     first_next: float
     later_next: float
     """Probability of a next turn after a first turn, and after a later one."""
@@ -53,7 +54,10 @@ class Turns:
 
 
 def turns(seen: Observation, windows: int = 12) -> Turns | None:
-    """Answer from the observation; ``None`` where the trace has no turns."""
+    """Answer from the observation; ``None`` where the trace has no turns.
+
+    At most ``windows`` windows: as many as the category with most requests can fill.
+    """
     if not seen.has_turns:
         return None
     follows = seen.next_request >= 0
@@ -63,9 +67,10 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
     unseen = min(float(p90), 0.25 * seen.span_s)
     start, end = float(seen.time_s[0]), float(seen.time_s[-1]) - unseen
     settled = seen.time_s <= end
+    category = seen.category
+    windows = max(1, min(windows, _most(category[settled]) // (2 * LEAST_REQUESTS)))
     width = max((end - start) / windows, 1e-9)
     which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
-    category = seen.category
     names, counts = np.unique(category[settled], return_counts=True)
     rows = []
     for one in names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]:
@@ -73,6 +78,8 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         asked = np.bincount(which[mine], minlength=windows)
         came = np.bincount(which[mine], follows[mine], windows)
         enough = asked >= LEAST_REQUESTS
+        if not enough.any():
+            continue
         by_window = np.divide(came, asked, out=np.full(windows, np.nan), where=enough)
         rows.append(
             NextTurn(
@@ -109,3 +116,8 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
         later_next=float(follows[later].mean()) if later.any() else 0.0,
         drift=float(steps.mean()) if len(steps) else 0.0,
     )
+
+
+def _most(category: np.ndarray) -> int:
+    """Requests of the category that has most."""
+    return int(np.bincount(category).max()) if len(category) else 0

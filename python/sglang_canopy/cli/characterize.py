@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sglang_canopy.characterize.published import TARGETS
-from sglang_canopy.characterize.report import Work, characterize
+from sglang_canopy.characterize.report import SIMULATED_REQUESTS, Work, characterize
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.characterize_text import summary
 from sglang_canopy.trace.open import format_names
@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with the published statistics of this trace of arXiv 2506.02634",
     )
     parser.add_argument(
-        "--no-simulate", action="store_true", help="leave out the recommendation (much faster)"
+        "--simulate-requests",
+        type=int,
+        default=SIMULATED_REQUESTS,
+        metavar="N",
+        help="requests, from the beginning, that policies are compared on; more is slower, "
+        "0 leaves out the recommendation (default %(default)s)",
     )
     parser.add_argument(
         "--jobs", type=int, help="processes for the simulator (default: one a core)"
@@ -53,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
+    if args.simulate_requests < 0:
+        raise CanopyError(f"--simulate-requests must be 0 or more, got {args.simulate_requests}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             args.trace,
             args.format,
             model=args.model_config,
-            simulate=not args.no_simulate,
+            simulate_requests=args.simulate_requests,
             jobs=args.jobs,
             skip_bad=args.skip_bad,
             against=args.published,

@@ -34,7 +34,7 @@ def charts(report: Report) -> Iterator[tuple[str, Figure]]:
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),
         ("turns", report.turns, _turns),
-        ("next_turn", report.turns, _next_turn),
+        ("next_turn", report.turns and report.turns.next_turn, _next_turn),
         ("reuse", report.reuse and report.reuse.all.reuses, _reuse),
         ("locality", report.locality, _locality),
         ("lifespan", report.lifespan, _lifespan),
@@ -286,7 +286,7 @@ def _reuse(report: Report) -> Figure:
             linestyle=(0, (5, 2)),
         )  # fmt: skip
         _time_axis(one, late, first)
-        one.set_ylim(0, max(0.05, 1.25 * max(max(r.observed), max(r.exponential))))
+        one.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*r.observed, *r.exponential))))
         _percent_axis(one.yaxis)
         _title(one, r.name if r.name != "all" else "all categories")
         if i >= len(shown) - columns:
@@ -294,9 +294,9 @@ def _reuse(report: Report) -> Figure:
         if i % columns == 0:
             one.set_ylabel("blocks used again by then", fontsize=8.5, color=INK)
         if columns == 3:
-            fast = (0.001, 0.1, 10, 600)
-            ticks = [t for t in (fast if first < 0.1 else (0.1, 1, 10, 60, 600)) if t <= late]
-            ticks = [t for t in ticks if len(ticks) <= 4 or t != 10]
+            wide = first < 0.1 or late > 7200
+            ticks = [t for t in ((0.001, 0.1, 10, 600) if wide else (0.1, 1, 60, 600)) if t <= late]
+            ticks = [t for t in ticks if t >= first] + ([36000] if late > 36000 else [])
             one.set_xticks(ticks, [seconds(t) for t in ticks])
         if i == 0:
             for k, (name, colour) in enumerate(
@@ -325,7 +325,7 @@ def _locality(report: Report) -> Figure:
     panels = [("all requests", p.all)]
     if p.later_turns is not None:
         panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
-    figure, axes = _figure(max(len(panels), 2), height=3.3)
+    figure, axes = _figure(max(len(panels), 2), height=2.7)
     most = max(max(map(max, rows)) for _, rows in panels)
     for one, (name, rows) in zip(axes.flat, panels):
         one.grid(False)
@@ -367,13 +367,13 @@ def _lifespan(report: Report) -> Figure:
     _time_axis(one, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
     one.set_ylim(0, 1.02)
     _percent_axis(one.yaxis)
-    for q, at in ((0.9, f.p90_s), (0.99, f.p99_s)):
+    for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
         if at > one.get_xlim()[0]:
             one.plot([at], [q], "o", color=BLUE, markersize=4)
-            one.annotate(
-                f"P{100 * q:.0f}: {seconds(at)}", (at, q), (4, -11), textcoords="offset points",
-                fontsize=8, color=BLUE, ha="left" if at < 0.2 * age[-1] else "right",
-            )  # fmt: skip
+        one.annotate(
+            f"P{100 * q:.0f}: {seconds(at)}", (0.98, 0.13 - 0.09 * i), xycoords="axes fraction",
+            fontsize=8.5, color=BLUE, ha="right", fontweight="bold",
+        )  # fmt: skip
     one.annotate(
         f"{percent(f.used_once)} used once", (one.get_xlim()[0], f.used_once), (5, 5),
         textcoords="offset points", fontsize=8, color=BLUE,

@@ -14,6 +14,7 @@ from sglang_canopy.characterize.report import Report
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.characterize_charts import charts
 from sglang_canopy.report.characterize_text import (
+    advice,
     count,
     findings,
     percent,
@@ -48,11 +49,11 @@ h1{font-size:1.6rem;margin:0}h2{font-size:1.2rem;margin:2.2rem 0 .3rem;border-to
 padding-top:1rem}
 p{margin:.4rem 0;max-width:48rem}img{width:100%;height:auto;margin:.6rem 0}
 table{border-collapse:collapse;font-size:.85rem;margin:.6rem 0}
-th,td{padding:.15rem .8rem .15rem 0;text-align:right;border-bottom:1px solid #eee}
+th,td{padding:.15rem .8rem .15rem 0;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
 th{font-weight:600;color:#6b6b6b}th:first-child,td:first-child{text-align:left}
 .small{color:#6b6b6b;font-size:.85rem}.box{background:#f2f7fb;border-left:4px solid #0072b2;
 padding:.7rem 1rem;margin:1rem 0}.made{background:#fdf3ec;border-left-color:#d55e00}
-.off{color:#d55e00;font-weight:600}
+.box ul{margin:.2rem 0;padding-left:1.2rem}.off{color:#d55e00;font-weight:600}
 @media print{h2{break-after:avoid}img{break-inside:avoid}}
 """
 
@@ -102,8 +103,11 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
         if key not in said:
             continue
         parts.append(f"<h2>{question}</h2>")
-        shown = f"<p>{html.escape(said[key])}</p>"
-        parts.append(f"<div class=box>{shown}</div>" if key == "recommendation" else shown)
+        if key == "recommendation" and report.recommendation:
+            rows = "".join(f"<li>{html.escape(a)}</li>" for a in advice(report.recommendation))
+            parts.append(f"<div class=box><ul>{rows}</ul></div>")
+        else:
+            parts.append(f"<p>{html.escape(said[key])}</p>")
         for name in names:
             if name in pictures:
                 data = base64.b64encode(pictures[name]).decode()

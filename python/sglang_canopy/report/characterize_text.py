@@ -157,25 +157,26 @@ def findings(report: Report) -> dict[str, str]:
             f"would need {size(c.live_peak * c.block_bytes)} at its fullest."
         )
     if report.recommendation:
-        said["recommendation"] = _advice(report.recommendation)
+        said["recommendation"] = " ".join(advice(report.recommendation))
     return said
 
 
-def _advice(r: Recommendation) -> str:
-    advice = f"Use {policy_name(r)}: {r.reason}. "
-    if r.policy != "lru":
-        parts = [
-            f"{g.points:+.1f} points where LRU has {percent(g.lru_share)} of the ideal hits "
-            f"({percent(g.fraction, 1)} of the distinct blocks; 95 % between {g.low:+.1f} and "
-            f"{g.high:+.1f}; {g.placebo_points:+.1f} with shuffled labels)"
-            for g in r.gains
-            if g.lru_share in (0.25, 0.5, 0.9)
-        ]
-        advice += f"Expect over LRU {'; '.join(parts)}. "
-    return (
-        advice + f"Categories to send: {r.categories}. Room: {size(r.knee_bytes)} "
-        f"({percent(r.knee_fraction, 1)} of the distinct blocks) for 90 % of the ideal hits."
-    )
+def advice(r: Recommendation) -> list[str]:
+    """What to do, one sentence each: policy, gain, categories, room."""
+    said = [f"Use {policy_name(r)}: {r.reason}."]
+    said += [
+        f"Where LRU has {percent(g.lru_share)} of the ideal hits ({percent(g.fraction, 1)} of the "
+        f"distinct blocks), expect {g.points:+.1f} points of token hit ratio over LRU, 95 % "
+        f"between {g.low:+.1f} and {g.high:+.1f}; with shuffled labels {g.placebo_points:+.1f}."
+        for g in r.gains
+        if r.policy != "lru" and g.lru_share in (0.25, 0.5, 0.9)
+    ]
+    return [
+        *said,
+        f"Categories to send: {r.categories}.",
+        f"Room for 90 % of the ideal hits: {size(r.knee_bytes)} "
+        f"({percent(r.knee_fraction, 1)} of the distinct blocks).",
+    ]
 
 
 def summary(report: Report, out: Path) -> str:

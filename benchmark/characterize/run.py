@@ -1,0 +1,117 @@
+"""Characterise every trace there is, and print the key numbers as a table.
+
+python benchmark/characterize/run.py --data FOLDER --out DIR [--only NAME,NAME] [--jobs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from sglang_canopy.cli.main import main as canopy
+
+SYNTH_S = {"trace-a": 7200, "trace-b": 2400}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with mooncake/, azure/, ..."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder a trace is made here")
+    parser.add_argument("--only", help="names of traces, separated by commas")
+    parser.add_argument("--jobs", default="2")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    wanted = args.only.split(",") if args.only else None
+    rows = []
+    for name, trace, format, flags in traces(args.data, args.out, wanted):
+        out = args.out / name
+        started = time.perf_counter()
+        command = ["characterize", str(trace), "--format", format, "--out", str(out)]
+        if canopy([*command, "--jobs", args.jobs, *flags]):
+            sys.exit(f"{name} failed")
+        taken_s = time.perf_counter() - started
+        rows.append(row(name, json.loads((out / "report.json").read_text()), taken_s))
+    print_table(rows)
+
+
+def traces(data: Path, out: Path, wanted: list[str] | None):  # type: ignore[no-untyped-def]
+    """(name, file, format, flags) of every trace, those to be made made."""
+
+    def asked(name: str) -> bool:
+        return wanted is None or name in wanted
+
+    for name, file in (("conversation", "conversation_first60"), ("synthetic", "synthetic_trace")):
+        if asked(name):
+            yield name, data / "mooncake" / f"{file}.jsonl", "mooncake", []
+    if asked("agentic"):
+        overlay = out / "agentic_overlay.jsonl"
+        archive = data / "agentic_coding" / "traces_500.tar.xz"
+        command = ["overlay", "--archive", str(archive), "--conversations", "200"]
+        if canopy([*command, "--window-s", "7200", "--seed", "1", "-o", str(overlay)]):
+            sys.exit("overlay failed")
+        yield "agentic", overlay, "agentic", []
+    if asked("azure"):
+        yield "azure", data / "azure" / "AzureLLMInferenceTrace_code.csv", "azure", []
+    for preset, seconds in SYNTH_S.items():
+        if asked(preset):
+            made = out / f"{preset}.jsonl"
+            command = ["synth", "--preset", preset, "--seconds", str(seconds), "--seed", "1"]
+            if canopy([*command, "-o", str(made)]):
+                sys.exit("synth failed")
+            yield preset, made, "bailian", ["--published", preset]
+
+
+def row(name: str, report: dict, taken_s: float) -> dict[str, str]:
+    """The numbers of one report, as text; a dash where the trace has no answer."""
+    got = {"trace": name, "requests": f"{report['overview']['requests']:,}"}
+    hits, turns, reuse = report["hits"], report["turns"], report["reuse"]
+    life, room, advice = report["lifespan"], report["capacity"], report["recommendation"]
+    got["ideal"] = f"{100 * hits['block_hit_ratio']:.1f} %" if hits else "-"
+    later = [t for t in hits["turns"] if t["name"] == "later turns"] if hits else []
+    got["hits of later turns"] = f"{100 * later[0]['hits']:.0f} %" if later else "-"
+    got["turn P90"] = f"{turns['p90']:.0f}" if turns else "-"
+    got["reuse P50, P90"] = (
+        f"{reuse['all']['p50_s']:.3g} s, {reuse['all']['p90_s']:.3g} s" if reuse else "-"
+    )
+    fits = [c for c in (reuse["categories"] if reuse else []) if c["survival_fit"]]
+    weight = sum(c["reuses"] for c in fits)
+    for law in ("survival", "exponential"):
+        got[f"KS {law}"] = (
+            f"{sum(c['reuses'] * c[f'{law}_fit']['ks'] for c in fits) / weight:.2f}"
+            if fits
+            else "-"
+        )
+    got["lifespan P90"] = f"{life['p90_s']:.3g} s" if life else "-"
+    if room:
+        need = dict(room["lru_for_share"])[0.9] / room["distinct_blocks"]
+        got["LRU: 90 % of ideal with"] = f"{100 * need:.1f} %"
+    else:
+        got["LRU: 90 % of ideal with"] = "-"
+    got["advice"] = advice["policy"] if advice else "-"
+    for share in (0.25, 0.5, 0.9):
+        gain = [g for g in advice["gains"] if g["lru_share"] == share] if advice else []
+        got[f"gain at {100 * share:.0f} %"] = (
+            f"{gain[0]['points']:+.1f} [{gain[0]['low']:+.1f}, {gain[0]['high']:+.1f}] "
+            f"({gain[0]['placebo_points']:+.1f})"
+            if gain
+            else "-"
+        )
+    got["s"] = f"{taken_s:.0f}"
+    return got
+
+
+def print_table(rows: list[dict[str, str]]) -> None:
+    """Turned on its side: a column a trace."""
+    print("\n|  | " + " | ".join(r["trace"] for r in rows) + " |")
+    print("|" + "---|" * (len(rows) + 1))
+    for key in list(rows[0])[1:]:
+        print(f"| {key} | " + " | ".join(r[key] for r in rows) + " |")
+
+
+if __name__ == "__main__":
+    main()
