@@ -64,7 +64,10 @@ def enter(kind: str) -> None:
         pins = str(REQUIREMENTS / "pins.txt")
         _with_dots("fetching tqdm", [str(python), "-m", "pip", "install", "-q", "-c", pins, "tqdm"])
         stamp("created", b"")
-    os.execv(python, [str(python), *sys.argv])
+    # Packages are installed without bytecode, and the first import writes what is used; where that
+    # is forbidden, each of a server's processes would compile SGLang anew at every start.
+    settings = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    os.execve(python, [str(python), *sys.argv], settings)
 
 
 def install(kind: str, *, tests: bool = False) -> None:
