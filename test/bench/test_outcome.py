@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,18 @@ def test_a_placebo_moves_labels_but_neither_makes_nor_loses_any() -> None:
     assert triples(true) != triples(placebo)
     assert [s["canopy_conversation"] for s in true] == [s["canopy_conversation"] for s in placebo]
     assert placebo == options.labels(planned(60), placebo=True, seed=1)
+
+
+def test_hints_say_what_the_replayed_requests_do() -> None:
+    made = planned(3)
+    for p, time_s in zip(made, (10.0, 12.0, 50.0)):
+        p.request = replace(p.request, time_s=time_s)
+    made[2].previous = 0
+    said: list[dict[str, Any]] = [{}, {}, {}]
+    options.add_hints(made, said, share=1.0, seed=0, pace=0.5)
+    assert said == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
+    for one in said:
+        pytest.importorskip("sglang_canopy.request").said_by_client(one)
+    some: list[dict[str, Any]] = [{} for _ in range(400)]
+    options.add_hints(planned(400), some, share=0.25, seed=0, pace=1.0)
+    assert 60 < sum(map(bool, some)) < 140

@@ -11,8 +11,20 @@ import pytest
 
 from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace import open_trace
 
-FORCED = "--canopy-enable-forced-output"
+
+@pytest.fixture(scope="module")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("request-log")
+
+
+@pytest.fixture
+def client(shared_server: Callable[..., Any], tiny_model: Path, log_dir: Path) -> Any:
+    """One server for all of these tests, with an empty cache."""
+    logged = ["--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"]
+    logged += ["--log-requests-target", str(log_dir)]
+    return shared_server(tiny_model, "--canopy-enable-forced-output", *logged, kv_tokens=4096)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +55,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_turn_hits_what_the_turn_before_it_generated(
-    shared_server: Callable[..., Any], tiny_model: Path, chat: Path, tmp_path: Path
+    client: Any, tiny_model: Path, chat: Path, tmp_path: Path
 ) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
     out = tmp_path / "out.json"
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
@@ -70,9 +81,8 @@ def test_a_turn_hits_what_the_turn_before_it_generated(
 
 
 def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
-    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
+    client: Any, tiny_model: Path, chat: Path
 ) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
         backend="openai", time_scale=0, output_details=True,
@@ -86,9 +96,8 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
 
 
 def test_the_completions_endpoint_forces_and_reports_tiers_too(
-    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
+    client: Any, tiny_model: Path, chat: Path
 ) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
         backend="sglang-oai", time_scale=0, trace_clock=True, num_prompts=6,
@@ -98,10 +107,7 @@ def test_the_completions_endpoint_forces_and_reports_tiers_too(
     assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * 163
 
 
-def test_lengths_scale_and_blocks_stay_shared(
-    shared_server: Callable[..., Any], tiny_model: Path, chat: Path
-) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+def test_lengths_scale_and_blocks_stay_shared(client: Any, tiny_model: Path, chat: Path) -> None:
     result = replay(
         "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
         time_scale=0, scale_lengths="1/4", output_details=True,
@@ -112,13 +118,34 @@ def test_lengths_scale_and_blocks_stay_shared(
     assert min(second) >= 25 + 16 - 1
 
 
+def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
+    client: Any, tiny_model: Path, chat: Path, log_dir: Path
+) -> None:
+    replay(
+        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        time_scale=0, max_concurrency=1,
+    )  # fmt: skip
+    (log,) = log_dir.iterdir()
+    logged = list(open_trace(log, "sglang"))[-9:]
+    for read, sent in zip(logged, open_trace(chat, "bailian"), strict=True):
+        assert (read.input_tokens, read.output_tokens) == (sent.input_tokens, sent.output_tokens)
+        assert (read.category, read.turn, read.conversation) == (
+            sent.category, sent.turn, sent.conversation
+        )  # fmt: skip
+    by_turn = {(r.conversation, r.turn): r for r in logged}
+    for (conversation, turn), request in by_turn.items():
+        if turn > 1:
+            before = by_turn[conversation, turn - 1]
+            full = before.input_tokens // 16
+            assert request.blocks[:full] == before.blocks[:full]
+
+
 def test_what_cannot_run_ends_with_one_line(
-    shared_server: Callable[..., Any],
+    client: Any,
     tiny_model: Path,
     chat: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
     given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
     given += ["--tokenizer", str(tiny_model)]
     assert main([*given, "--dataset-name", "mooncake"]) == 2
@@ -129,10 +156,7 @@ def test_what_cannot_run_ends_with_one_line(
         replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
 
 
-def test_datasets_of_the_original_still_run(
-    shared_server: Callable[..., Any], tiny_model: Path, tmp_path: Path
-) -> None:
-    client = shared_server(tiny_model, FORCED, kv_tokens=4096)
+def test_datasets_of_the_original_still_run(client: Any, tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "random.jsonl"
     given = ["--dataset-name", "random-ids", "--tokenize-prompt", "--base-url", client.url]
     given += ["--model", "tiny", "--tokenizer", str(tiny_model), "--num-prompts", "3"]

@@ -29,6 +29,7 @@ DATASETS = {
 
 _UNNAMED = re.compile(r"[^\w.:/@+-]", re.ASCII)
 _LONGEST_NAME = 128
+_LONGEST_RETURN_S = 7 * 24 * 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Give every request the category, turn and stop reason of another one (--seed).",
     )
     group.add_argument(
+        "--hints",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="This share of the requests (0 to 1) also says when the conversation goes on, or that "
+        "it is over, as the requests replayed have it.",
+    )
+    group.add_argument(
         "--no-labels",
         action="store_true",
         help="Send no category, turn, conversation or stop reason.",
@@ -107,6 +116,10 @@ def check(args: argparse.Namespace) -> None:
         raise CanopyError(
             "--dataset-path is missing: give the trace's file; docs/bench.md says where traces are"
         )
+    if not 0 <= args.hints <= 1:
+        raise CanopyError(f"--hints must be a share from 0 to 1, got {args.hints}")
+    if args.no_labels and args.hints:
+        raise CanopyError("--hints needs labels: drop --no-labels")
     if args.placebo and args.no_labels:
         raise CanopyError("--placebo shuffles labels and --no-labels sends none: drop one of them")
 
@@ -137,6 +150,9 @@ def build_jobs(
         )
     made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
     said = labels(made.planned, args.placebo, args.seed)
+    if args.hints:
+        pace = 1.0 if args.trace_clock else args.time_scale
+        add_hints(made.planned, said, args.hints, args.seed, pace)
     if args.no_labels:
         said = [{} for _ in said]
     return [Job(p, s) for p, s in zip(made.planned, said, strict=True)], made, left_out
@@ -157,6 +173,27 @@ def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[st
             for r, o in zip(requests, others, strict=True)
         ]
     return [_label(r) for r in requests]
+
+
+def add_hints(
+    planned: Sequence[Planned], said: list[dict[str, Any]], share: float, seed: int, pace: float
+) -> None:
+    """Let ``share`` of the requests say what becomes of their conversation.
+
+    ``canopy_return_in_s`` is the time to its next request, times ``pace``; ``canopy_over`` says
+    that there is none.
+    """
+    following = {p.previous: p for p in planned if p.previous is not None}
+    draw = random.Random(seed)
+    for one, labelled in zip(planned, said, strict=True):
+        if draw.random() >= share or one.request.conversation is None:
+            continue
+        after = following.get(one.ordinal)
+        if after is None:
+            labelled["canopy_over"] = True
+        else:
+            gap_s = (after.request.time_s - one.request.time_s) * pace
+            labelled["canopy_return_in_s"] = min(round(gap_s, 3), _LONGEST_RETURN_S)
 
 
 def _label(request: TraceRequest) -> dict[str, Any]:

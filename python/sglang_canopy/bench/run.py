@@ -288,6 +288,7 @@ class Run:
                 "scale_lengths": str(args.scale_lengths),
                 "max_concurrency": args.max_concurrency,
                 "placebo": args.placebo,
+                "hints": args.hints,
                 "labels": not args.no_labels and self.dialect.custom_params,
                 "seed": args.seed,
                 "backend": args.backend,
