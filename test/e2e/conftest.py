@@ -19,7 +19,8 @@ import pytest
 
 from sglang_canopy.launch import Server, cpu_arguments, free_port, serving
 
-READY_S = 180.0
+READY_S = 240.0
+TEST_S = 600  # some tests start two servers, and the machine may be busy
 ANSWER_S = 120.0
 Serve = Callable[..., AbstractContextManager["Client"]]
 
@@ -69,6 +70,13 @@ class Client:
 
     def flush(self) -> None:
         self.post("/flush_cache")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: Any) -> Any:
