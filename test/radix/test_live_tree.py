@@ -124,3 +124,22 @@ def test_two_ranks_fed_the_same_requests_evict_alike(name: str) -> None:
     first = run()
     assert first == run()
     assert any(first)
+
+
+def test_a_node_from_storage_takes_its_parents_attributes() -> None:
+    from array import array
+
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    tree = LiveTree(32, "wa", ONE_TOKEN, host_tokens=64)
+    tree.serve([1, 2, 3, 4], time=1, category="chat", conversation="c", turn=2)
+    node = next(n for n in tree.core._node_arena.values() if n.parent is not None)
+    slots = tree.cache.cache_controller.mem_pool_host.alloc(4)
+    key = RadixKey(array("q", [5, 6, 7, 8]), None)
+    tree.core.insert_host(node.id, key, slots, ["hash"] * 4)
+    tree.request(9.0)  # the next arrival tells the policies
+    loaded = next(n.canopy for n in node.children.values())
+    assert (loaded.offset, loaded.length, loaded.hits) == (4, 4, 1)
+    assert (loaded.category, loaded.turn) == (node.canopy.category, 2)
+    assert loaded in list(tree.core.live.host_policy.leaves())
+    check(tree)
