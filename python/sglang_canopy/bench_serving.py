@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import unittest.mock
 from collections.abc import Sequence
 from typing import Any
 
 from sglang_canopy.bench import client, options, report
 from sglang_canopy.bench.run import Run
+from sglang_canopy.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
 
 
@@ -66,11 +66,11 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
     def run_benchmark(args: argparse.Namespace) -> Any:
         if args.dataset_name not in options.DATASETS:
             return original(args)
-        with unittest.mock.patch.object(upstream, "run_benchmark", original):
+        with replaced(upstream, run_benchmark=original):
             results.append(Run(upstream, args)())
         return results[-1]
 
-    with unittest.mock.patch.multiple(
+    with replaced(
         upstream,
         ArgumentParser=_parser_class(upstream.ArgumentParser, list(argv)),
         run_benchmark=run_benchmark,

@@ -13,7 +13,6 @@ import platform
 import sys
 import tempfile
 import time
-import unittest.mock
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.bench import client, forced_output, options, outcome, replay_clock
 from sglang_canopy.bench.schedule import Job, Schedule
+from sglang_canopy.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
 
@@ -80,7 +80,7 @@ class Run:
         args.canopy_dataset = args.dataset_name
         with (
             tempfile.TemporaryDirectory() as scratch,
-            unittest.mock.patch.multiple(
+            replaced(
                 upstream,
                 get_dataset=self._load,
                 get_request=self._arrivals,
