@@ -2,8 +2,9 @@
 
     python benchmark/eviction/claims.py --data DIR --out OUT
 
-DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run) and
-OUT/claims.md (the tables). One process, about a quarter of an hour.
+DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run),
+OUT/claims.md (the tables) and OUT/claims.png. One process, about a quarter of an hour; with
+`--rows OUT/claims.json` it only makes the tables and the figure again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 from tqdm import tqdm
 
 from sglang_canopy.policy.base import Policy
@@ -33,6 +35,15 @@ CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 SIMPLE = ("lru", "fifo", "lfu", "slru", "s3fifo", "gdfs")
 TAIL_BLOCKS = {"conversation": 42, "agentic": 182}
 """The threshold of the tail runs, in blocks of 512 tokens."""
+
+SHOWN = ("conversation", "synthetic", "agentic")
+STYLES: dict[str, dict[str, Any]] = {
+    "hindsight": {"color": "grey", "ls": "--", "marker": "."},
+    "wa": {"color": "C3", "marker": "o"},
+    "wa, random labels": {"color": "C3", "ls": ":", "marker": "x"},
+    "lru": {"color": "C0", "marker": "o"},
+    "s3fifo": {"color": "C2", "ls": "-.", "marker": "."},
+}
 
 
 class RandomLabels(Categories):
@@ -215,17 +226,64 @@ def report(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """Hit ratio against capacity, mean of the seeds."""
+    hits = [r for r in rows if r["threshold_tokens"] is None]
+    names = [n for n in dict.fromkeys(r["trace"] for r in hits) if n in SHOWN]
+    figure, panels = plt.subplots(
+        1, len(names), figsize=(4.2 * len(names), 3.7), layout="constrained", squeeze=False
+    )
+    for panel, name in zip(panels[0], names):
+        for policy, style in STYLES.items():
+            points = [
+                (100 * c, 100 * found)
+                for c in CAPACITIES
+                if (
+                    found := mean(
+                        hits, "block_hit_ratio", trace=name, policy=policy, capacity_fraction=c
+                    )
+                )
+                is not None
+            ]
+            if points:
+                panel.plot(*zip(*points), label=policy, **style)
+        panel.set_xscale("log")
+        ticks = [100 * c for c in CAPACITIES]
+        panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        panel.minorticks_off()
+        panel.set_title(name, fontsize=10)
+        panel.set_xlabel("capacity, % of distinct blocks")
+        panel.set_ylabel("block hit ratio, %")
+        panel.grid(alpha=0.25)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public traces")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the public traces")
     parser.add_argument("--out", type=Path, required=True, help="folder for claims.json, claims.md")
     parser.add_argument("--only", help="only the traces whose name starts so")
+    parser.add_argument("--rows", type=Path, help="claims.json of an earlier run: no new runs")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.rows:
+        rows = json.loads(args.rows.read_text())
+    else:
+        rows = measure(args.data, args.only)
+        (args.out / "claims.json").write_text(json.dumps(rows) + "\n")
+    (args.out / "claims.md").write_text(report(rows))
+    draw(rows, args.out / "claims.png")
+    print(report(rows))
+
+
+def measure(data: Path, only: str | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with tqdm(unit="run", disable=None) as bar:
-        for name, seed, trace in traces(args.data):
-            if args.only and not name.startswith(args.only):
+        for name, seed, trace in traces(data):
+            if only and not name.startswith(only):
                 continue
             bar.set_description(f"{name} {seed or ''}")
             made = [hit_rows(name, seed, trace)]
@@ -235,9 +293,7 @@ def main() -> None:
                 for one in source:
                     rows.append(one)
                     bar.update()
-    (args.out / "claims.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (args.out / "claims.md").write_text(report(rows))
-    print(report(rows))
+    return rows
 
 
 if __name__ == "__main__":

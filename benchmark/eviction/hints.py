@@ -5,7 +5,7 @@
 A client says after each response either that its conversation is over, or in how many seconds
 it continues. The truth is the trace's own future; a statement that is not true says the
 opposite (over or not), or another client's time. Writes OUT/hints.json, OUT/hints.md and
-OUT/hints.png.
+OUT/hints.png; with `--rows OUT/hints.json` only the table and the figure, from an earlier run.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
             panel.annotate(
                 policy,
                 (0, mean(rows, trace=name, policy=policy)),
-                xytext=(0, 3),
+                xytext=(0, -11 if policy == "hindsight" else 3),
                 textcoords="offset points",
                 color="grey",
             )
@@ -118,21 +118,30 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public traces")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder of the public traces")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--rows", type=Path, help="hints.json of an earlier run: no new runs")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.rows:
+        rows = json.loads(args.rows.read_text())
+    else:
+        rows = measure(args.data)
+        (args.out / "hints.json").write_text(json.dumps(rows) + "\n")
+    (args.out / "hints.md").write_text(report(rows))
+    draw(rows, args.out / "hints.png")
+    print(report(rows))
+
+
+def measure(data: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with tqdm(unit="run", disable=None) as bar:
-        for name, seeds, trace in traces(args.data):
+        for name, seeds, trace in traces(data):
             bar.set_description(name)
             for row in runs(name, seeds, trace):
                 rows.append(row)
                 bar.update()
-    (args.out / "hints.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (args.out / "hints.md").write_text(report(rows))
-    draw(rows, args.out / "hints.png")
-    print(report(rows))
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""What wa and etlru win on the public traces: a shorter form of benchmark/eviction/claims.py."""
+
+import pytest
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+
+
+@pytest.fixture(scope="module")
+def conversation(data_dir):
+    return list(open_trace(data_dir / "mooncake" / "conversation_first60.jsonl", "mooncake"))
+
+
+@pytest.fixture(scope="module")
+def synthetic(data_dir):
+    return list(open_trace(data_dir / "mooncake" / "synthetic_trace.jsonl", "mooncake"))
+
+
+@pytest.fixture(scope="module")
+def agentic(data_dir):
+    archive = data_dir / "agentic_coding" / "traces_500.tar.xz"
+    return list(overlay(archive, 200, 7200.0, 1))
+
+
+def run(trace, name, capacity, options=None, **more):
+    blocks = int(distinct_blocks(trace) * capacity)
+    return simulate(trace, make_policy(name, options), blocks, **more)
+
+
+def gain(trace, capacity, over="lru"):
+    """Points of block hit ratio that wa wins."""
+    both = [run(trace, name, capacity).block_hit_ratio for name in ("wa", over)]
+    return 100 * (both[0] - both[1])
+
+
+@pytest.mark.parametrize(("capacity", "points"), [(0.02, 3.0), (0.05, 1.3), (0.1, 0.5)])
+def test_wa_against_lru_on_the_conversation_trace(conversation, capacity, points):
+    assert gain(conversation, capacity) >= points
+
+
+def test_wa_against_lru_on_agents(agentic):
+    assert gain(agentic, 0.05) >= 2.5
+
+
+@pytest.mark.parametrize("capacity", [0.01, 0.2, 0.5])
+def test_wa_loses_nowhere_by_more_than_a_third_of_a_point(conversation, synthetic, capacity):
+    assert gain(conversation, capacity) >= -0.3
+    assert gain(synthetic, capacity) >= -0.3
+
+
+@pytest.mark.parametrize("baseline", ["fifo", "lfu", "slru", "s3fifo", "gdfs"])
+def test_wa_is_no_worse_than_any_simple_baseline(conversation, synthetic, baseline):
+    for capacity in (0.05, 0.1):
+        assert gain(conversation, capacity, baseline) >= -0.5
+        assert gain(synthetic, capacity, baseline) >= -0.5
+
+
+def test_etlru_cuts_the_tail_and_keeps_the_hits(conversation):
+    threshold = 42 * 512.0
+    lru = run(conversation, "lru", 0.1, threshold_tokens=threshold)
+    etlru = run(
+        conversation, "etlru", 0.1, {"threshold_tokens": threshold}, threshold_tokens=threshold
+    )
+    assert etlru.uncached_tokens_p95 <= 0.95 * lru.uncached_tokens_p95
+    assert etlru.tel_tokens <= 0.92 * lru.tel_tokens
+    assert etlru.block_hit_ratio >= lru.block_hit_ratio - 0.005
