@@ -11,9 +11,16 @@ from sglang_canopy.bench.upstream import replaced
 
 def test_names_are_back_after_the_block_even_after_a_failure() -> None:
     module = types.SimpleNamespace(a=1, b=2)
-    with pytest.raises(RuntimeError), replaced(module, a=10):
-        assert (module.a, module.b) == (10, 2)
-        raise RuntimeError
+    seen = []
+
+    def fail() -> None:
+        with replaced(module, a=10):
+            seen.append((module.a, module.b))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert seen == [(10, 2)]
     assert (module.a, module.b) == (1, 2)
 
 

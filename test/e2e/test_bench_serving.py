@@ -152,6 +152,8 @@ def test_what_cannot_run_ends_with_one_line(
     assert "line 1: 'hash_ids' has 7 blocks of 512 tokens" in capsys.readouterr().err
     assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
+    assert main([*given, "--dataset-name", "bailian", "--backend", "openai", "--trace-clock"]) == 2
+    assert "--trace-clock needs an SGLang server" in capsys.readouterr().err
     with pytest.raises(CanopyError, match="cannot replay a trace"):
         replay("bailian", str(chat), client.url, "tiny", backend="sglang-oai-chat")
 

@@ -97,6 +97,8 @@ class Run:
             inner.warmup_requests = 0
             try:
                 upstreams = upstream.run_benchmark(inner)
+            except CanopyError:
+                raise
             except (ValueError, IndexError):
                 # The benchmark's percentiles fail on a run without one success.
                 if not self._jobs or any(job.reply and job.reply.ok for job in self._jobs):
