@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -146,3 +148,16 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
     assert sorted(seen.last_request.tolist()) == sorted(last.values())
     assert seen.stranded == 0
     assert seen.place_count.sum() == sum(len(r.blocks) for r in trace)
+
+
+def test_memory_does_not_grow_with_what_is_asked_again() -> None:
+    """1.5 million accesses of 1,050 distinct blocks: what is kept is blocks and request rows."""
+    chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
+    trace = (ask(float(i), chains[i % 21]) for i in range(30_000))
+    tracemalloc.start()
+    seen = observe(trace)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen.distinct_blocks == 1050
+    assert seen.hits.sum() == 30_000 * 50 - 1050
+    assert peak < 30_000 * 250

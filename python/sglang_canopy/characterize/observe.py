@@ -8,8 +8,7 @@ what a cache that never forgets would give (the paper's ideal hit ratio, Section
 from __future__ import annotations
 
 import itertools
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,136 +156,148 @@ def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
     return kind.astype(np.int64) * TOP_TURN + np.clip(turn, 1, TOP_TURN) - 1
 
 
-class _Numbering(dict[str, int]):
-    def __missing__(self, name: str) -> int:
-        number = self[name] = len(self)
-        return number
-
-
-def observe(
-    trace: Iterable[TraceRequest], progress: Callable[[], object] = lambda: None
-) -> Observation:
+def observe(trace: Iterable[TraceRequest]) -> Observation:
     """Read a trace once. Raises ``CanopyError`` for an empty one or one of mixed block sizes."""
-    kinds, users, conversations = _Numbering(), _Numbering(), _Numbering()
-    time_s, kind, turn = array("d"), array("i"), array("i")
-    conversation, user = array("q"), array("q")
-    inputs, outputs, blocks, hits = array("q"), array("q"), array("q"), array("q")
-    next_request = array("q")
-    latest: dict[int, int] = {}  # conversation -> its latest request
-    row_of: dict[int, int] = {}
-    first_s, last_request, uses, places = (_Column(t) for t in ("d", "i4", "i4", "u2"))
-    category_of = _Column("i4")
-    count: dict[int, np.ndarray] = {}
-    place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
-    same_conversation = same_user = stranded = 0
-    sums: dict[int, np.ndarray] = {}
-    times = _Column("d")
-    talks, people = _Column("i8"), _Column("i8")
-    block_tokens = 0
+    reading = _Pass()
+    for request in trace:
+        reading.take(request)
+    return reading.done()
 
-    for number, r in enumerate(trace):
-        if not block_tokens:
-            block_tokens = r.block_tokens
-        elif r.block_tokens != block_tokens:
+
+class _Numbering(dict[str, int]):
+    """Names in order of their first appearance; ``None`` is -1."""
+
+    def of(self, name: str | None) -> int:
+        return -1 if name is None else self.setdefault(name, len(self))
+
+
+class _Pass:
+    """The state of the pass: a column a request, a column a distinct block, and sums."""
+
+    def __init__(self) -> None:
+        self.kinds, self.users, self.talks = _Numbering(), _Numbering(), _Numbering()
+        self.requests = {
+            name: _Column(dtype)
+            for name, dtype in (
+                ("time_s", "d"),
+                ("kind", "i4"),
+                ("turn", "i4"),
+                ("conversation", "i8"),
+                ("user", "i8"),
+                ("input_tokens", "i8"),
+                ("output_tokens", "i8"),
+                ("blocks", "i8"),
+                ("hits", "i8"),
+                ("next_request", "i8"),
+            )
+        }
+        self.category = _Column("i4")
+        self.latest: dict[int, int] = {}
+        """Conversation -> its latest request."""
+        self.row: dict[int, int] = {}
+        """Block id -> its place in the columns below."""
+        self.first_s, self.last_request = _Column("d"), _Column("i4")
+        self.uses, self.places = _Column("i4"), _Column("u2")
+        self.counts: dict[int, np.ndarray] = {}
+        """Category -> reuses by [half, age bin], flat."""
+        self.sums: dict[int, np.ndarray] = {}
+        self.place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
+        self.same_conversation = self.same_user = self.stranded = 0
+        self.block_tokens = 0
+
+    def take(self, r: TraceRequest) -> None:
+        """Count one request."""
+        if not self.block_tokens:
+            self.block_tokens = r.block_tokens
+        elif r.block_tokens != self.block_tokens:
             raise CanopyError(
                 f"line {r.line} has blocks of {r.block_tokens} tokens, the lines before of "
-                f"{block_tokens}; characterize traces of one block size"
+                f"{self.block_tokens}; characterize traces of one block size"
             )
-        talk = -1 if r.conversation is None else conversations[r.conversation]
-        person = -1 if r.user is None else users[r.user]
-        label = kinds[r.category]
-        category = label * TOP_TURN + min(max(r.turn, 1), TOP_TURN) - 1
-        previous = latest.get(talk, -1) if talk >= 0 else -1
-        if previous >= 0:
-            next_request[previous] = number
-        latest[talk] = number
-
-        known = [row_of.get(b, -1) for b in r.blocks]
-        length = len(known)
-        run = next((i for i, row in enumerate(known) if row < 0), length)
-        rows = np.array(known[:run], np.int64)
+        number = self.category.size
+        kind, talk, user = (
+            self.kinds.of(r.category),
+            self.talks.of(r.conversation),
+            self.users.of(r.user),
+        )
+        if talk >= 0:
+            if talk in self.latest:
+                self.requests["next_request"].all[self.latest[talk]] = number
+            self.latest[talk] = number
+        rows = [self.row.get(block, -1) for block in r.blocks]
+        run = rows.index(-1) if -1 in rows else len(rows)
         if run:
-            before = last_request.all[rows]
-            ages = r.time_s - times.all[before]
-            bins = np.searchsorted(FINE_EDGES, ages, "right") - 1
-            keys = (before & 1) * FINE_BINS + bins
-            earlier = category_of.all[before]
-            for one in np.unique(earlier) if run > 1 else earlier:
-                mine = earlier == one
-                if int(one) not in count:
-                    count[int(one)] = np.zeros(2 * FINE_BINS, np.int64)
-                    sums[int(one)] = np.zeros(2)
-                np.add.at(count[int(one)], keys[mine], 1)
-                np.add.at(sums[int(one)], (before & 1)[mine], ages[mine])
-            if talk >= 0:
-                same_conversation += int((talks.all[before] == talk).sum())
-            if person >= 0:
-                same_user += int((people.all[before] == person).sum())
-        if length:
-            place = (np.arange(length) * POSITIONS) // length
-            later = int(r.turn > 1)
-            if run < length:
-                start = first_s.size
-                for i in range(run, length):
-                    if known[i] < 0:
-                        known[i] = row_of.setdefault(r.blocks[i], len(row_of))
-                    else:
-                        stranded += 1
-                fresh = len(row_of) - start
-                first_s.extend(fresh, r.time_s)
-                last_request.extend(fresh, number)
-                uses.extend(fresh, 0)
-                places.extend(fresh, 0)
-                rest = np.array(known[run:], np.int64)
-                rows = np.concatenate([rows, rest])
-            np.add.at(place_count[later], (place << POSITIONS) + places.all[rows], 1)
-            last_request.all[rows] = number
-            uses.all[rows] += 1
-            places.all[rows] |= (1 << place).astype(np.uint16)
-        times.extend(1, r.time_s)
-        category_of.extend(1, category)
-        talks.extend(1, talk)
-        people.extend(1, person)
-        time_s.append(r.time_s)
-        kind.append(label)
-        turn.append(r.turn)
-        conversation.append(talk)
-        user.append(person)
-        inputs.append(r.input_tokens)
-        outputs.append(r.output_tokens)
-        blocks.append(length)
-        hits.append(run)
-        next_request.append(-1)
-        progress()
+            self._reused(np.array(rows[:run], np.int64), r.time_s, talk, user)
+        if rows:
+            self._used(r, self._placed(r, rows, run), number)
+        values = (
+            r.time_s, kind, r.turn, talk, user, r.input_tokens, r.output_tokens, len(rows), run, -1
+        )  # fmt: skip
+        for column, value in zip(self.requests.values(), values):
+            column.extend(1, value)
+        self.category.extend(1, kind * TOP_TURN + min(max(r.turn, 1), TOP_TURN) - 1)
 
-    if not len(time_s):
-        raise CanopyError("the trace has no requests; give one that has")
-    cells = len(kinds) * TOP_TURN
-    reuse_count = np.zeros((2, cells, FINE_BINS), np.int64)
-    reuse_sum = np.zeros((2, cells))
-    for one, counted in count.items():
-        reuse_count[:, one] = counted.reshape(2, FINE_BINS)
-        reuse_sum[:, one] = sums[one]
-    return Observation(
-        block_tokens=block_tokens,
-        labels=list(kinds),
-        time_s=np.array(time_s),
-        kind=np.array(kind),
-        turn=np.array(turn),
-        conversation=np.array(conversation),
-        user=np.array(user),
-        input_tokens=np.array(inputs),
-        output_tokens=np.array(outputs),
-        blocks=np.array(blocks),
-        hits=np.array(hits),
-        next_request=np.array(next_request),
-        first_s=first_s.all.copy(),
-        last_request=last_request.all.copy(),
-        uses=uses.all.copy(),
-        reuse_count=reuse_count,
-        reuse_sum_s=reuse_sum,
-        place_count=place_count.reshape(2, POSITIONS, 1 << POSITIONS),
-        same_conversation_hits=same_conversation,
-        same_user_hits=same_user,
-        stranded=stranded,
-    )
+    def _reused(self, rows: np.ndarray, now: float, talk: int, user: int) -> None:
+        """Blocks ``rows`` are hit: ages since their last uses, and whose those were."""
+        # The blocks of one prompt were mostly used last by one and the same request.
+        before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
+        columns = self.requests
+        ages = now - columns["time_s"].all[before]
+        keys = (before & 1) * FINE_BINS + np.searchsorted(FINE_EDGES, ages, "right") - 1
+        for i, category in enumerate(self.category.all[before].tolist()):
+            if category not in self.counts:
+                self.counts[category] = np.zeros(2 * FINE_BINS, np.int64)
+                self.sums[category] = np.zeros(2)
+            self.counts[category][keys[i]] += blocks[i]
+            self.sums[category][before[i] & 1] += blocks[i] * ages[i]
+        if talk >= 0:
+            self.same_conversation += int(blocks[columns["conversation"].all[before] == talk].sum())
+        if user >= 0:
+            self.same_user += int(blocks[columns["user"].all[before] == user].sum())
+
+    def _placed(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
+        """Rows of all blocks of ``r``, new ones appended to the columns."""
+        known = len(self.row)
+        for i in range(run, len(rows)):
+            if rows[i] >= 0:
+                self.stranded += 1
+            else:
+                rows[i] = self.row.setdefault(r.blocks[i], len(self.row))
+        fresh = len(self.row) - known
+        self.first_s.extend(fresh, r.time_s)
+        for column in (self.last_request, self.uses, self.places):
+            column.extend(fresh, 0)
+        return np.array(rows, np.int64)
+
+    def _used(self, r: TraceRequest, rows: np.ndarray, number: int) -> None:
+        place = (np.arange(len(rows)) * POSITIONS) // len(rows)
+        key = (place << POSITIONS) + self.places.all[rows]
+        np.add.at(self.place_count[int(r.turn > 1)], key, 1)
+        self.places.all[rows] |= (1 << place).astype(np.uint16)
+        self.last_request.all[rows] = number
+        self.uses.all[rows] += 1
+
+    def done(self) -> Observation:
+        """What was counted."""
+        if not self.category.size:
+            raise CanopyError("the trace has no requests; give one that has")
+        cells = len(self.kinds) * TOP_TURN
+        reuse_count = np.zeros((2, cells, FINE_BINS), np.int64)
+        reuse_sum_s = np.zeros((2, cells))
+        for category, counted in self.counts.items():
+            reuse_count[:, category] = counted.reshape(2, FINE_BINS)
+            reuse_sum_s[:, category] = self.sums[category]
+        return Observation(
+            block_tokens=self.block_tokens,
+            labels=list(self.kinds),
+            **{name: column.all for name, column in self.requests.items()},
+            first_s=self.first_s.all,
+            last_request=self.last_request.all,
+            uses=self.uses.all,
+            reuse_count=reuse_count,
+            reuse_sum_s=reuse_sum_s,
+            place_count=self.place_count.reshape(2, POSITIONS, 1 << POSITIONS),
+            same_conversation_hits=self.same_conversation,
+            same_user_hits=self.same_user,
+            stranded=self.stranded,
+        )

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from sglang_canopy.characterize.report import Report
-from sglang_canopy.report.characterize_text import percent, seconds, size
-
-# Okabe and Ito's palette: told apart by people of every colour vision, and in grey.
-BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#6B6B6B",
+from sglang_canopy.report.characterize_axes import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    SKY,
+    clock_axis,
+    name_axes,
+    new_figure,
+    percent_axis,
+    time_axis,
+    title,
 )
-SERIES = (BLUE, ORANGE, GREEN, PINK, SKY)
-INK, FAINT = "#222222", "#D9D9D9"
-_TIMES = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
+from sglang_canopy.report.characterize_policy_charts import (
+    draw_capacity,
+    draw_gain,
+    draw_policies,
+)
+from sglang_canopy.report.characterize_text import percent, seconds, size
 
 
 def charts(report: Report) -> Iterator[tuple[str, Figure]]:
@@ -39,74 +46,20 @@ def charts(report: Report) -> Iterator[tuple[str, Figure]]:
         ("locality", report.locality, _locality),
         ("lifespan", report.lifespan, _lifespan),
         ("footprint", report.footprint, _footprint),
-        ("capacity", report.capacity, _capacity),
-        ("policies", report.recommendation, _policies),
-        ("gain", report.recommendation and report.recommendation.policy != "lru", _gain),
+        ("capacity", report.capacity, draw_capacity),
+        ("policies", report.recommendation, draw_policies),
+        ("gain", report.recommendation and report.recommendation.policy != "lru", draw_gain),
     )
     for name, answer, draw in drawn:
         if answer:
             yield name, draw(report)
 
 
-def _figure(
-    columns: int = 1, rows: int = 1, height: float = 3.4, widths: Sequence[float] | None = None
-) -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(8.6, height * rows), dpi=150)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
-    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"width_ratios": widths})
-    for one in axes.flat:
-        _clean(one)
-    return figure, axes
-
-
-def _clean(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=8)
-    axes.grid(True, color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
-
-
-def _labels(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8.5, color=INK)
-    axes.set_ylabel(y, fontsize=8.5, color=INK)
-
-
-def _percent_axis(axis: Any) -> None:
-    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-
-
-def _time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
-    """A logarithmic x axis of times a person would say."""
-    axes.set_xscale("log")
-    ticks = [t for t in _TIMES if shortest <= t <= longest * 1.01]
-    axes.set_xticks(ticks, [seconds(t) for t in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(shortest, longest)
-
-
-def _clock_axis(axes: Axes, start: float, end: float) -> None:
-    """A linear x axis of the trace's own time, in minutes or hours."""
-    unit, name = (3600.0, "hours") if end - start > 3 * 3600 else (60.0, "minutes")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start) / unit:g}"))
-    step = next(
-        s
-        for s in (1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 1440)
-        if (end - start) / unit / s <= 8 or s == 1440
-    )
-    axes.set_xticks(np.arange(start, end + 1e-9, step * unit))
-    axes.set_xlabel(f"time in the trace ({name})", fontsize=8.5, color=INK)
-
-
 def _hits(report: Report) -> Figure:
     h = report.hits
     assert h is not None
     bars = h.turns or h.kinds
-    figure, axes = _figure(2 if bars else 1, widths=(3, 2) if bars else None)
+    figure, axes = new_figure(2 if bars else 1, widths=(3, 2) if bars else None)
     left = axes[0, 0]
     starts, ratio = np.array(h.window_start_s), np.array(h.window_hit_ratio)
     left.step(
@@ -120,10 +73,10 @@ def _hits(report: Report) -> Figure:
         ha="right",
     )  # fmt: skip
     left.set_ylim(0, 1)
-    _percent_axis(left.yaxis)
-    _clock_axis(left, starts[0], starts[-1] + h.window_s)
+    percent_axis(left.yaxis)
+    clock_axis(left, starts[0], starts[-1] + h.window_s)
     left.set_ylabel("blocks seen before", fontsize=8.5, color=INK)
-    _title(left, f"An endless cache would hit {percent(h.block_hit_ratio)} of the blocks")
+    title(left, f"An endless cache would hit {percent(h.block_hit_ratio)} of the blocks")
     if bars:
         right = axes[0, 1]
         right.grid(False, axis="y")
@@ -144,17 +97,17 @@ def _hits(report: Report) -> Figure:
         right.set_yticks(place, [r.name for r in rows])
         right.set_xlim(0, 1.35 if max(max(r.requests, r.hits) for r in rows) > 0.6 else 1)
         right.set_xticks([0, 0.5, 1.0])
-        _percent_axis(right.xaxis)
+        percent_axis(right.xaxis)
         right.set_xlabel("share", fontsize=8.5, color=INK)
         top = max(rows, key=lambda r: r.hits)
-        _title(right, f"{top.name.capitalize()} bring {percent(top.hits)} of the hits")
+        title(right, f"{top.name.capitalize()} bring {percent(top.hits)} of the hits")
     return figure
 
 
 def _skew(report: Report) -> Figure:
     s = report.skew
     assert s is not None
-    figure, axes = _figure()
+    figure, axes = new_figure()
     one = axes[0, 0]
     ends = []
     for curve, name, colour in (
@@ -183,14 +136,14 @@ def _skew(report: Report) -> Figure:
     one.set_xlim(1e-4, 1)
     one.set_ylim(0, 1.02)
     one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    _percent_axis(one.yaxis)
-    _labels(one, "busiest owners, share of all", "what they hold")
+    percent_axis(one.yaxis)
+    name_axes(one, "busiest owners, share of all", "what they hold")
     for i, (name, colour, _, _) in enumerate(ends):
         one.annotate(
             name, (0.012, 0.96 - 0.085 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
             va="top", fontweight="bold",
         )  # fmt: skip
-    _title(
+    title(
         one,
         f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses",
     )
@@ -200,7 +153,7 @@ def _skew(report: Report) -> Figure:
 def _turns(report: Report) -> Figure:
     t = report.turns
     assert t is not None
-    figure, axes = _figure()
+    figure, axes = new_figure()
     one = axes[0, 0]
     turn, beyond = np.array(t.turn), np.array(t.share_beyond)
     shown = beyond > 0
@@ -220,8 +173,8 @@ def _turns(report: Report) -> Figure:
             xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
             ha="right",
         )  # fmt: skip
-    _labels(one, "turn number", "requests with a higher turn number")
-    _title(
+    name_axes(one, "turn number", "requests with a higher turn number")
+    title(
         one,
         f"{percent(t.first_turn_share)} of the requests are first turns; the longest "
         f"conversation has {t.longest}",
@@ -233,7 +186,7 @@ def _next_turn(report: Report) -> Figure:
     t = report.turns
     assert t is not None
     rows = t.next_turn
-    figure, axes = _figure(height=1.3 + 0.26 * len(rows))
+    figure, axes = new_figure(height=1.3 + 0.26 * len(rows))
     one = axes[0, 0]
     one.grid(False)
     values = np.array([r.over_time for r in rows])
@@ -251,11 +204,11 @@ def _next_turn(report: Report) -> Figure:
             xycoords=("axes fraction", "data"), fontsize=8, color=INK, va="center",
             annotation_clip=False,
         )  # fmt: skip
-    _clock_axis(one, start, end)
+    clock_axis(one, start, end)
     bar = figure.colorbar(image, ax=one, location="bottom", shrink=0.4, aspect=30, pad=0.02)
     bar.set_label("probability that another turn follows (grey: under 20 requests)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    _title(
+    title(
         one,
         f"Another turn follows a first turn with {t.first_next:.2f}, a later one with "
         f"{t.later_next:.2f}",
@@ -271,7 +224,7 @@ def _reuse(report: Report) -> Figure:
         shown = [times.all]
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
-    figure, axes = _figure(columns, rows, height=2.7 if len(shown) > 1 else 3.4)
+    figure, axes = new_figure(columns, rows, height=2.7 if len(shown) > 1 else 3.4)
     first = 0.1
     for i, (one, r) in enumerate(zip(axes.flat, shown)):
         age = np.array(r.age_s)
@@ -285,10 +238,10 @@ def _reuse(report: Report) -> Figure:
             age[keep], np.array(r.exponential)[keep], color=ORANGE, linewidth=1.4,
             linestyle=(0, (5, 2)),
         )  # fmt: skip
-        _time_axis(one, late, first)
+        time_axis(one, late, first)
         one.set_ylim(0, min(1.05, max(0.05, 1.25 * max(*r.observed, *r.exponential))))
-        _percent_axis(one.yaxis)
-        _title(one, r.name if r.name != "all" else "all categories")
+        percent_axis(one.yaxis)
+        title(one, r.name if r.name != "all" else "all categories")
         if i >= len(shown) - columns:
             one.set_xlabel("time since last use", fontsize=8.5, color=INK)
         if i % columns == 0:
@@ -325,7 +278,7 @@ def _locality(report: Report) -> Figure:
     panels = [("all requests", p.all)]
     if p.later_turns is not None:
         panels += [("first turns", p.first_turns), ("later turns", p.later_turns)]
-    figure, axes = _figure(max(len(panels), 2), height=2.7)
+    figure, axes = new_figure(max(len(panels), 2), height=2.7)
     most = max(max(map(max, rows)) for _, rows in panels)
     for one, (name, rows) in zip(axes.flat, panels):
         one.grid(False)
@@ -345,13 +298,13 @@ def _locality(report: Report) -> Figure:
                 f"{100 * value:.0f}", (offset, stride), fontsize=7, va="center", ha="center",
                 color="white" if value < 0.6 * most else INK,
             )  # fmt: skip
-        _title(one, name)
+        title(one, name)
     axes[0, 0].set_ylabel("share of the prompt kept (stride)", fontsize=8.5, color=INK)
     for one in list(axes.flat)[len(panels) :]:
         one.set_visible(False)
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.75, aspect=25)
     bar.set_label("blocks hit", fontsize=8)
-    _percent_axis(bar.ax.yaxis)
+    percent_axis(bar.ax.yaxis)
     bar.ax.tick_params(labelsize=8)
     return figure
 
@@ -359,14 +312,14 @@ def _locality(report: Report) -> Figure:
 def _lifespan(report: Report) -> Figure:
     f = report.lifespan
     assert f is not None
-    figure, axes = _figure(2, widths=(3, 2))
+    figure, axes = new_figure(2, widths=(3, 2))
     one, right = axes[0]
     age, dead = np.array(f.age_s), np.array(f.dead)
     keep = age >= 0.001
     one.step(age[keep], dead[keep], where="post", color=BLUE, linewidth=1.8)
-    _time_axis(one, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
+    time_axis(one, max(age[-1], 10.0), 0.1 if f.p90_s > 1.0 else 0.001)
     one.set_ylim(0, 1.02)
-    _percent_axis(one.yaxis)
+    percent_axis(one.yaxis)
     for i, (q, at) in enumerate(((0.9, f.p90_s), (0.99, f.p99_s))):
         if at > one.get_xlim()[0]:
             one.plot([at], [q], "o", color=BLUE, markersize=4)
@@ -378,8 +331,8 @@ def _lifespan(report: Report) -> Figure:
         f"{percent(f.used_once)} used once", (one.get_xlim()[0], f.used_once), (5, 5),
         textcoords="offset points", fontsize=8, color=BLUE,
     )  # fmt: skip
-    _labels(one, "from first to last use", "blocks with a life no longer")
-    _title(one, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
+    name_axes(one, "from first to last use", "blocks with a life no longer")
+    title(one, f"Nine blocks of ten live at most {seconds(f.p90_s)}")
     rows = f.categories[:8]
     place = np.arange(len(rows))[::-1]
     right.grid(False, axis="y")
@@ -395,14 +348,14 @@ def _lifespan(report: Report) -> Figure:
     right.xaxis.set_major_formatter(FuncFormatter(lambda v, _: seconds(v)))
     right.set_xticks([0, longest / 2, longest])
     right.set_xlabel("P90 lifespan, by the last user's category", fontsize=8.5, color=INK)
-    _title(right, "Most blocks first")
+    title(right, "Most blocks first")
     return figure
 
 
 def _footprint(report: Report) -> Figure:
     f = report.footprint
     assert f is not None
-    figure, axes = _figure()
+    figure, axes = new_figure()
     one = axes[0, 0]
     weight = f.bytes_per_token
     ends = []
@@ -418,156 +371,13 @@ def _footprint(report: Report) -> Figure:
     one.xaxis.set_minor_locator(NullLocator())
     one.set_xlim(low, max(high, 1.01 * low))
     one.set_ylim(0, 1.02)
-    _percent_axis(one.yaxis)
-    _labels(one, f"KV of one request with {f.model}", "requests with no more")
+    percent_axis(one.yaxis)
+    name_axes(one, f"KV of one request with {f.model}", "requests with no more")
     for i, (row, colour) in enumerate(ends):
         one.annotate(
             f"{row.name}: half below {size(row.p50_bytes)}, P99 {size(row.p99_bytes)}",
             (0.985, 0.2 - 0.08 * i), xycoords="axes fraction", fontsize=8.5, color=colour,
             fontweight="bold", va="bottom", ha="right",
         )  # fmt: skip
-    _title(one, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
-    return figure
-
-
-def _capacity(report: Report) -> Figure:
-    c = report.capacity
-    assert c is not None
-    figure, axes = _figure(2, widths=(3, 2))
-    one, right = axes[0]
-    blocks = np.array(c.lru_blocks)
-    share = blocks / c.distinct_blocks
-    one.plot(share, c.lru_hit_ratio, color=BLUE, linewidth=1.8)
-    one.axhline(c.ideal_hit_ratio, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    one.annotate(
-        f"ideal {percent(c.ideal_hit_ratio, 1)}", (0.01, c.ideal_hit_ratio), (2, 4),
-        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=GREY,
-    )  # fmt: skip
-    need = dict(c.lru_for_share)[0.9]
-    at = 0.9 * c.ideal_hit_ratio
-    one.plot([need / c.distinct_blocks], [at], "o", color=BLUE, markersize=4)
-    one.annotate(
-        f"90 % of it with {size(need * c.block_bytes)},\n"
-        f"{percent(need / c.distinct_blocks, 1)} of the distinct blocks",
-        (0.98, 0.05), xycoords="axes fraction", fontsize=8, color=BLUE, ha="right",
-    )  # fmt: skip
-    one.set_xscale("log")
-    one.set_xlim(1e-4 if need / c.distinct_blocks < 0.01 else 1e-3, 1)
-    one.set_ylim(0, max(1.12 * c.ideal_hit_ratio, 0.05))
-    one.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
-    _percent_axis(one.yaxis)
-    _labels(one, "capacity, share of the distinct blocks", "block hit ratio of LRU")
-    _title(one, f"LRU has 90 % of the ideal hits with {size(need * c.block_bytes)}")
-    time, live = np.array(c.time_s), np.array(c.live_blocks) * c.block_bytes
-    right.plot(time, live, color=GREEN, linewidth=1.8)
-    right.fill_between(time, live, color=GREEN, alpha=0.15, linewidth=0)
-    right.set_ylim(0, 1.15 * max(live.max(), 1))
-    unit = 1024.0 ** min(4, int(math.log(max(float(live.max()), 1.0), 1024.0)))
-    tick = _round_step(float(live.max()) / unit / 5) * unit
-    right.set_yticks(np.arange(0.0, 1.1 * float(live.max()) + tick, tick))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: size(v) if v else "0"))
-    _clock_axis(right, time[0], time[-1])
-    right.set_ylabel("blocks that will be used again", fontsize=8.5, color=INK)
-    _title(right, f"With the future known: {size(c.live_peak * c.block_bytes)}")
-    return figure
-
-
-def _capacity_label(fraction: float) -> str:
-    return percent(fraction, 0 if fraction >= 0.1 else 1 if fraction >= 0.01 else 2)
-
-
-def _round_step(value: float) -> float:
-    """1, 2 or 5 times a power of ten, at least ``value``."""
-    power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
-
-
-def _policies(report: Report) -> Figure:
-    r = report.recommendation
-    assert r is not None
-    figure, axes = _figure(height=3.8)
-    one = axes[0, 0]
-    x = np.array(r.fractions)
-    names = sorted(r.table, key=lambda n: -sum(r.table[n]))
-    colours = {"lru": GREY, "wa": BLUE, "wa, exponential": SKY, "s3fifo": ORANGE, "gdfs": PINK}
-    for name in names:
-        mark = {"lru": "o", "wa": "o", "wa, exponential": "s", "s3fifo": "^", "gdfs": "v"}[name]
-        one.plot(
-            x, r.table[name], color=colours[name], marker=mark, markersize=4, linewidth=1.6,
-            linestyle="-" if name in ("lru", "wa") else (0, (4, 2)),
-        )  # fmt: skip
-    one.axhline(r.ideal_hit_ratio, color=INK, linewidth=1.0, linestyle=(0, (1, 2)))
-    one.annotate(
-        f"ideal {percent(r.ideal_hit_ratio, 1)}", (0.01, r.ideal_hit_ratio), (2, 4),
-        xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8, color=INK,
-    )  # fmt: skip
-    one.set_xscale("log")
-    one.set_xticks(x, [_capacity_label(v) for v in x])
-    one.xaxis.set_minor_locator(NullLocator())
-    one.set_xlim(x[0] * 0.85, x[-1] * 1.1)
-    one.set_ylim(0, 1.12 * r.ideal_hit_ratio)
-    _percent_axis(one.yaxis)
-    _labels(one, "capacity, share of the distinct blocks", "token hit ratio")
-    for i, name in enumerate(names):
-        one.annotate(
-            f"{name}   {percent(r.table[name][1], 1)} at {_capacity_label(x[1])}", (0.985, 0.06 + 0.07 * (len(names) - 1 - i)),
-            xycoords="axes fraction", fontsize=8.5, color=colours[name], fontweight="bold",
-            ha="right",
-        )  # fmt: skip
-    best = "LRU" if r.policy == "lru" else r.policy
-    _title(
-        one, f"{best} is the one to use" if best != "LRU" else "No policy beats LRU with confidence"
-    )
-    return figure
-
-
-def _gain(report: Report) -> Figure:
-    r = report.recommendation
-    assert r is not None
-    figure, axes = _figure()
-    one = axes[0, 0]
-    place = np.arange(len(r.gains))
-    points = np.array([g.points for g in r.gains])
-    low, high = np.array([g.low for g in r.gains]), np.array([g.high for g in r.gains])
-    one.axhline(0.0, color=GREY, linewidth=1.0)
-    one.errorbar(
-        place - 0.1, points, np.abs(np.array([points - low, high - points])), fmt="o", color=BLUE,
-        markersize=5, capsize=3, linewidth=1.6,
-    )  # fmt: skip
-    shuffled = np.array([g.placebo_points for g in r.gains])
-    spread = np.abs(
-        np.array(
-            [[g.placebo_points - g.placebo_low, g.placebo_high - g.placebo_points] for g in r.gains]
-        )
-    ).T
-    one.errorbar(
-        place + 0.1, shuffled, spread, fmt="s", color=ORANGE, markersize=4, capsize=3,
-        linewidth=1.2,
-    )  # fmt: skip
-    for p, value in zip(place, points):
-        one.annotate(
-            f"{value:+.1f}", (p - 0.1, value), (-6, 1), textcoords="offset points", fontsize=8,
-            color=BLUE, ha="right", va="bottom",
-        )  # fmt: skip
-    one.set_xticks(
-        place, [f"{_capacity_label(g.fraction)}\nLRU has {percent(g.lru_share)}" for g in r.gains]
-    )
-    one.set_xlim(-0.6, len(place) - 0.4)
-    _labels(
-        one, "capacity, share of the distinct blocks, and what LRU has there of the ideal hits",
-        "points of token hit ratio over LRU",
-    )  # fmt: skip
-    one.annotate(
-        f"{r.policy}, 95 % over {r.cluster_count:,} {r.clusters}", (0.985, 0.95),
-        xycoords="axes fraction", fontsize=8.5, color=BLUE, fontweight="bold", ha="right", va="top",
-    )  # fmt: skip
-    one.annotate(
-        "with shuffled labels (placebo), 3 seeds", (0.985, 0.87), xycoords="axes fraction",
-        fontsize=8.5, color=ORANGE, fontweight="bold", ha="right", va="top",
-    )  # fmt: skip
-    best = max(r.gains, key=lambda g: g.points)
-    _title(
-        one,
-        f"{r.policy} over LRU: up to {best.points:+.1f} points, at {_capacity_label(best.fraction)}",
-    )
+    title(one, f"Half of the requests leave no more than {size(f.rows[0].p50_bytes)} of KV")
     return figure
