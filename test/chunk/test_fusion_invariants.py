@@ -40,7 +40,9 @@ def prompt_of(model, ids, how="prefix"):
 def exact_prompt(model, ids, cache):
     """Chunks whose KV is the prompt's own."""
     spans = [(20, 80), (80, 81), (90, 180)]
-    return Prompt(ids, tuple(Placed(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans))
+    return Prompt(
+        ids, tuple(Placed(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans)
+    )
 
 
 def test_plain_prefill_is_transformers(hf_model, ids):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from canopy_kernel import attention, pages
 
+from canopy_kernel import attention, pages
 from sglang_canopy.chunk.model import Model
 
 

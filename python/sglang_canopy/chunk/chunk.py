@@ -37,9 +37,7 @@ class Chunk:
         return self.raw_k[layer][tokens], self.v[layer][tokens]
 
 
-def chunk_key(
-    ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = ""
-) -> str:
+def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = "") -> str:
     """Content address: the tokens, the model, what they were encoded behind, and the tenant's salt.
 
     Two tenants with different salts share nothing, not even the knowledge that a chunk exists.

@@ -146,7 +146,9 @@ def open_chunk(path: Path) -> DiskChunk:
     at = head["start"]
     size = at + layers * n * (8 + 4 * width)
     if path.stat().st_size != size:
-        raise CanopyError(f"chunk file {path.name} is {path.stat().st_size} bytes, not {size}: delete it")
+        raise CanopyError(
+            f"chunk file {path.name} is {path.stat().st_size} bytes, not {size}: delete it"
+        )
     sums = np.fromfile(path, np.uint64, layers * n, offset=at).reshape(layers, n)
     if f"{zlib.crc32(sums.tobytes()):08x}" != head["sums_crc"]:
         raise CanopyError(f"chunk file {path.name} has damaged checksums: delete it")

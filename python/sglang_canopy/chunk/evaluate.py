@@ -42,6 +42,7 @@ class Plan:
     dtype: str = "float32"
     device: str = "cpu"
     seed: int = 0
+    text: bool = True
 
 
 def evaluate(plan: Plan, progress: bool = False) -> dict[str, Any]:
@@ -98,7 +99,14 @@ def _one(
                     result = shared
                 else:
                     result = measure(
-                        model, tokenizer, case, reference, chunks, name, ratio, bool(case.answers)
+                        model,
+                        tokenizer,
+                        case,
+                        reference,
+                        chunks,
+                        name,
+                        ratio,
+                        plan.text and bool(case.answers),
                     )
                 shared = result
                 text = result["text"]
@@ -130,7 +138,7 @@ def _row(found: list[dict[str, Any]], selector: str, encode: str, ratio: float) 
 
     mine = of(selector)
     kl, kl_se = mean_se([m["kl"] for m in mine])
-    known = [m for m in mine if m["full_right"]]
+    known = [m for m in mine if m["full_right"] and m["text"] is not None]
     row: dict[str, Any] = {
         "selector": selector,
         "encode": encode,

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from canopy_kernel import rope_scatter
 
+from canopy_kernel import rope_scatter
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.chunk import Prompt

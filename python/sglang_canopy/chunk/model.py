@@ -103,7 +103,9 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cp
     return from_transformers(hf, rope, device, identity=_identity(path))
 
 
-def from_transformers(hf: Any, rope: Rope | None = None, device: str = "cpu", identity: str = "") -> Model:
+def from_transformers(
+    hf: Any, rope: Rope | None = None, device: str = "cpu", identity: str = ""
+) -> Model:
     """Take over the weights of a loaded transformers model (Q, K, V and gate, up are joined)."""
     config, state = hf.config, hf.state_dict()
     heads = config.num_attention_heads
@@ -188,7 +190,9 @@ def random_model(
     )
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
     embed = normal(shape.vocab, shape.hidden)
-    return Model(shape, layers, embed, ones(), embed, Rope(1.0 / theta**steps), f"{identity}-{seed}")
+    return Model(
+        shape, layers, embed, ones(), embed, Rope(1.0 / theta**steps), f"{identity}-{seed}"
+    )
 
 
 def _identity(path: Path) -> str:

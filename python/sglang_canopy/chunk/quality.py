@@ -97,9 +97,7 @@ def refer(model: Model, tokenizer: Any, case: Case) -> Reference:
         row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
         found.append(row[0])
         tokens.append(int(row.argmax()))
-    return Reference(
-        torch.stack(found).log_softmax(-1), tokens, _answer(tokenizer, tokens), ttft
-    )
+    return Reference(torch.stack(found).log_softmax(-1), tokens, _answer(tokenizer, tokens), ttft)
 
 
 def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ Beyond the paper, the smallest ratio allowed is measured on the user's own docum
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -81,7 +82,11 @@ def golden_section(
     at(start)
     if high - low > tolerance:
         # The probe opposite to the prior; the side of the worse one cannot hold the minimum.
-        other = low + GOLDEN * (high - low) if start <= (low + high) / 2 else high - GOLDEN * (high - low)
+        other = (
+            low + GOLDEN * (high - low)
+            if start <= (low + high) / 2
+            else high - GOLDEN * (high - low)
+        )
         a, b = sorted((start, other))
         if a < b and at(a) <= at(b):
             high = b
@@ -121,7 +126,7 @@ def quality_floor(
     limit = points[0][1] * (1.0 - keep) if target is None else target
     if points[0][1] <= limit:
         return 0.0
-    for (r0, k0), (r1, k1) in zip(points[:-1], points[1:]):
+    for (r0, k0), (r1, k1) in itertools.pairwise(points):
         if k1 <= limit:
             return r0 + (r1 - r0) * (k0 - limit) / (k0 - k1)
     return 1.0

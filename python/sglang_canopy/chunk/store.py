@@ -141,14 +141,21 @@ class ChunkStore:
                 }
                 for t in self._tiers
             }
-            return {"hits": dict(self.hits), "misses": self.misses, "dropped": self.dropped, "tiers": tiers}
+            return {
+                "hits": dict(self.hits),
+                "misses": self.misses,
+                "dropped": self.dropped,
+                "tiers": tiers,
+            }
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError where a number is off."""
         seen: set[str] = set()
         for tier in self._tiers:
             total = sum(e.size for e in tier.entries.values())
-            assert total == tier.used_bytes, f"{tier.name}: {total} bytes, counted {tier.used_bytes}"
+            assert total == tier.used_bytes, (
+                f"{tier.name}: {total} bytes, counted {tier.used_bytes}"
+            )
             assert total <= tier.capacity_bytes, f"{tier.name}: {total} > {tier.capacity_bytes}"
             assert not seen & set(tier.entries), "a chunk is in two tiers"
             seen |= set(tier.entries)
@@ -214,7 +221,9 @@ class ChunkStore:
     def _size(self, tier: Tier, chunk: Chunk | disk.DiskChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
-    def _settle(self, tier: Tier, key: str, chunk: Chunk | disk.DiskChunk) -> Chunk | disk.DiskChunk:
+    def _settle(
+        self, tier: Tier, key: str, chunk: Chunk | disk.DiskChunk
+    ) -> Chunk | disk.DiskChunk:
         """The chunk as this tier keeps it."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk
@@ -224,7 +233,9 @@ class ChunkStore:
             disk.write(path, chunk)
             return disk.open_chunk(path)
         place = self.device if tier.name == "device" else "cpu"
-        return Chunk(chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores)
+        return Chunk(
+            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores
+        )
 
     def _pin(self, key: str, step: int) -> bool:
         with self._lock:

@@ -36,7 +36,9 @@ def read(path: str | Path, limit: int | None = None) -> list[Example]:
     """
     path = Path(path)
     if not path.is_file():
-        raise CanopyError(f"--data {path} is not a file; give a JSON list or JSON lines of questions")
+        raise CanopyError(
+            f"--data {path} is not a file; give a JSON list or JSON lines of questions"
+        )
     text = path.read_text()
     try:
         if text.lstrip().startswith("["):
@@ -68,10 +70,62 @@ def _example(item: Any, index: int, path: Path) -> Example:
     )
 
 
-COLOURS = "red green blue black white yellow orange purple brown silver golden grey".split()
-ANIMALS = "tiger eagle falcon otter badger salmon rabbit monkey turtle spider camel donkey".split()
-PEOPLE = "Alice Robert Maria Thomas Helen Victor Laura Daniel Julia Peter Nina Oscar".split()
-PLACES = "Paris London Berlin Madrid Rome Vienna Tokyo Cairo Athens Dublin Oslo Lisbon".split()
+COLOURS = [
+    "red",
+    "green",
+    "blue",
+    "black",
+    "white",
+    "yellow",
+    "orange",
+    "purple",
+    "brown",
+    "silver",
+    "golden",
+    "grey",
+]
+ANIMALS = [
+    "tiger",
+    "eagle",
+    "falcon",
+    "otter",
+    "badger",
+    "salmon",
+    "rabbit",
+    "monkey",
+    "turtle",
+    "spider",
+    "camel",
+    "donkey",
+]
+PEOPLE = [
+    "Alice",
+    "Robert",
+    "Maria",
+    "Thomas",
+    "Helen",
+    "Victor",
+    "Laura",
+    "Daniel",
+    "Julia",
+    "Peter",
+    "Nina",
+    "Oscar",
+]
+PLACES = [
+    "Paris",
+    "London",
+    "Berlin",
+    "Madrid",
+    "Rome",
+    "Vienna",
+    "Tokyo",
+    "Cairo",
+    "Athens",
+    "Dublin",
+    "Oslo",
+    "Lisbon",
+]
 
 
 def synthetic(
@@ -120,13 +174,31 @@ def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:
 def default_filler(words: int = 70) -> list[str]:
     """Filler when no data is given: plain sentences about nothing the tasks ask for."""
     rng, out = random.Random(1), []
-    things = "river market bridge garden station harbour museum library forest castle".split()
-    acts = "was built near|lies beside|was painted by the people of|can be seen from|leads to".split("|")
+    things = [
+        "river",
+        "market",
+        "bridge",
+        "garden",
+        "station",
+        "harbour",
+        "museum",
+        "library",
+        "forest",
+        "castle",
+    ]
+    acts = [
+        "was built near",
+        "lies beside",
+        "was painted by the people of",
+        "can be seen from",
+        "leads to",
+    ]
     for _ in range(40):
         text: list[str] = []
         while len(text) < words:
             a, b = rng.choice(things), rng.choice(things)
-            text += f"The old {a} {rng.choice(acts)} the {b} in {rng.randrange(1500, 1990)}.".split()
+            text += (
+                f"The old {a} {rng.choice(acts)} the {b} in {rng.randrange(1500, 1990)}.".split()
+            )
         out.append(" ".join(text))
     return out
-

@@ -13,19 +13,23 @@ from sglang_canopy.errors import CanopyError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)")
+    parser.add_argument(
+        "--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)"
+    )
     parser.add_argument("--data", help="questions: MuSiQue- or HotpotQA-style JSON, or JSON lines")
     parser.add_argument(
         "--tasks",
         default="",
         help="synthetic tasks as well, of single,split,coreference (the default without --data)",
     )
-    parser.add_argument("--task-count", type=int, default=20, help="examples of each synthetic task")
-    parser.add_argument("--selector", default="default", help="names, comma-separated; or 'all'")
-    parser.add_argument("--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none")
     parser.add_argument(
-        "--encode", default="prefix", help="alone, prefix, or both comma-separated"
+        "--task-count", type=int, default=20, help="examples of each synthetic task"
     )
+    parser.add_argument("--selector", default="default", help="names, comma-separated; or 'all'")
+    parser.add_argument(
+        "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
+    )
+    parser.add_argument("--encode", default="prefix", help="alone, prefix, or both comma-separated")
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="documents a prompt, at most")
     parser.add_argument("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
@@ -33,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
     parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
 
 
@@ -54,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         device=args.device,
         seed=args.seed,
+        text=not args.no_text,
     )
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
@@ -68,11 +74,26 @@ def run(args: argparse.Namespace) -> int:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """The rows as aligned text."""
-    names = ("selector", "encode", "ratio", "n", "kl", "kl_se", "top1", "retained", "ttft_s", "ttft_full_s")
+    names = (
+        "selector",
+        "encode",
+        "ratio",
+        "n",
+        "kl",
+        "kl_se",
+        "top1",
+        "retained",
+        "ttft_s",
+        "ttft_full_s",
+    )
     table = [names, *([_cell(r[n]) for n in names] for r in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:
-        print("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))))
+        print(
+            "  ".join(
+                c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))
+            )
+        )
 
 
 def _cell(value: Any) -> str:

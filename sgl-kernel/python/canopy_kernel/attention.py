@@ -47,9 +47,7 @@ class Rows:
     def requests(self) -> list[tuple[slice, slice]]:
         """Query and key slices of each request (reads the prefix sums on the host)."""
         q, k = self.query_starts.tolist(), self.key_starts.tolist()
-        return [
-            (slice(a, b), slice(c, d)) for a, b, c, d in zip(q[:-1], q[1:], k[:-1], k[1:])
-        ]
+        return [(slice(a, b), slice(c, d)) for a, b, c, d in zip(q[:-1], q[1:], k[:-1], k[1:])]
 
 
 def reference(
@@ -147,7 +145,9 @@ def _sparse_prefill_kernel(
     alive = rows < end
     dims = tl.arange(0, DIM)
     position = tl.load(positions_ptr + rows, mask=alive, other=-1).to(tl.int32)
-    q = tl.load(q_ptr + rows[:, None] * q_row + head * q_head + dims, mask=alive[:, None], other=0.0)
+    q = tl.load(
+        q_ptr + rows[:, None] * q_row + head * q_head + dims, mask=alive[:, None], other=0.0
+    )
     kind: tl.constexpr = q_ptr.dtype.element_ty
     if WIDE:  # Triton's interpreter multiplies the raw bits of bf16: widen there, exactly
         q = q.to(tl.float32)
@@ -202,12 +202,8 @@ def _sparse_prefill_kernel(
 def blocks(dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """(queries a block, keys a block, warps, stages): fits the shared memory of sm_80 and sm_90."""
     if dtype == torch.float32:
-        return (32, 32, 4, 1) if dim <= 128 else (16, 32, 4, 1)
-    if dim <= 64:
-        return 128, 64, 4, 2
-    if dim <= 128:
-        return 128, 64, 8, 2
-    return 64, 32, 4, 2
+        return {64: (32, 32, 4, 1), 128: (16, 32, 8, 1)}.get(dim, (16, 16, 4, 1))
+    return {64: (64, 64, 4, 2), 128: (64, 64, 8, 2)}.get(dim, (64, 32, 8, 2))
 
 
 def sparse_prefill_triton(

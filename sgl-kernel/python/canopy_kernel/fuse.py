@@ -87,7 +87,9 @@ def _fuse_kernel(
     low = a * cos - b * sin
     high = b * cos + a * sin
     low += tl.load(fresh_k_ptr + new_row * fk_row + column, mask=new, other=0.0).to(tl.float32)
-    high += tl.load(fresh_k_ptr + new_row * fk_row + column + HALF, mask=new, other=0.0).to(tl.float32)
+    high += tl.load(fresh_k_ptr + new_row * fk_row + column + HALF, mask=new, other=0.0).to(
+        tl.float32
+    )
     page = slot // PAGE
     offset = slot % PAGE
     both = alive[:, None]
@@ -98,7 +100,9 @@ def _fuse_kernel(
     low = tl.load(raw_v_ptr + old_row * rv_row + column, mask=old, other=0.0).to(tl.float32)
     high = tl.load(raw_v_ptr + old_row * rv_row + column + HALF, mask=old, other=0.0).to(tl.float32)
     low += tl.load(fresh_v_ptr + new_row * fv_row + column, mask=new, other=0.0).to(tl.float32)
-    high += tl.load(fresh_v_ptr + new_row * fv_row + column + HALF, mask=new, other=0.0).to(tl.float32)
+    high += tl.load(fresh_v_ptr + new_row * fv_row + column + HALF, mask=new, other=0.0).to(
+        tl.float32
+    )
     out = (page * vp_page + offset * vp_token)[:, None] + head * vp_head + dims
     kind = v_pool_ptr.dtype.element_ty
     tl.store(v_pool_ptr + out, low.to(kind), mask=both)

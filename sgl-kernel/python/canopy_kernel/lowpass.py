@@ -39,7 +39,9 @@ def reference(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _energy_kernel(k_ptr, v_ptr, out_ptr, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
+def _energy_kernel(
+    k_ptr, v_ptr, out_ptr, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
+):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     alive = row < count
     key = tl.zeros([BLOCK], tl.float32)

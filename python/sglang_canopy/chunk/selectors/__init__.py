@@ -6,6 +6,7 @@ from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selecto
 from sglang_canopy.chunk.selectors.first_k import FirstTokens
 from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
 from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
+from sglang_canopy.chunk.selectors.last_token import HeadLastToken, LastToken
 from sglang_canopy.chunk.selectors.norms import ValueNorm
 from sglang_canopy.chunk.selectors.query import HeadQuery, Query
 from sglang_canopy.chunk.selectors.random import Random
@@ -21,10 +22,12 @@ CLASSES: tuple[type[Selector], ...] = (
     Deviation,
     Query,
     HeadQuery,
+    LastToken,
+    HeadLastToken,
     Oracle,
 )
 SELECTORS = {c.name: c for c in CLASSES}
-DEFAULT = "head+query"
+DEFAULT = "last-token"
 """What ``default`` stands for: the best measured (docs/chunks.md)."""
 
 
@@ -43,4 +46,13 @@ def offline_selectors() -> list[Offline]:
     return [c() for c in CLASSES if issubclass(c, Offline)]
 
 
-__all__ = ["DEFAULT", "SELECTORS", "Choice", "Context", "Offline", "Selector", "make_selector", "offline_selectors"]
+__all__ = [
+    "DEFAULT",
+    "SELECTORS",
+    "Choice",
+    "Context",
+    "Offline",
+    "Selector",
+    "make_selector",
+    "offline_selectors",
+]

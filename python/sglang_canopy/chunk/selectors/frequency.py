@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from canopy_kernel.lowpass import lowpass_energy
 
+from canopy_kernel.lowpass import lowpass_energy
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, join, top
 from sglang_canopy.chunk.selectors.nested import nested_choice

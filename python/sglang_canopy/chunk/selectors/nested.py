@@ -21,7 +21,7 @@ def nested_choice(context: Context, score: torch.Tensor, slope: float = SLOPE) -
     ahead = score.masked_fill(~inside, 0.0).flip(0).cumsum(0).flip(0)
     ahead = ahead / torch.arange(layers, 0, -1)[:, None]
     steps = torch.linspace(1 + slope, 1 - slope, layers)
-    counts = [min(int(round(float(f) * context.budget)), int(inside.sum())) for f in steps]
+    counts = [min(round(float(f) * context.budget), int(inside.sum())) for f in steps]
     first = top(ahead[0].masked_fill(~inside, float("-inf")), counts[0])
 
     def narrow(layer, positions, k, v):  # type: ignore[no-untyped-def]

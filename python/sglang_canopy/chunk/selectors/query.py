@@ -9,24 +9,23 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
 
-FIRST, LAST = 0.2, 0.6
-"""The probed layers, as shares of the depth: deeper ones cost more and add little (docs/chunks.md)."""
+FIRST, LAST = 0.4, 0.8
+"""The probed layers, as shares of the depth (measured in docs/chunks.md)."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
 
 
-def query_scores(context: Context, first: float = FIRST, last: float = LAST) -> torch.Tensor:
-    """``[prompt]`` attention mass from the question, summed over layers, heads and its tokens.
+def query_scores(context: Context, most: int = MOST) -> torch.Tensor:
+    """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads.
 
-    Runs the question's rows alone, through the first ``last`` of the layers, over reused KV.
+    Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV.
     """
     model, prompt, cache = context.model, context.prompt, context.cache
     shape = model.shape
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
-    outside = outside.unique()
     tail = prompt.tail()
-    probed = tail[-MOST:]
-    lowest, depth = int(first * shape.layers), max(1, math.ceil(last * shape.layers))
+    probed = tail[-most:]
+    lowest, depth = int(FIRST * shape.layers), max(1, math.ceil(LAST * shape.layers))
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique().to(model.device)
     begin = int(probed[0])
@@ -73,14 +72,19 @@ class HeadQuery(Selector):
     reads_cache = True
 
     def choose(self, context: Context) -> Choice:
-        prompt = context.prompt
-        heads = []
-        for p in prompt.placed:
-            count = math.floor(0.5 * context.ratio * len(p.chunk))
-            heads.append(torch.arange(p.start, p.start + count))
-        head = join(heads)
-        score = query_scores(context)
-        score[head] = float("-inf")
-        inside = prompt.in_chunk()
-        score[~inside] = float("-inf")
-        return Choice(join([head, top(score, context.budget - head.numel())]))
+        return with_heads(context, query_scores(context), 0.5)
+
+
+def with_heads(context: Context, score: torch.Tensor, share: float, skip: int = 0) -> Choice:
+    """``share`` of the budget on first tokens of chunks (from the ``skip``-th on), then by score."""
+    prompt, heads = context.prompt, []
+    for p in prompt.placed[skip:]:
+        count = math.floor(share * context.ratio * len(p.chunk))
+        heads.append(torch.arange(p.start, p.start + count))
+    head, score = join(heads), score.clone()
+    score[~prompt.in_chunk()] = float("-inf")
+    score[head] = float("-inf")
+    for p in prompt.placed[:skip]:
+        score[p.start : p.end] = float("-inf")
+    count = min(context.budget - head.numel(), int(torch.isfinite(score).sum()))
+    return Choice(join([head, top(score, count)]))

@@ -1,0 +1,47 @@
+"""Our own: what the prompt's last token attends to, and nothing that is exact already.
+
+The last token is where the answer starts: its attention in the upper-middle layers marks the
+tokens the answer is read from, better than the whole question's (docs/chunks.md). A first chunk
+that was encoded behind exactly what stands before it needs no recompute at all, so the whole
+budget goes to the others.
+"""
+
+from __future__ import annotations
+
+from sglang_canopy.chunk.chunk import Prompt
+from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
+from sglang_canopy.chunk.selectors.query import query_scores, with_heads
+
+HEADS = 0.25
+"""Share of the budget for first tokens in ``head+last-token``."""
+
+
+def exact_chunks(prompt: Prompt) -> int:
+    """How many leading chunks are exact: encoded behind the very tokens that precede them.
+
+    That is the first chunk, where the prompt starts with the prefix it was encoded behind.
+    """
+    if not prompt.placed:
+        return 0
+    first = prompt.placed[0]
+    return int(tuple(prompt.ids[: first.start].tolist()) == first.chunk.prefix)
+
+
+class LastToken(Selector):
+    """The whole budget on what the last token attends to, exact chunks left out."""
+
+    name = "last-token"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
+
+
+class HeadLastToken(Selector):
+    """A quarter of the budget on the chunks' first tokens, the rest as ``last-token``."""
+
+    name = "head+last-token"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
