@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterat
                 }
 
 
+def one_kind(name: str, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    """All clients give true hints, but only of one kind."""
+    blocks = int(distinct_blocks(trace) * CAPACITY)
+    for kind in ("over", "returns"):
+        hints = Hints(over=kind == "over", returns=kind == "returns", seed=1)
+        hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
+        yield {"trace": name, "policy": "wa", "only": kind, "block_hit_ratio": hit}
+
+
 def mean(rows: list[dict[str, Any]], **where: Any) -> float:
     """Mean hit ratio in % of the rows that agree with ``where``."""
     found = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
@@ -81,6 +91,8 @@ def report(rows: list[dict[str, Any]]) -> str:
         parts.append(
             f"### {name}, {CAPACITY:.0%}: LRU {lru:.2f}, hindsight {best:.2f}\n\n"
             + "\n".join(lines)
+            + "\n\nAll clients, all true, only one kind of hint: "
+            + ", ".join(f"{k} {mean(rows, trace=name, only=k):.2f}" for k in ("over", "returns"))
         )
     return "\n\n".join(parts) + "\n"
 
@@ -138,7 +150,7 @@ def measure(data: Path) -> list[dict[str, Any]]:
     with tqdm(unit="run", disable=None) as bar:
         for name, seeds, trace in traces(data):
             bar.set_description(name)
-            for row in runs(name, seeds, trace):
+            for row in chain(runs(name, seeds, trace), one_kind(name, trace)):
                 rows.append(row)
                 bar.update()
     return rows
