@@ -135,7 +135,11 @@ def test_mistakes_are_explained(tmp_path):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["put", "get", "pin", "unpin", "delete"]), st.integers(0, 6))))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "get", "pin", "unpin", "delete"]), st.integers(0, 6))
+    )
+)
 def test_any_sequence_keeps_the_books(steps):
     store = ChunkStore("m", {"device": 2 * SIZE, "host": 3 * SIZE})
     pins = dict.fromkeys(range(7), 0)

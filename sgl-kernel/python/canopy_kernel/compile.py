@@ -119,8 +119,11 @@ def specialisations() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]
         )
 
 
-def build(arches: tuple[int, ...] = ARCHES, match: str = "") -> list[Built]:
-    """Compile what ``match`` is part of the name of. Raises RuntimeError under the interpreter."""
+def build(arches: tuple[int, ...] = ARCHES, match: str = "", exact: bool = False) -> list[Built]:
+    """Compile what ``match`` is part of the name of (``exact``: the end of it).
+
+    Raises RuntimeError under the interpreter, where kernels cannot be compiled.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -129,7 +132,7 @@ def build(arches: tuple[int, ...] = ARCHES, match: str = "") -> list[Built]:
         raise RuntimeError("TRITON_INTERPRET is set: kernels cannot be compiled; unset it")
     found = []
     for name, kernel, pointers, constants, warps, stages in specialisations():
-        if match not in name:
+        if not (name.endswith(match) if exact else match in name):
             continue
         signature = {
             a: "constexpr" if a in constants else pointers.get(a, "i32") for a in kernel.arg_names
@@ -174,8 +177,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="canopy_kernel.compile", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--exact", action="store_true", help="only names that end with --match")
     args = parser.parse_args()
-    found = build(match=args.match)
+    found = build(match=args.match, exact=args.exact)
     for b in found:
         flag = "" if b.fits else "  DOES NOT FIT"
         print(

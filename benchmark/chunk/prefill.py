@@ -1,0 +1,131 @@
+"""Full against fused prefill on the same code, by prompt length: speed-up, and where the time goes.
+
+    python benchmark/chunk/prefill.py --model DIR [--lengths 2048,4096,8192] [--json OUT]
+
+Random tokens: the work does not depend on what the tokens are. Runs alternate between full and
+fused, so that a noisy machine hurts both; medians are reported, and the spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import dense_cache
+from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
+from sglang_canopy.chunk.encode import encode
+from sglang_canopy.chunk.fusion import fused_prefill
+from sglang_canopy.chunk.model import Model, load
+from sglang_canopy.chunk.selectors import make_selector, offline_selectors
+
+PREFIX, QUESTION = 32, 32
+
+
+def prompt_of(model: Model, length: int, chunk_tokens: int) -> Prompt:
+    """Prefix, chunks of ``chunk_tokens`` and a question; one real chunk under many sets of tokens."""
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(10, model.shape.vocab, (length,), generator=generator)
+    one = encode(model, ids[PREFIX : PREFIX + chunk_tokens].tolist(), ids[:PREFIX].tolist())
+    placed, at = [], PREFIX
+    while at + chunk_tokens <= length - QUESTION:
+        tokens = tuple(ids[at : at + chunk_tokens].tolist())
+        placed.append(Placed(Chunk(tokens, one.raw_k.clone(), one.v.clone(), one.prefix), at))
+        at += chunk_tokens
+    return Prompt(ids, tuple(placed))
+
+
+def measure(model: Model, prompt: Prompt, selector: str, ratio: float, repeats: int) -> dict:
+    """Medians in seconds of alternating runs. CPU seconds (all threads) beside the wall's."""
+    choose, full, fused, parts, cpu = make_selector(selector), [], [], [], [[], []]
+    for _ in range(repeats + 1):  # the first round warms up
+        cache = dense_cache(model, len(prompt))
+        begin, used = time.perf_counter(), time.process_time()
+        engine.logits(model, engine.prefill(model, prompt.ids, cache)[-1:])
+        full.append(time.perf_counter() - begin)
+        cpu[0].append(time.process_time() - used)
+        cache = dense_cache(model, len(prompt))
+        used = time.process_time()
+        timing = fused_prefill(model, prompt, cache, choose, ratio).timing
+        cpu[1].append(time.process_time() - used)
+        fused.append(timing.total)
+        parts.append(timing)
+    full, fused, parts = full[1:], fused[1:], parts[1:]
+    middle = statistics.median
+    return {
+        "tokens": len(prompt),
+        "ratio": ratio,
+        "selector": selector,
+        "full_s": middle(full),
+        "fused_s": middle(fused),
+        "speedup": middle(full) / middle(fused),
+        "speedup_each": [round(a / b, 2) for a, b in zip(full, fused)],
+        "speedup_cpu_seconds": middle(cpu[0][1:]) / middle(cpu[1][1:]),
+        "select_s": middle([t.select for t in parts]),
+        "place_s": middle([t.place for t in parts]),
+        "recompute_s": middle([t.recompute for t in parts]),
+    }
+
+
+def index_cost(model: Model, tokens: int) -> dict:
+    """Time to make each offline selector's scores for one chunk, beside the chunk's own prefill."""
+    ids = torch.randint(10, model.shape.vocab, (tokens,)).tolist()
+    begin = time.perf_counter()
+    chunk = encode(model, ids)
+    prefill_s, scores = time.perf_counter() - begin, {}
+    for selector in offline_selectors():
+        laps = []
+        for _ in range(3):
+            chunk.scores.clear()
+            begin = time.perf_counter()
+            selector.scores(chunk)
+            laps.append(time.perf_counter() - begin)
+        scores[selector.name] = statistics.median(laps)
+    return {"tokens": tokens, "prefill_s": prefill_s, "index_s": scores}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--lengths", default="2048,4096,8192")
+    parser.add_argument("--ratio", type=float, default=0.15)
+    parser.add_argument("--selector", default="default")
+    parser.add_argument("--chunk-tokens", type=int, default=400)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--index-tokens", type=int, default=0, help="time index generation too")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = load(args.model, getattr(torch, args.dtype))
+    rows, index = [], None
+    print("tokens   full s  fused s  speed-up  (CPU s)  select   place  recompute")
+    for length in (int(n) for n in args.lengths.split(",")):
+        prompt = prompt_of(model, length, args.chunk_tokens)
+        r = measure(model, prompt, args.selector, args.ratio, args.repeats)
+        rows.append(r)
+        print(
+            f"{r['tokens']:>6} {r['full_s']:>8.2f} {r['fused_s']:>8.2f} {r['speedup']:>9.2f} "
+            f"{r['speedup_cpu_seconds']:>8.2f} {r['select_s']:>7.3f} {r['place_s']:>7.3f} "
+            f"{r['recompute_s']:>10.3f}",
+            flush=True,
+        )
+    if args.index_tokens:
+        index = index_cost(model, args.index_tokens)
+        for name, seconds in index["index_s"].items():
+            share = seconds / index["prefill_s"]
+            print(f"index {name:<20} {seconds * 1e3:8.1f} ms = {share:.2%} of the chunk's prefill")
+    if args.json:
+        args.json.write_text(
+            json.dumps({"rows": rows, "index": index, "args": vars(args)}, default=str)
+        )
+
+
+if __name__ == "__main__":
+    main()

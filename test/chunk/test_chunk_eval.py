@@ -1,0 +1,171 @@
+"""``canopy chunk-eval`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from sglang_canopy.chunk import quality, tasks  # noqa: E402
+from sglang_canopy.cli.main import main  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+FIELDS = [
+    "selector",
+    "encode",
+    "ratio",
+    "n",
+    "kl",
+    "kl_se",
+    "top1",
+    "retained",
+    "ttft_s",
+    "ttft_full_s",
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A tiny model and a word tokenizer, saved as transformers saves them."""
+    from chunk_models import build
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    build("llama").save_pretrained(folder)
+    words = [
+        "the",
+        "old",
+        "river",
+        "was",
+        "seen",
+        "in",
+        "Oslo",
+        "by",
+        "Alice",
+        "answer",
+        "question",
+        "what",
+        "is",
+        "secret",
+        "password",
+    ]
+    vocab = {w: i for i, w in enumerate(["<unk>", "</s>", *words])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def musique(tmp_path):
+    path = tmp_path / "q.json"
+    text = "the old river was seen in Oslo by Alice " * 3
+    item = {"ctxs": [{"title": "", "text": text}] * 3, "question": "what is old", "answers": ["x"]}
+    path.write_text(json.dumps([item, item, item]))
+    return path
+
+
+def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
+    out = tmp_path / "rows.json"
+    args = ["chunk-eval", "--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
+    args += ["--selector", "default,random", "--ratio", "0,0.15,1", "--encode", "alone,prefix"]
+    assert main([str(a) for a in args]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 12
+    for row in rows:
+        assert set(FIELDS) <= set(row)
+        assert row["n"] == 2
+        assert row["ttft_s"] > 0
+        if row["ratio"] == 1.0:
+            assert row["kl"] < 1e-6
+            assert row["top1"] == 1.0
+    assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
+    named = [r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15]
+    assert all("kl_minus_random" in r for r in named)
+    assert capsys.readouterr().out.split()[:10] == FIELDS
+
+
+def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
+    out = tmp_path / "rows.json"
+    args = ["chunk-eval", "--model", str(model_dir), "--task-count", "1", "--json", str(out)]
+    assert main([*args, "--chunks", "3", "--chunk-tokens", "40"]) == 0
+    report = json.loads(out.read_text())
+    assert [t["task"] for t in report["tasks"]] == list(tasks.SYNTHETIC)
+    assert report["rows"][0]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--selector", "magic"], "selector 'magic' is not known"),
+        (["--ratio", "1.5"], "give numbers from 0 to 1"),
+        (["--ratio", "x"], "give numbers from 0 to 1"),
+        (["--encode", "behind"], "allowed are alone, prefix"),
+        (["--limit", "0"], "at least 1"),
+        (["--data", "/nowhere.json"], "is not a file"),
+        (["--tasks", "hard"], "task 'hard' is not known"),
+        (["--json", "/nowhere/x.json"], "its folder does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
+    assert main(["chunk-eval", "--model", str(model_dir), *flags]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_other_models_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["chunk-eval", "--model", str(tmp_path)]) == 2
+    assert "supported are llama, mistral, qwen2" in capsys.readouterr().err
+    assert main(["chunk-eval", "--model", str(tmp_path / "no")]) == 2
+
+
+def test_three_formats_are_read(tmp_path):
+    hotpot = {"context": [["T", ["One. ", "Two."]]], "question": "q", "answer": "a"}
+    (tmp_path / "h.json").write_text(json.dumps([hotpot]))
+    assert tasks.read(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
+    lines = [
+        {"documents": ["d"], "prompt": "p"},
+        {"documents": ["e"], "question": "q", "answers": ["a"]},
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [e.answers for e in tasks.read(tmp_path / "x.jsonl")] == [(), ("a",)]
+    (tmp_path / "bad.jsonl").write_text('{"text": 1}')
+    with pytest.raises(CanopyError, match="item 1: expected"):
+        tasks.read(tmp_path / "bad.jsonl")
+    (tmp_path / "worse.jsonl").write_text("{")
+    with pytest.raises(CanopyError, match="not JSON"):
+        tasks.read(tmp_path / "worse.jsonl")
+
+
+def test_real_files_are_read(data_dir):
+    for name in ("musique_100.json", "hotpotqa_100.json"):
+        found = tasks.read(data_dir / "rag" / name, 5)
+        assert len(found) == 5
+        assert all(len(e.documents) >= 2 and e.answers for e in found)
+
+
+def test_a_split_fact_lies_in_two_documents():
+    for e in tasks.synthetic(["split", "coreference"], 5, tasks.default_filler(), 4):
+        holding = [d for d in e.documents if e.answers[0] in d]
+        naming = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
+        assert len(holding) == len(naming) == 1
+        assert holding != naming
+    again = tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+    assert again == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+
+
+def test_scores_by_hand():
+    assert quality.holds("It is the Red Tiger, yes.", ["red tiger"])
+    assert not quality.holds("reds tigers", ["red"])
+    assert quality.f1("red tiger here", ["a red tiger"]) == pytest.approx(0.8)
+    assert quality.rouge_l("tiger red", ["red tiger"]) == pytest.approx(0.5)
+    assert quality.rouge_l("", ["red"]) == 0.0
+    assert quality.mean_se([1.0, 3.0]) == (2.0, 1.0)
+    assert quality.mean_se([5.0]) == (5.0, 0.0)

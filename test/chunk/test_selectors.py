@@ -1,0 +1,151 @@
+"""What each selector chooses, on chunks small enough to check by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+from sglang_canopy.chunk import cache as caches  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
+from sglang_canopy.chunk.selectors import (  # noqa: E402
+    SELECTORS,
+    Context,
+    make_selector,
+    offline_selectors,
+)
+from sglang_canopy.chunk.selectors.frequency import layer_scores  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+
+def flat_chunk(n=16, layers=1):
+    k = torch.ones(layers, n, 1, 2)
+    return Chunk(tuple(range(n)), k, torch.ones(layers, n, 1, 2))
+
+
+def prompt(model, ids, behind=True):
+    prefix = ids[:20].tolist() if behind else ()
+    return Prompt(
+        ids, tuple(Placed(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80))
+    )
+
+
+def test_low_frequency_energy_follows_the_slow_bump_and_not_the_spike():
+    chunk = flat_chunk(64)
+    slow = torch.exp(-((torch.arange(64.0) - 20) ** 2) / 50)
+    chunk.v[0, :, 0, 0] = chunk.raw_k[0, :, 0, 0] = 10 * slow
+    chunk.v[0, 50, 0, 0] = chunk.raw_k[0, 50, 0, 0] = 10.0
+    low = layer_scores(chunk)[0]
+    high = layer_scores(chunk, high=True)[0]
+    assert abs(int(low.argmax()) - 20) <= 1
+    assert abs(int(high.argmax()) - 50) <= 1
+    assert float(low.sum()) == pytest.approx(1.0)
+
+
+def test_offline_scores_are_made_once_and_stored_with_the_chunk(llama, ids):
+    chunk = encode(llama, ids[:40].tolist())
+    for selector in offline_selectors():
+        first = selector.scores(chunk)
+        assert selector.scores(chunk) is first
+        assert first.shape[-1] == 40
+    assert {"frequency", "random", "high-frequency", "v-norm", "first-k"} <= set(chunk.scores)
+
+
+def test_first_k_takes_the_head_of_every_chunk(llama, ids):
+    p = prompt(llama, ids)
+    context = Context(llama, p, caches.dense_cache(llama, len(p)), 0.05)
+    assert make_selector("first-k").choose(context).tokens.tolist() == [20, 21, 22, 80, 81, 82]
+
+
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in ("hkvd", "frequency-per-layer")])
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    fused = fused_prefill(llama, p, cache, make_selector(name), ratio)
+    inside = p.in_chunk()[fused.rows]
+    assert inside.sum() <= int(ratio * p.reusable)
+    assert (~inside).sum() == len(p) - p.reusable
+    assert torch.equal(fused.rows, fused.rows.sort()[0])
+
+
+@pytest.mark.parametrize("name", ["hkvd", "frequency-per-layer"])
+def test_narrowing_selectors_keep_the_budget_on_average_and_sets_nested(llama, ids, name):
+    from sglang_canopy.chunk import engine
+    from sglang_canopy.chunk.fusion import place
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place(llama, p, cache, p.in_chunk())
+    choice = make_selector(name).choose(Context(llama, p, cache, 0.2))
+    inside = p.in_chunk()
+    needed = ~inside
+    needed[choice.tokens] = True
+    rows = needed.nonzero()[:, 0]
+    seen = []
+    engine.run_rows(
+        llama,
+        p.ids[rows],
+        rows,
+        cache,
+        choice.narrow,
+        lambda _, q, at: seen.append(set(at.tolist())),
+    )
+    assert all(b <= a for a, b in itertools.pairwise(seen))
+    counts = [len(s) - int((~inside).sum()) for s in seen]
+    if name == "hkvd":
+        assert counts == [120, 36, 24, 24]
+    else:
+        assert sum(counts) / len(counts) == pytest.approx(24, abs=1)
+
+
+def test_the_same_chunk_gets_the_same_random_tokens_everywhere():
+    a, b = flat_chunk(), flat_chunk()
+    b.raw_k.zero_()
+    assert torch.equal(make_selector("random").scores(a), make_selector("random").scores(b))
+
+
+def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
+    def rows(p):
+        cache = caches.dense_cache(llama, len(p))
+        return fused_prefill(llama, p, cache, make_selector("default"), 0.15).rows
+
+    behind, alone = rows(prompt(llama, ids)), rows(prompt(llama, ids, behind=False))
+    assert not ((behind >= 20) & (behind < 80)).any()
+    assert ((behind >= 80) & (behind < 140)).sum() == 18
+    assert ((alone >= 20) & (alone < 80)).any()
+
+
+def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
+    p = prompt(llama, ids)
+    from sglang_canopy.chunk.encode import capture
+    from sglang_canopy.chunk.engine import prefill
+
+    exact = caches.dense_cache(llama, len(p))
+    prefill(llama, p.ids, exact)
+    chunk = capture(llama, exact, ids[20:80].tolist(), 20)
+    chunk.v[:, 33] += 5
+    spoilt = Prompt(ids, (Placed(chunk, 20),))
+    fused = fused_prefill(
+        llama, spoilt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
+    )
+    assert 53 in fused.rows.tolist()
+
+
+def test_an_unknown_selector_is_named_with_those_allowed():
+    with pytest.raises(CanopyError, match="'magic' is not known; allowed are default, frequency"):
+        make_selector("magic")
+
+
+def test_a_prompt_without_chunks_is_plain(llama, ids):
+    p = Prompt(ids, ())
+    for name in SELECTORS:
+        fused = fused_prefill(
+            llama, p, caches.dense_cache(llama, len(p)), make_selector(name), 0.15
+        )
+        assert fused.rows.numel() == len(p), name
