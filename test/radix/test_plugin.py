@@ -113,6 +113,11 @@ def test_a_bad_configuration_names_the_policy_the_key_and_what_is_allowed(
     assert says in str(refusal.value)
 
 
+def test_optional_caching_is_for_the_simulator_only() -> None:
+    with pytest.raises(CanopyError, match="canopy simulate"):
+        live_cache("canopy-tlru", {"caching": "optional"})
+
+
 def test_the_alias_counts_as_an_explicit_choice() -> None:
     args, _ = plugin._spell_out_alias(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
     assert args[0] == ["--radix-eviction-policy", "wa", "--radix-eviction-policy=lru", "--x"]

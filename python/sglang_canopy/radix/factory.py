@@ -47,6 +47,11 @@ def live_cache(policy: str, config: Mapping[str, Any] | None) -> LiveCache:
         device = make_policy(policy, options)
     except CanopyError as error:
         raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
+    if getattr(device.config, "caching", None) == "optional":
+        raise CanopyError(
+            f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
+            "memory when a request ends; 'optional' is for canopy simulate"
+        )
     return LiveCache(settings, device, device.twin())
 
 
