@@ -91,3 +91,10 @@ def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():
         device="cpu",
     )
     assert seen["pinned"] is False
+
+
+def test_a_small_machine_keeps_one_gibibyte_free_beside_the_host_pool(monkeypatch):
+    from sglang.srt.mem_cache.pool_host import base
+
+    monkeypatch.setattr(base, "available_host_memory_bytes", lambda **_: 4 << 30)
+    assert base.host_memory_budget_bytes() == 3 << 30

@@ -16,7 +16,8 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 
 _TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
-_HOST_POOL = "sglang.srt.mem_cache.pool_host.base.HostKVCache"
+_POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
+_HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
@@ -37,6 +38,7 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("enable_gqa", "causal", "is_cross_attn", "sliding_window_size"),
     ),
     f"{_HOST_POOL}.__init__": ("pin_memory",),
+    f"{_POOL_BASE}.host_memory_budget_bytes": ("requested_bytes",),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
     _LAYOUT: ("server_args",),
@@ -81,6 +83,8 @@ def install() -> None:
     for transfer in hicache.TRANSFERS:
         if not hasattr(module, transfer.__name__):
             setattr(module, transfer.__name__, transfer)
+    pool = importlib.import_module(_POOL_BASE)
+    pool.HICACHE_HOST_MEMORY_RESERVE_BYTES = hicache.RESERVE_BYTES  # type: ignore[attr-defined]
     _installed = True
 
 
