@@ -85,6 +85,8 @@ class Recommendation:
     """Hit ratio by policy, one entry a capacity of ``fractions``."""
     fractions: tuple[float, ...]
     capacities: tuple[int, ...]
+    """In blocks of ``block_tokens``, as simulated."""
+    capacity_bytes: tuple[int, ...]
     ideal_hit_ratio: float
     requests: int
     block_tokens: int
@@ -187,6 +189,7 @@ def recommend(
         table=table,
         fractions=fractions,
         capacities=tuple(capacities),
+        capacity_bytes=tuple(c * block_tokens * bytes_per_token for c in capacities),
         ideal_hit_ratio=ideal,
         requests=len(tokens),
         block_tokens=block_tokens,

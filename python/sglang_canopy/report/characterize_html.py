@@ -199,7 +199,10 @@ def _recommendation(report: Report) -> str:
     r = report.recommendation
     assert r is not None
     table = _table(
-        ("token hit ratio at", *(percent(f, 1) for f in r.fractions)),
+        (
+            "token hit ratio at",
+            *(f"{percent(f, 1)}, {size(b)}" for f, b in zip(r.fractions, r.capacity_bytes)),
+        ),
         ((name, *(percent(v, 1) for v in row)) for name, row in r.table.items()),
     )
     notes = [

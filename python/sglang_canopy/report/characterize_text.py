@@ -165,10 +165,10 @@ def advice(r: Recommendation) -> list[str]:
     """What to do, one sentence each: policy, gain, categories, room."""
     said = [f"Use {policy_name(r)}: {r.reason}."]
     said += [
-        f"Where LRU has {percent(g.lru_share)} of the ideal hits ({percent(g.fraction, 1)} of the "
-        f"distinct blocks), expect {g.points:+.1f} points of token hit ratio over LRU, 95 % "
+        f"Where LRU has {percent(g.lru_share)} of the ideal hits ({size(room)}, "
+        f"{percent(g.fraction, 1)} of the distinct blocks), expect {g.points:+.1f} points of token hit ratio over LRU, 95 % "
         f"between {g.low:+.1f} and {g.high:+.1f}; with shuffled labels {g.placebo_points:+.1f}."
-        for g in r.gains
+        for g, room in zip(r.gains, r.capacity_bytes)
         if r.policy != "lru" and g.lru_share in (0.25, 0.5, 0.9)
     ]
     return [
