@@ -182,6 +182,31 @@ def measure(traces: dict[str, list[TraceRequest]]) -> list[dict[str, Any]]:
     return rows
 
 
+def with_profile(trace: list[TraceRequest]) -> list[dict[str, Any]]:
+    """The second half of the conversation trace, started with what the first half taught."""
+    half = len(trace) // 2
+    teacher = wa()
+    simulate(trace[:half], teacher, 5000)
+    taught = json.loads(json.dumps(teacher.state()))
+    distinct = distinct_blocks(trace[half:])
+    rows = []
+    for variant in ("lru", "wa", "wa with the profile of the first half"):
+        for capacity in CAPACITIES["conversation"]:
+            policy = make_policy("lru") if variant == "lru" else wa()
+            if variant.endswith("half"):
+                policy.restore(taught)
+            result = simulate(trace[half:], policy, int(distinct * capacity))
+            rows.append(
+                {
+                    "trace": "2nd half",
+                    "variant": variant,
+                    "capacity_fraction": capacity,
+                    "block_hit_ratio": result.block_hit_ratio,
+                }
+            )
+    return rows
+
+
 def report(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys((r["trace"], r["capacity_fraction"]) for r in rows))
     lines = [
@@ -209,7 +234,7 @@ def main() -> None:
         "synthetic": list(open_trace(mooncake / "synthetic_trace.jsonl", "mooncake")),
         "agentic": list(overlay(agents, 200, 7200.0, 1)),
     }
-    rows = measure(traces)
+    rows = measure(traces) + with_profile(traces["conversation"])
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "ablations.json").write_text(json.dumps(rows) + "\n")
     (args.out / "ablations.md").write_text(report(rows))
