@@ -160,3 +160,16 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     short = dataclasses.replace(model, shape=dataclasses.replace(model.shape, window=100))
     with pytest.raises(CanopyError, match="sliding window of 100"):
         plain(short, ids)
+
+
+@pytest.mark.parametrize("name", ["first-k", "frequency-per-layer"])
+@pytest.mark.parametrize("page", [0, 16])
+def test_placing_layer_by_layer_changes_nothing(llama, ids, name, page):
+    from sglang_canopy.chunk.pipeline import pipelined_prefill
+
+    prompt = prompt_of(llama, ids)
+    dense = caches.dense_cache(llama, len(prompt))
+    expected = fused_prefill(llama, prompt, dense, make_selector(name), 0.2).logits
+    cache = caches.paged_cache(llama, len(prompt), page) if page else garbage(dense)
+    got = pipelined_prefill(llama, prompt, cache, make_selector(name), 0.2)
+    assert (got - expected).abs().max() < LIMIT

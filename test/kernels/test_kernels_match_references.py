@@ -166,3 +166,25 @@ def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
     assert kept[0, :, 1].abs().max() < 1e-5
     both = kept + lowpass.reconstruct(x, 0.5, high=True)
     assert torch.allclose(both, x, atol=1e-5)
+
+
+def test_the_flashinfer_variant_agrees():
+    from canopy_kernel import flashinfer_attention
+
+    reason = flashinfer_attention.unavailable()
+    if reason:
+        pytest.skip(reason)
+    torch.manual_seed(5)
+    k, v = (pool(400, 128, 2, torch.bfloat16, 1, "NHD") for _ in range(2))
+    rows = batch([150, 97], [41, 97], 400)
+    q = torch.randn(138, 8, 128, device=DEVICE).to(torch.bfloat16)
+    expected = attention.reference(q, k, v, rows, 128**-0.5)
+    got = attention.sparse_prefill(q, k, v, rows, 128**-0.5, "flashinfer")
+    close(got, expected, torch.bfloat16)
+
+
+def test_flashinfers_mask_goes_by_position():
+    from canopy_kernel.flashinfer_attention import position_mask
+
+    rows = attention.Rows.one(torch.tensor([0, 2]), torch.arange(4))
+    assert position_mask(rows).int().tolist() == [1, 0, 0, 0, 1, 1, 1, 0]

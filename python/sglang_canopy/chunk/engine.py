@@ -32,6 +32,7 @@ def run_rows(
     narrow: Narrow | None = None,
     watch: Watch | None = None,
     layers: int | None = None,
+    arrive: Callable[[int], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
 
@@ -43,6 +44,8 @@ def run_rows(
     hidden = F.embedding(ids, model.embed)
     table = model.rope.table(positions)
     for i, layer in enumerate(model.layers[:layers]):
+        if arrive is not None:  # the reused KV of this layer is in place when this returns
+            arrive(i)
         q, k, v = _project(model, layer, hidden, table)
         if narrow is not None:
             keep = narrow(i, positions, k, v)
