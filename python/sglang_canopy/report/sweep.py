@@ -84,4 +84,6 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
 def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float) -> str:
     low = 100 * mean(cells[BASE, at], "block_hit_ratio")
     high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
-    return f"{100 * (hits - low) / (high - low):.0f}" if high - low > 0.5 else ""
+    if high - low <= 0.5:  # points: nothing worth a share of
+        return ""
+    return str(round(100 * (hits - low) / (high - low)))
