@@ -1,3 +1,6 @@
+import random
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,3 +206,18 @@ def test_equal_requests_give_equal_labels_and_curves(requests):
         model.fit(now)
     first, second = ([(c.label, c.rank) for c in m.categories] for m in models)
     assert first == second
+
+
+def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb():
+    tracemalloc.start()
+    try:
+        model = ReuseModel(max_samples=10_000, max_blocks=100_000)
+        draw = random.Random(1)
+        for n in range(11_000):
+            path = [draw.getrandbits(63) for _ in range(10)]
+            serve(model, 0.05 * n, path, block_tokens=64)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (len(model.shadow), model.shadow.blocks) == (10_000, 100_000)
+    assert held < 16e6
