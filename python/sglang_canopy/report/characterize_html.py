@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +36,7 @@ _QUESTIONS = (
     ("footprint", "How much KV does a request leave?", ("footprint",)),
     ("capacity", "How much room does it take?", ("capacity",)),
 )
+_UNITS = re.compile(r"(\d) (%|(?:s|ms|min|h|[KMGT]iB|B)\b)")
 _ABSENT = {
     "reuse": "Reuse",
     "turns": "Turns",
@@ -86,7 +88,7 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8>",
         '<meta name=viewport content="width=device-width,initial-scale=1">',
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(title)}</h1><p>{html.escape(said['overview'])}</p>",
+        f"<h1>{html.escape(title)}</h1><p>{_say(said['overview'])}</p>",
         f"<p class=small>{count(o.block_accesses)} blocks of {o.block_tokens} tokens asked for, "
         f"{count(o.distinct_blocks)} of them distinct. Request types: "
         f"{html.escape(', '.join(o.kinds))}.</p>",
@@ -97,17 +99,17 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
             "nobody sent these requests.</p>"
         )
     for note in report.notes:
-        parts.append(f"<p class=small>{html.escape(note)}</p>")
+        parts.append(f"<p class=small>{_say(note)}</p>")
     tables = _tables(report)
     for key, question, names in _QUESTIONS:
         if key not in said:
             continue
         parts.append(f"<h2>{question}</h2>")
         if key == "recommendation" and report.recommendation:
-            rows = "".join(f"<li>{html.escape(a)}</li>" for a in advice(report.recommendation))
+            rows = "".join(f"<li>{_say(a)}</li>" for a in advice(report.recommendation))
             parts.append(f"<div class=box><ul>{rows}</ul></div>")
         else:
-            parts.append(f"<p>{html.escape(said[key])}</p>")
+            parts.append(f"<p>{_say(said[key])}</p>")
         for name in names:
             if name in pictures:
                 data = base64.b64encode(pictures[name]).decode()
@@ -119,7 +121,7 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
         parts.append("<h2>Against the published statistics</h2>" + _published(report))
     if report.absent:
         rows = "".join(
-            f"<li>{_ABSENT.get(name, name)}: {html.escape(why)}.</li>"
+            f"<li>{_ABSENT.get(name, name)}: {_say(why)}.</li>"
             for name, why in report.absent.items()
         )
         parts.append(f"<h2>What this trace cannot say</h2><ul>{rows}</ul>")
@@ -128,6 +130,11 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
         "Section 3 of arXiv 2506.02634; report.json beside this page has every number.</p></html>"
     )
     return "\n".join(parts)
+
+
+def _say(text: str) -> str:
+    """``text`` for the page; a number and its unit stay on one line."""
+    return _UNITS.sub("\\1&nbsp;\\2", html.escape(text))
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -219,7 +226,7 @@ def _recommendation(report: Report) -> str:
     ]
     if r.label_gain:
         notes.append(f"Categories, at {percent(r.label_fraction, 1)}: {r.categories_reason}.")
-    return table + "".join(f"<p class=small>{html.escape(n)}</p>" for n in notes)
+    return table + "".join(f"<p class=small>{_say(n)}</p>" for n in notes)
 
 
 def _published(report: Report) -> str:
