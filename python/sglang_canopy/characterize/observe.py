@@ -1,6 +1,6 @@
 """The one pass over a trace from which every question is answered.
 
-Memory: O(distinct blocks), about 120 bytes each, and about 50 bytes a request. Times are the
+Memory: O(distinct blocks), about 150 bytes each, and about 100 bytes a request. Times are the
 trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had:
 what a cache that never forgets would give (the paper's ideal hit ratio, Section 3.2).
 """
