@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,9 +46,12 @@ class Plan:
     text: bool = True
 
 
-def evaluate(plan: Plan, progress: bool = False) -> dict[str, Any]:
+def evaluate(
+    plan: Plan, progress: bool = False, so_far: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
-    task), ``examples`` (every measurement) and the plan.
+    task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
+    example, so that a long run can be stopped.
 
     Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
     answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
@@ -70,11 +74,16 @@ def evaluate(plan: Plan, progress: bool = False) -> dict[str, Any]:
     for example in _with_progress(examples, progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
         found += _one(plan, names, model, tokenizer, case)
+        if so_far is not None:
+            so_far(_report(plan, names, found))
+    return _report(plan, names, found)
+
+
+def _report(plan: Plan, names: tuple[str, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
     rows = [_row(found, s, e, r) for e in plan.encodings for r in plan.ratios for s in names]
-    kinds = dict.fromkeys(m["task"] for m in found)
     by_task = [
         {"task": kind, **_row([m for m in found if m["task"] == kind], s, e, r)}
-        for kind in kinds
+        for kind in dict.fromkeys(m["task"] for m in found)
         for e in plan.encodings
         for r in plan.ratios
         for s in names

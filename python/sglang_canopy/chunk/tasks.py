@@ -141,7 +141,8 @@ def synthetic(
     for task in tasks:
         if task not in SYNTHETIC:
             raise CanopyError(f"task {task!r} is not known; allowed are {', '.join(SYNTHETIC)}")
-        for _ in range(count):
+    for _ in range(count):  # in turn, so that a run that is stopped has as many of each
+        for task in tasks:
             out.append(_make(task, rng, [rng.choice(filler) for _ in range(chunks)]))
     return out
 

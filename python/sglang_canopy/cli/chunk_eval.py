@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="write the rows here, after every example")
     parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
     parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
 
@@ -63,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
-    report = evaluate(plan, progress=sys.stderr.isatty())
-    if not args.per_example:
-        report.pop("examples")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+    def save(report: dict[str, Any]) -> None:
+        """After every example: a run that is stopped leaves what it measured."""
+        if args.json:
+            kept = {k: v for k, v in report.items() if args.per_example or k != "examples"}
+            args.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+    report = evaluate(plan, progress=sys.stderr.isatty(), so_far=save)
     print_table(report["rows"])
     return 0
 
