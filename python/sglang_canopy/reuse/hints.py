@@ -43,7 +43,7 @@ class HintRecord:
 
     def say_return(self, tip: Hinted, in_s: float) -> None:
         """A client said that ``tip`` is continued ``in_s`` seconds after its birth."""
-        if tip.return_at is not None or in_s < 0:
+        if tip.return_at is not None or not 0 <= in_s < float("inf"):
             return
         tip.return_at = tip.born + in_s
         self._count += 1
