@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sglang_canopy.launch import Server, cpu_arguments, free_port, serving
@@ -89,6 +91,16 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     return serving(given, log=log, port=port, deadline_s=READY_S, **options)
 
 
+def processes_of(server: Server) -> list[int]:
+    """The live processes of the server's group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == server.process.pid:
+                found.append(process.pid)
+    return found
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Serve:
     """`with server(model, "--flag", ..., kv_tokens=4096, environment={...}) as client:`"""
@@ -99,7 +111,9 @@ def server(tmp_path: Path) -> Serve:
     ) -> Iterator[Client]:
         log = tmp_path / f"server-{len(list(tmp_path.glob('server-*.log')))}.log"
         with serve(model, log, *arguments, kv_tokens=kv_tokens, **options) as running:
+            assert len(processes_of(running)) >= 3  # HTTP, scheduler, detokenizer
             yield Client(running)
+        assert processes_of(running) == []
 
     return start
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 
 import pytest
 
@@ -56,12 +55,9 @@ def test_a_mixed_batch_is_served_together(shared_server, tiny_model):
     assert [answer["output_ids"] for answer in together] == alone
 
 
-@pytest.mark.parametrize(
-    "layout", [(), ("--hicache-mem-layout", "layer_first")], ids=["default", "layer first"]
-)
-def test_what_the_device_evicted_comes_back_from_the_host(server, tiny_model, layout):
+def test_what_the_device_evicted_comes_back_from_the_host(server, tiny_model):
     flags = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", "16")
-    with server(tiny_model, *LRU, *flags, *layout, kv_tokens=2048) as client:
+    with server(tiny_model, *LRU, *flags, kv_tokens=2048) as client:
         prompt = token_ids(640, seed=1)
         first = client.generate(prompt, 8)["output_ids"]
         for seed in range(2, 7):
@@ -89,15 +85,6 @@ def test_a_restarted_server_finds_its_prefixes_on_disk(server, tiny_model, tmp_p
         again = client.generate(prompt, 8)
     assert again["meta_info"]["cached_tokens_details"]["storage"] >= 512
     assert again["output_ids"] == first
-
-
-def test_a_server_leaves_no_process_behind(server, tiny_model):
-    with server(tiny_model, *LRU) as client:
-        group = client.server.process.pid
-        members = subprocess.run(["ps", "-eo", "pgid,pid"], capture_output=True, text=True).stdout
-        assert sum(line.split()[0] == str(group) for line in members.splitlines()) >= 3
-    members = subprocess.run(["ps", "-eo", "pgid,pid"], capture_output=True, text=True).stdout
-    assert not any(line.split()[0] == str(group) for line in members.splitlines())
 
 
 def test_a_server_that_cannot_start_shows_why(server, tiny_model):
