@@ -31,19 +31,24 @@ def prompt_of(model: Model, length: int, chunk_tokens: int) -> Prompt:
     """Prefix, chunks of ``chunk_tokens`` and a question; one real chunk under many sets of tokens."""
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(10, model.shape.vocab, (length,), generator=generator)
-    one = encode(model, ids[PREFIX : PREFIX + chunk_tokens].tolist(), ids[:PREFIX].tolist())
+    room = length - PREFIX - QUESTION
+    count = max(1, round(room / chunk_tokens))
+    ends = [PREFIX + room * (i + 1) // count for i in range(count)]
+    most = -(-room // count)
+    one = encode(model, ids[PREFIX : PREFIX + most].tolist(), ids[:PREFIX].tolist())
     placed, at = [], PREFIX
-    while at + chunk_tokens <= length - QUESTION:
-        tokens = tuple(ids[at : at + chunk_tokens].tolist())
-        placed.append(Placed(Chunk(tokens, one.raw_k.clone(), one.v.clone(), one.prefix), at))
-        at += chunk_tokens
+    for end in ends:
+        n, tokens = end - at, tuple(ids[at:end].tolist())
+        chunk = Chunk(tokens, one.raw_k[:, :n].clone(), one.v[:, :n].clone(), one.prefix)
+        placed.append(Placed(chunk, at))
+        at = end
     return Prompt(ids, tuple(placed))
 
 
 def measure(model: Model, prompt: Prompt, selector: str, ratio: float, repeats: int) -> dict:
     """Medians in seconds of alternating runs. CPU seconds (all threads) beside the wall's."""
     choose, full, fused, parts, cpu = make_selector(selector), [], [], [], [[], []]
-    for _ in range(repeats + 1):  # the first round warms up
+    for _ in range(repeats):
         cache = dense_cache(model, len(prompt))
         begin, used = time.perf_counter(), time.process_time()
         engine.logits(model, engine.prefill(model, prompt.ids, cache)[-1:])
@@ -55,7 +60,6 @@ def measure(model: Model, prompt: Prompt, selector: str, ratio: float, repeats: 
         cpu[1].append(time.process_time() - used)
         fused.append(timing.total)
         parts.append(timing)
-    full, fused, parts = full[1:], fused[1:], parts[1:]
     middle = statistics.median
     return {
         "tokens": len(prompt),
@@ -65,7 +69,7 @@ def measure(model: Model, prompt: Prompt, selector: str, ratio: float, repeats: 
         "fused_s": middle(fused),
         "speedup": middle(full) / middle(fused),
         "speedup_each": [round(a / b, 2) for a, b in zip(full, fused)],
-        "speedup_cpu_seconds": middle(cpu[0][1:]) / middle(cpu[1][1:]),
+        "speedup_cpu_seconds": middle(cpu[0]) / middle(cpu[1]),
         "select_s": middle([t.select for t in parts]),
         "place_s": middle([t.place for t in parts]),
         "recompute_s": middle([t.recompute for t in parts]),
@@ -106,6 +110,7 @@ def main() -> None:
     model = load(args.model, getattr(torch, args.dtype))
     rows, index = [], None
     print("tokens   full s  fused s  speed-up  (CPU s)  select   place  recompute")
+    measure(model, prompt_of(model, 256, 96), args.selector, args.ratio, 1)  # warms up
     for length in (int(n) for n in args.lengths.split(",")):
         prompt = prompt_of(model, length, args.chunk_tokens)
         r = measure(model, prompt, args.selector, args.ratio, args.repeats)
