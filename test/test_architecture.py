@@ -18,7 +18,7 @@ MAY_USE = {
     "sim": {"policy", "reuse", "trace"},
     "radix": {"policy", "reuse", "config", "request"},
     "characterize": {"policy", "reuse", "sim", "trace", "report"},
-    "chunk": {"models"},
+    "chunk": {"models", "policy"},
     "cpu": set(),
     "models": set(),
     "report": {"characterize", "sim"},

@@ -143,3 +143,13 @@ def test_a_node_from_storage_takes_its_parents_attributes() -> None:
     assert (loaded.category, loaded.turn) == (node.canopy.category, 2)
     assert loaded in list(tree.core.live.host_policy.leaves())
     check(tree)
+
+
+@pytest.mark.parametrize("name", live_names())
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_a_node_may_move_between_the_tiers_of_any_policy(name: str, write_policy: str) -> None:
+    tree = LiveTree(12, name, ONE_TOKEN, host_tokens=40, write_policy=write_policy)
+    for i in range(30):
+        tree.serve([i % 4] * 4 + [10 + i], time=float(i))
+        tree.load_back([(i + 2) % 4] * 4)
+        check(tree)

@@ -114,8 +114,8 @@ def tokens_array(tokens):
 
 TestTree = Tree.TestCase
 TestTree.settings = settings(
-    max_examples=40,
-    stateful_step_count=25,
+    max_examples=150,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -98,12 +98,13 @@ class CanopyTreeCore(UnifiedTreeCore):
         tail_leaf, head_leaf = child.canopy, head.canopy
         head_leaf.inherit(tail_leaf)
         head_leaf.request_number = tail_leaf.request_number
+        head_leaf.policy = tail_leaf.policy
         head_leaf.offset = tail_leaf.offset
         head_leaf.length = split_len
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
-        policy = self.live.host_policy if child.evicted else self.live.device_policy
-        policy.split(tail_leaf, head_leaf)
+        if tail_leaf.policy is not None:
+            tail_leaf.policy.split(tail_leaf, head_leaf)
         return head, action
 
     def stamp_path(self, node: UnifiedTreeNode, request: Request | None) -> None:

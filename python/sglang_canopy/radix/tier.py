@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
 
-    __slots__ = ("node", "request_number")
+    __slots__ = ("node", "policy", "request_number")
 
     def __init__(self, node: UnifiedTreeNode) -> None:
         Leaf.__init__(self)
         self.node = node
+        self.policy: Policy | None = None
+        """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
         self.request_number = -1
         """Number of the last request counted in ``hits``."""
 
@@ -80,6 +82,8 @@ class EvictableLeaves(set):
                 _measure(node)
             if leaf.hits == 0:
                 _adopt(leaf, node, since)
+            if leaf.policy is not self.policy:
+                leaf.policy, leaf.slot = self.policy, None
             self.policy.admit(leaf, since)
         self.pending.clear()
 
