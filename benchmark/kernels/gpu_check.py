@@ -6,7 +6,7 @@ Floors use the bandwidth and matrix rate measured first, on this very device. ``
 sizes on a CPU, to prove that the script itself runs; its times mean nothing.
 """
 
-# ruff: noqa: B023 - every closure here is run before its loop goes on
+# ruff: noqa: B023, F821 - every closure here is run before its loop or its del
 from __future__ import annotations
 
 import argparse

@@ -6,7 +6,7 @@ from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selecto
 from sglang_canopy.chunk.selectors.first_k import FirstTokens
 from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
 from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
-from sglang_canopy.chunk.selectors.last_token import HeadLastToken, LastToken
+from sglang_canopy.chunk.selectors.last_token import Asked, HeadLastToken, LastToken
 from sglang_canopy.chunk.selectors.norms import ValueNorm
 from sglang_canopy.chunk.selectors.query import HeadQuery, Query
 from sglang_canopy.chunk.selectors.random import Random
@@ -22,6 +22,7 @@ CLASSES: tuple[type[Selector], ...] = (
     Deviation,
     Query,
     HeadQuery,
+    Asked,
     LastToken,
     HeadLastToken,
     Oracle,

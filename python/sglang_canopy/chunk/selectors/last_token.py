@@ -37,6 +37,17 @@ class LastToken(Selector):
         return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
 
 
+class Asked(Selector):
+    """As ``last-token``, half the weight on the last token and half on the rest of the question."""
+
+    name = "asked"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        score = query_scores(context, last_weight=0.5)
+        return with_heads(context, score, 0.0, exact_chunks(context.prompt))
+
+
 class HeadLastToken(Selector):
     """A quarter of the budget on the chunks' first tokens, the rest as ``last-token``."""
 

@@ -15,10 +15,12 @@ MOST = 64
 """Question tokens probed at most, the last ones."""
 
 
-def query_scores(context: Context, most: int = MOST) -> torch.Tensor:
+def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
     """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads.
 
     Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV.
+    ``last_weight`` is the share of the very last token's attention in the sum, the other tokens'
+    together having the rest; 0 counts every token alike.
     """
     model, prompt, cache = context.model, context.prompt, context.cache
     shape = model.shape
@@ -49,7 +51,12 @@ def query_scores(context: Context, most: int = MOST) -> torch.Tensor:
         weight = weight.view(shape.kv_heads, -1, group, n).masked_fill(
             hidden[None, :, None], float("-inf")
         )
-        score.add_(torch.softmax(weight, dim=-1).sum(dim=(0, 1, 2)))
+        mass = torch.softmax(weight, dim=-1).sum(dim=(0, 2))
+        if last_weight and mass.shape[0] > 1:
+            rest = mass[:-1].mean(dim=0)
+            score.add_(last_weight * mass[-1] + (1 - last_weight) * rest)
+        else:
+            score.add_(mass.sum(dim=0))
 
     engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, layers=depth)
     return score.cpu()
