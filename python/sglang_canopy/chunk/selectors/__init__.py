@@ -6,7 +6,12 @@ from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selecto
 from sglang_canopy.chunk.selectors.first_k import FirstTokens
 from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
 from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
-from sglang_canopy.chunk.selectors.last_token import Asked, HeadLastToken, LastToken
+from sglang_canopy.chunk.selectors.asked import (
+    Asked,
+    HeadAsked,
+    HeadLastToken,
+    LastToken,
+)
 from sglang_canopy.chunk.selectors.norms import ValueNorm
 from sglang_canopy.chunk.selectors.query import HeadQuery, Query
 from sglang_canopy.chunk.selectors.random import Random
@@ -23,12 +28,13 @@ CLASSES: tuple[type[Selector], ...] = (
     Query,
     HeadQuery,
     Asked,
+    HeadAsked,
     LastToken,
     HeadLastToken,
     Oracle,
 )
 SELECTORS = {c.name: c for c in CLASSES}
-DEFAULT = "last-token"
+DEFAULT = "asked"
 """What ``default`` stands for: the best measured (docs/chunks.md)."""
 
 

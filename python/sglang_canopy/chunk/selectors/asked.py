@@ -1,9 +1,9 @@
-"""Our own: what the prompt's last token attends to, and nothing that is exact already.
+"""Our own: what the question and above all the prompt's last token attend to; nothing exact.
 
-The last token is where the answer starts: its attention in the upper-middle layers marks the
-tokens the answer is read from, better than the whole question's (docs/chunks.md). A first chunk
-that was encoded behind exactly what stands before it needs no recompute at all, so the whole
-budget goes to the others.
+The last token is where the answer starts: its attention in the upper-middle layers marks what
+the answer is read from, on some prompts better than the whole question's, on some worse
+(docs/chunks.md); ``asked`` weighs both alike. A first chunk that was encoded behind exactly what
+stands before it needs no recompute at all, so the whole budget goes to the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
 from sglang_canopy.chunk.selectors.query import query_scores, with_heads
 
 HEADS = 0.25
-"""Share of the budget for first tokens in ``head+last-token``."""
+"""Share of the budget for first tokens in ``head+last-token`` and ``head+asked``."""
 
 
 def exact_chunks(prompt: Prompt) -> int:
@@ -56,3 +56,14 @@ class HeadLastToken(Selector):
 
     def choose(self, context: Context) -> Choice:
         return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
+
+
+class HeadAsked(Selector):
+    """A quarter of the budget on the chunks' first tokens, the rest as ``asked``."""
+
+    name = "head+asked"
+    reads_cache = True
+
+    def choose(self, context: Context) -> Choice:
+        score = query_scores(context, last_weight=0.5)
+        return with_heads(context, score, HEADS, exact_chunks(context.prompt))
