@@ -22,7 +22,7 @@ def test_the_largest_specialisations_fit_on_sm_80_and_sm_90(tmp_path):
             "-m",
             "canopy_kernel.compile",
             "--match",
-            "bf16 page1",
+            "d128 bf16 page1",
             "--exact",
             "--json",
             out,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selector
-from sglang_canopy.chunk.selectors.first_k import FirstTokens
-from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
-from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
 from sglang_canopy.chunk.selectors.asked import (
     Asked,
     HeadAsked,
     HeadLastToken,
     LastToken,
 )
+from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selector
+from sglang_canopy.chunk.selectors.first_k import FirstTokens
+from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
+from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
 from sglang_canopy.chunk.selectors.norms import ValueNorm
 from sglang_canopy.chunk.selectors.query import HeadQuery, Query
 from sglang_canopy.chunk.selectors.random import Random
