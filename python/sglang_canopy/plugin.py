@@ -68,6 +68,10 @@ def _spell_out_alias(argv: list[str]) -> Any:
 def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
     result._canopy_forced_output = getattr(args, "canopy_enable_forced_output", False)
     self_check()
+    if result._canopy_forced_output and result.speculative_algorithm:
+        _stop(
+            "--canopy-enable-forced-output: speculative decoding samples several tokens at once; drop one"
+        )
     if result.radix_eviction_policy not in live_names():
         return
     refusal = unsupported(result)
