@@ -112,7 +112,9 @@ def test_a_hint_and_the_status_have_routes_of_their_own(shared_server, tiny_mode
     assert status["policy"] == "wa"
     assert status["hints_waiting"] == 0
     assert status["ttft_model"]["requests"] >= 30
-    assert status["ttft_model"]["alpha_ms_per_1k_tokens"] > 0
+    # A line that a busy machine's times do not show is no line; a falling one never is.
+    slope = status["ttft_model"]["alpha_ms_per_1k_tokens"]
+    assert slope is None or slope > 0
 
 
 def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):
