@@ -6,42 +6,21 @@ with the leaf (in-cache LFU, as in libCacheSim and SGLang).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Leaf
+from sglang_canopy.policy.ranked import NoOptions, RankedPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """No options."""
-
-
-class LFU(Policy):
+class LFU(RankedPolicy):
     """Evicts the leaf with the fewest uses, the least recent of them first. O(log n)."""
 
     name: ClassVar[str] = "lfu"
-    Config: ClassVar[type] = Config
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._heap = LazyHeap()
-
-    def admit(self, leaf: Leaf, now: float) -> None:
-        self._heap.push(leaf, leaf.hits)
-
-    def drop(self, leaf: Leaf) -> None:
-        self._heap.discard(leaf)
+    Config: ClassVar[type] = NoOptions
 
     # victim = the leaf with the least (hits, last_access)
-    def victim(self, now: float) -> Victim | None:
-        leaf = self._heap.least()
-        return None if leaf is None else Victim(leaf)
-
-    def leaves(self) -> Iterator[Leaf]:
-        return iter(self._heap)
+    def rank(self, leaf: Leaf) -> int:
+        return leaf.hits
 
 
 POLICY = LFU

@@ -6,12 +6,11 @@ first to go: it may use space that nobody wants, and never pushes a longer one o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Leaf
+from sglang_canopy.policy.ranked import RankedPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +25,15 @@ class Config:
             )
 
 
-class ThresholdLRU(Policy):
+class ThresholdLRU(RankedPolicy):
     """LRU among the leaves of short conversations, then among the others. O(log n)."""
 
     name: ClassVar[str] = "threshold-lru"
     Config: ClassVar[type] = Config
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._heap = LazyHeap()
-
-    def admit(self, leaf: Leaf, now: float) -> None:
-        self._heap.push(leaf, leaf.history >= self.config.threshold_tokens)
-
-    def drop(self, leaf: Leaf) -> None:
-        self._heap.discard(leaf)
-
     # victim = the leaf with the least (history >= threshold, last_access)
-    def victim(self, now: float) -> Victim | None:
-        leaf = self._heap.least()
-        return None if leaf is None else Victim(leaf)
-
-    def leaves(self) -> Iterator[Leaf]:
-        return iter(self._heap)
+    def rank(self, leaf: Leaf) -> bool:
+        return leaf.history >= self.config.threshold_tokens
 
 
 POLICY = ThresholdLRU

@@ -1,0 +1,44 @@
+"""What the policies share whose rank of a leaf is fixed when it is admitted."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.policy.base import Leaf, Policy, Victim
+from sglang_canopy.policy.heap import LazyHeap
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The ``Config`` of a policy without options."""
+
+
+class RankedPolicy(Policy):
+    """Evicts the leaf of least rank; ties go to the older last access, then to the deeper leaf.
+
+    O(log n). A subclass says what the rank is.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._heap = LazyHeap()
+
+    @abc.abstractmethod
+    def rank(self, leaf: Leaf) -> Any:
+        """Least goes first. Any comparable value that no access of another leaf changes."""
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        self._heap.push(leaf, self.rank(leaf))
+
+    def drop(self, leaf: Leaf) -> None:
+        self._heap.discard(leaf)
+
+    def victim(self, now: float) -> Victim | None:
+        leaf = self._heap.least()
+        return None if leaf is None else Victim(leaf)
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(self._heap)
