@@ -10,7 +10,10 @@ Cross-attention, encoder-only attention and sliding windows go to the stock code
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -134,56 +137,21 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         self._plan = None
         self._plan_key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
 
-    def _run_sdpa_forward_extend(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        req_to_token: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        extend_prefix_lens: torch.Tensor,
-        extend_seq_lens: torch.Tensor,
-        encoder_lens: torch.Tensor | None = None,
-        scaling: float | None = None,
-        enable_gqa: bool = False,
-        causal: bool = False,
-        is_cross_attn: bool = False,
-        sliding_window_size: int | None = None,
-    ) -> torch.Tensor:
+    def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
-        if (
-            not causal
-            or encoder_lens is not None
-            or is_cross_attn
-            or _windowed(sliding_window_size)
-        ):
-            return super()._run_sdpa_forward_extend(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                extend_prefix_lens,
-                extend_seq_lens,
-                encoder_lens,
-                scaling=scaling,
-                enable_gqa=enable_gqa,
-                causal=causal,
-                is_cross_attn=is_cross_attn,
-                sliding_window_size=sliding_window_size,
-            )
+        given = _arguments(_EXTEND, args, kwargs)
+        if not given.causal or _is_special(given):
+            return super()._run_sdpa_forward_extend(*args, **kwargs)
+        query, output = given.query, given.output
         plan = self._planned(
-            req_pool_indices,
-            seq_lens,
-            lambda: plan_extend(req_to_token, req_pool_indices, seq_lens, extend_seq_lens),
+            given,
+            lambda: plan_extend(
+                given.req_to_token, given.req_pool_indices, given.seq_lens, given.extend_seq_lens
+            ),
         )
         for rows, blocks in plan.requests:
-            keys = k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
-            values = v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+            keys = given.k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+            values = given.v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
             for block in blocks:
                 attended = scaled_dot_product_attention(
                     query[block.start : block.end].transpose(0, 1)[None],
@@ -191,49 +159,21 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
                     values[:, :, : block.visible],
                     attn_mask=block.mask,
                     is_causal=block.mask is None,
-                    scale=scaling,
-                    enable_gqa=enable_gqa,
+                    scale=given.scaling,
+                    enable_gqa=given.enable_gqa,
                 )
                 output[block.start : block.end] = attended[0].transpose(0, 1)
         return output
 
-    def _run_sdpa_forward_decode(
-        self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        req_to_token: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        encoder_lens: torch.Tensor | None = None,
-        scaling: float | None = None,
-        enable_gqa: bool = False,
-        causal: bool = False,
-        is_cross_attn: bool = False,
-        sliding_window_size: int | None = None,
-    ) -> torch.Tensor:
+    def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
-        if encoder_lens is not None or is_cross_attn or _windowed(sliding_window_size):
-            return super()._run_sdpa_forward_decode(
-                query,
-                output,
-                k_cache,
-                v_cache,
-                req_to_token,
-                req_pool_indices,
-                seq_lens,
-                encoder_lens,
-                scaling=scaling,
-                enable_gqa=enable_gqa,
-                causal=causal,
-                is_cross_attn=is_cross_attn,
-                sliding_window_size=sliding_window_size,
-            )
+        given = _arguments(_DECODE, args, kwargs)
+        if _is_special(given):
+            return super()._run_sdpa_forward_decode(*args, **kwargs)
+        query, output, k_cache = given.query, given.output, given.k_cache
         groups = self._planned(
-            req_pool_indices,
-            seq_lens,
-            lambda: plan_decode(req_to_token, req_pool_indices, seq_lens),
+            given,
+            lambda: plan_decode(given.req_to_token, given.req_pool_indices, given.seq_lens),
         )
         kv_heads = k_cache.shape[1]
         for group in groups:
@@ -243,24 +183,45 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             attended = scaled_dot_product_attention(
                 queries,
                 _gather(k_cache, group, count).to(query.dtype),
-                _gather(v_cache, group, count).to(query.dtype),
+                _gather(given.v_cache, group, count).to(query.dtype),
                 attn_mask=group.mask,
-                scale=scaling,
+                scale=given.scaling,
             )
             output[group.members] = attended.reshape(count, *output.shape[1:])
         return output
 
-    def _planned(self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, make: Any) -> Any:
+    def _planned(self, given: SimpleNamespace, make: Callable[[], Any]) -> Any:
         key = self._plan_key
-        if key is None or key[0] is not req_pool_indices or key[1] is not seq_lens:
+        if key is None or key[0] is not given.req_pool_indices or key[1] is not given.seq_lens:
             return make()
         if self._plan is None:
             self._plan = make()
         return self._plan
 
 
-def _windowed(sliding_window_size: int | None) -> bool:
-    return sliding_window_size is not None and sliding_window_size > -1
+_EXTEND, _DECODE = (
+    tuple(inspect.signature(getattr(TorchNativeAttnBackend, name)).parameters)[1:]
+    for name in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode")
+)
+_OPTIONAL = {
+    **dict.fromkeys(("encoder_lens", "scaling", "sliding_window_size")),
+    **dict.fromkeys(("enable_gqa", "causal", "is_cross_attn"), False),
+}
+
+
+def _arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
+    """A call's arguments by upstream's names (`cpu.install` checks those)."""
+    return SimpleNamespace(**{**_OPTIONAL, **dict(zip(names, args)), **kwargs})
+
+
+def _is_special(given: SimpleNamespace) -> bool:
+    """Cross-attention, encoder lengths and sliding windows: the stock code's business."""
+    window = given.sliding_window_size
+    return (
+        given.encoder_lens is not None
+        or given.is_cross_attn
+        or (window is not None and window > -1)
+    )
 
 
 def _gather(cache: torch.Tensor, group: DecodeGroup, count: int) -> torch.Tensor:
