@@ -22,6 +22,8 @@ NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
 # At this scale the trace holds 8,700 different tokens and its longest request 150: this pool has to evict.
 KV_TOKENS = 384
+# A block of the trace is one token here; by default reuse is learnt in blocks of 64.
+WA_CONFIG = '{"block_tokens": 1, "quantum_tokens": 16}'
 REPLAY = ("--scale-lengths", "1/16", "--time-scale", "0.22")
 
 
@@ -109,6 +111,8 @@ def serve(model: Path, kind: str, policy: str, port: int):  # type: ignore[no-un
         arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
         arguments += ["--enable-cache-report", "--enable-metrics"]
     arguments += ["--served-model-name", NAME, "--radix-eviction", policy]
+    if policy == "wa":
+        arguments += ["--radix-eviction-policy-config", WA_CONFIG]
     return serving(
         [*arguments, "--canopy-enable-forced-output"],
         log=STATE / "logs" / f"server-{policy}.log",
