@@ -212,8 +212,7 @@ class CanopyTreeCore(UnifiedTreeCore):
         for hint in getattr(request, "hints", ()):
             self.hint(hint)
         request.label = self.live.device_policy.arrive(request)
-        if self.live.host_policy is not self.live.device_policy:
-            self.live.host_policy.arrive(request)
+        self.live.host_policy.arrive(request)
 
     def hint(self, hint: dict[str, Any]) -> None:
         """Apply a client's word on a conversation to what is cached of it already.
@@ -248,8 +247,7 @@ class CanopyTreeCore(UnifiedTreeCore):
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""
         request.label = self.live.device_policy.finish(request)
-        if self.live.host_policy is not self.live.device_policy:
-            self.live.host_policy.finish(request)
+        self.live.host_policy.finish(request)
         if self.live.profile is not None:
             self.live.profile.save_sometimes(self.live.device_policy, self.clock)
 
