@@ -1,0 +1,18 @@
+"""A discrete-event simulator of SGLang instances over HBM, DRAM and disk (arXiv 2603.08739)."""
+
+from sglang_canopy.sim.system.config import SystemConfig, TierSpec
+from sglang_canopy.sim.system.events import EventLog
+from sglang_canopy.sim.system.profile import EngineProfile, load_profile, profile_names
+from sglang_canopy.sim.system.result import SystemResult
+from sglang_canopy.sim.system.run import simulate_system
+
+__all__ = [
+    "EngineProfile",
+    "EventLog",
+    "SystemConfig",
+    "SystemResult",
+    "TierSpec",
+    "load_profile",
+    "profile_names",
+    "simulate_system",
+]
