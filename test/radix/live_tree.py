@@ -197,6 +197,9 @@ def fake_req(
         "extra_key": None,
         "cache_salt": None,
         "cached_tokens": 0,
+        "cached_tokens_device": 0,
+        "cached_tokens_host": 0,
+        "cached_tokens_storage": 0,
         "session": None,
         "finished_reason": SimpleNamespace(),
     }

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import Leaf, Request
+from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class CanopyTreeCore(UnifiedTreeCore):
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
         self.live: LiveCache = params.canopy
+        self.counters = self.live.counters
         self.clock = 0.0
         """Largest arrival stamp seen, seconds. Eviction's notion of now."""
         self.request: Request | None = None
@@ -61,7 +64,8 @@ class CanopyTreeCore(UnifiedTreeCore):
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = UnifiedTreeCore._new_node(self, priority)
-        node.canopy = NodeLeaf(node)
+        node.canopy = leaf = NodeLeaf(node)
+        leaf.device_since = leaf.host_since = self.clock
         return node
 
     def _add_new_node(self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any):
@@ -69,6 +73,7 @@ class CanopyTreeCore(UnifiedTreeCore):
         above = parent.canopy
         node.canopy.offset = above.offset + above.length
         node.canopy.length = len(key)
+        self._entered(DEVICE, len(key))
         return node
 
     def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
@@ -98,6 +103,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         tail_leaf, head_leaf = child.canopy, head.canopy
         head_leaf.inherit(tail_leaf)
         head_leaf.request_number = tail_leaf.request_number
+        head_leaf.device_since = tail_leaf.device_since
+        head_leaf.host_since = tail_leaf.host_since
         head_leaf.policy = tail_leaf.policy
         head_leaf.offset = tail_leaf.offset
         head_leaf.length = split_len
@@ -161,6 +168,7 @@ class CanopyTreeCore(UnifiedTreeCore):
         page goes; the part that stays ends at a page boundary.
         """
         length, page = len(node.key), self.page_size
+        node.canopy.reason = TRIM if keep > 0 else CAPACITY
         if not self.live.settings.whole_nodes:
             keep = max(keep, length - max(need, self.live.settings.quantum_tokens))
         keep = min(-(-keep // page) * page, length - page)
@@ -191,14 +199,65 @@ class CanopyTreeCore(UnifiedTreeCore):
     def _delete_unbacked_device_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
         super()._delete_unbacked_device_leaf(node, *args, **kwargs)
         self.live.device_policy.evicted(node.canopy, node.canopy.length)
+        self._left(DEVICE, node)
 
     def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
         super()._demote(node, *args, **kwargs)
         self.live.device_policy.evicted(node.canopy, node.canopy.length)
+        self._left(DEVICE, node, demoted=True)
 
     def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
         super()._evict_host_leaf(node, *args, **kwargs)
         self.live.host_policy.evicted(node.canopy, node.canopy.length)
+        self._left(HOST, node)
+
+    # ---- what enters and leaves a tier, counted ----
+
+    def _entered(self, tier: int, tokens: int, node: UnifiedTreeNode | None = None) -> None:
+        """``tokens`` came into ``tier``: those of ``node``, or those a request is inserting."""
+        if node is not None:
+            label = node.canopy.category
+        else:
+            request = self.request
+            label = "default" if request is None else request.label or request.category
+        self.counters.row(label).tiers[tier].entered += tokens
+
+    def _left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
+        leaf = node.canopy
+        since = leaf.device_since if tier == DEVICE else leaf.host_since
+        self.counters.evicted(
+            tier, leaf.category, len(node.key), leaf.reason, self.clock - since, demoted
+        )
+
+    def _release_all_component_layers(self, node: UnifiedTreeNode, medium: Any, *args, **kwargs):
+        super()._release_all_component_layers(node, medium, *args, **kwargs)
+        if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
+            self._left(HOST, node)
+
+    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+        super()._unevict_node_on_insert(node, *args, **kwargs)
+        node.canopy.device_since = self.clock
+        self._entered(DEVICE, len(node.key))
+
+    def commit_backup(self, node_id: int, *args: Any, **kwargs: Any):
+        super().commit_backup(node_id, *args, **kwargs)
+        node = self.node_by_id(node_id)
+        node.canopy.host_since = self.clock
+        self._entered(HOST, len(node.key), node)
+
+    def commit_load_back(self, node_id: int, device_indices: Any, kv_xfer: Any, *args, **kwargs):
+        actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
+        for loaded in kv_xfer.nodes_to_load or ():
+            node = self.node_by_id(loaded)
+            node.canopy.device_since = self.clock
+            self._entered(DEVICE, len(node.key), node)
+        return actions
+
+    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any):
+        result = super().insert_host(node_id, key, *args, **kwargs)
+        if not result.host_insert_dropped:
+            self._entered(HOST, len(key) - result.prefix_len, self.node_by_id(node_id))
+        return result
 
     # ---- requests ----
 

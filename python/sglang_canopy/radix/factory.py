@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
@@ -21,6 +21,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.profile import Profile
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class LiveCache:
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
+    counters: Counters = field(default_factory=Counters)
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
 

@@ -81,6 +81,11 @@ def finished_request(req: Req, request: LiveRequest, core: CanopyTreeCore) -> No
     covered = len(request.path) * block
     _extend(request, [*req.origin_input_ids[covered:], *output], block)
     core.finish(request)
+    core.counters.served(
+        request.label or request.category,
+        request.prompt_tokens,
+        (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
+    )
 
 
 def _extend(request: LiveRequest, tokens: Sequence[int], block: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Leaf, Policy
+from sglang_canopy.radix.counters import CAPACITY
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
 
-    __slots__ = ("node", "policy", "request_number")
+    __slots__ = ("device_since", "host_since", "node", "policy", "reason", "request_number")
 
     def __init__(self, node: UnifiedTreeNode) -> None:
         Leaf.__init__(self)
         self.node = node
+        self.device_since = 0.0
+        """The core's clock when these tokens entered the device; ``host_since`` likewise."""
+        self.host_since = 0.0
+        self.reason = CAPACITY
+        """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
         self.policy: Policy | None = None
         """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
         self.request_number = -1

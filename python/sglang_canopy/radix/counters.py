@@ -1,0 +1,136 @@
+"""What each tier served, took in and let go: plain integers, added where it happens.
+
+Nothing here knows Prometheus: the scheduler's thread pays an addition, and ``metrics.py``
+reads the sums from a thread of its own. Counts are of tokens; one token is counted once for
+each tier it was in. Rows are bounded whatever clients call their categories.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+DEVICE, HOST, DISK = range(3)
+TIERS = ("device", "host", "disk")
+"""Names of the tiers, fastest first; ``DEVICE``, ``HOST``, ``DISK`` index them."""
+
+CAPACITY, TTL, TRIM, QUOTA = range(4)
+REASONS = ("capacity", "ttl", "trim", "quota")
+"""Why tokens left a tier. ``capacity``: room was needed and the policy chose them. ``ttl``: their
+group's time was over. ``trim``: the policy gave up a tail and kept the head of the same leaf.
+``quota``: their tenant held more than its share."""
+
+EDGES_S = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 86400)
+"""Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge."""
+
+MAX_CATEGORIES = 32
+OTHER = "other"
+"""Where categories after the first ``MAX_CATEGORIES`` are counted."""
+
+_MAX_LABELS = 4096
+
+
+@dataclass(slots=True)
+class Residency:
+    """How long tokens stayed in a tier, from entering it to leaving it. A token counts once."""
+
+    tokens: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
+    """Tokens by bin of ``EDGES_S``."""
+    token_seconds: float = 0.0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.tokens[bisect_left(EDGES_S, seconds)] += tokens
+        self.token_seconds += seconds * tokens
+
+
+@dataclass(slots=True)
+class TierRow:
+    """One category in one tier. All counts are tokens since the start."""
+
+    hits: int = 0
+    """Prompt tokens of finished requests that were found in this tier."""
+    entered: int = 0
+    """Tokens that came into the tier: computed, copied down to it or brought up to it."""
+    evicted: list[int] = field(default_factory=lambda: [0] * len(REASONS))
+    """Tokens that left, by reason."""
+    demoted: int = 0
+    """The part of ``evicted`` that stays in the tier below."""
+    residency: Residency = field(default_factory=Residency)
+
+
+@dataclass(slots=True)
+class Row:
+    """One category: its requests and what each tier did for it."""
+
+    category: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    misses: int = 0
+    """Prompt tokens of finished requests that no tier had."""
+    tiers: tuple[TierRow, TierRow, TierRow] = field(
+        default_factory=lambda: (TierRow(), TierRow(), TierRow())
+    )
+
+
+class Counters:
+    """All counts of one live cache. Filled by the scheduler's thread alone; read by any."""
+
+    __slots__ = ("_of_label", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+        self._of_label: dict[str, Row] = {}
+
+    def row(self, label: str) -> Row:
+        """The row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
+        row = self._of_label.get(label)
+        if row is None:
+            row = self._new_label(label)
+        return row
+
+    def rows(self) -> Iterator[Row]:
+        """Every category seen, ``other`` among them once there are more than the cap."""
+        yield from list(self._rows.values())
+
+    def served(self, label: str, prompt_tokens: int, hits: tuple[int, int, int]) -> None:
+        """A request finished; ``hits`` are its prompt tokens found in each tier."""
+        row = self.row(label)
+        row.requests += 1
+        row.prompt_tokens += prompt_tokens
+        device, host, disk = row.tiers
+        device.hits += hits[DEVICE]
+        host.hits += hits[HOST]
+        disk.hits += hits[DISK]
+        row.misses += max(0, prompt_tokens - sum(hits))
+
+    def evicted(
+        self,
+        tier: int,
+        label: str,
+        tokens: int,
+        reason: int,
+        seconds: float,
+        demoted: bool = False,
+    ) -> None:
+        """``tokens`` left ``tier`` for ``reason`` after ``seconds`` in it.
+
+        ``demoted`` says that the tier below still has them.
+        """
+        row = self.row(label).tiers[tier]
+        row.evicted[reason] += tokens
+        row.residency.add(max(0.0, seconds), tokens)
+        if demoted:
+            row.demoted += tokens
+
+    def _new_label(self, label: str) -> Row:
+        name = label.partition("|")[0]
+        row = self._rows.get(name)
+        if row is None:
+            if len(self._rows) >= MAX_CATEGORIES:
+                name = OTHER
+            row = self._rows.setdefault(name, Row(name))
+        # A client can invent any number of names: remember only so many.
+        if len(self._of_label) < _MAX_LABELS:
+            self._of_label[label] = row
+        return row
