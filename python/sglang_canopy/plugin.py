@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from sglang_canopy import SGLANG_VERSION, entry
 from sglang_canopy.bench import forced_output
+from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 
@@ -56,12 +57,29 @@ def _add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         help="Obey custom_params.canopy_force_output, a list of token ids that the response "
         "must consist of. For replaying traces; keep it off in production.",
     )
+    from sglang_canopy.radix import options as tiers
+
+    tiers.add_flags(group, options)
 
 
 def _spell_out_alias(argv: list[str]) -> Any:
-    """``--radix-eviction X`` counts as an explicit choice of policy, like the long form."""
+    """``--radix-eviction X`` counts as an explicit choice of policy, like the long form.
+
+    A plan file stands for arguments of SGLang's too; those that are given win over it.
+    """
     short, long = "--radix-eviction", "--radix-eviction-policy"
     spelt = [long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in argv]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--canopy-plan")
+    plan = parser.parse_known_args(spelt)[0].canopy_plan
+    if plan is not None:
+        try:
+            added, overruled = arguments_of_plan(plan, spelt)
+        except CanopyError as error:
+            _stop(str(error))
+        for line in overruled:
+            print(f"sglang-canopy: --canopy-plan: not taken: {line}", file=sys.stderr)
+        spelt += added
     return (spelt,), {}
 
 
@@ -72,17 +90,23 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
         _stop(
             "--canopy-enable-forced-output: speculative decoding samples several tokens at once; drop one"
         )
-    if result.radix_eviction_policy not in live_names():
-        return
-    refusal = unsupported(result)
+    ours = result.radix_eviction_policy in live_names()
+    refusal = unsupported(result) if ours else None
     if refusal:
         _stop(f"--radix-eviction {result.radix_eviction_policy}: {refusal}")
-    from sglang_canopy.radix.factory import live_cache
+    from sglang_canopy.radix import options as tiers
 
+    if ours:
+        from sglang_canopy.radix.factory import live_cache
+
+        try:
+            live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config)
+        except CanopyError as error:
+            _stop(f"--radix-eviction-policy-config: {error}")
     try:
-        live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config)
+        tiers.apply(result, args, ours)
     except CanopyError as error:
-        _stop(f"--radix-eviction-policy-config: {error}")
+        _stop(str(error))
 
 
 _REFUSED = (

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
+from sglang_canopy.config import TierOptions
 from sglang_canopy.policy.base import Request
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.factory import install_core, prepare
@@ -47,6 +48,7 @@ class LiveTree:
         core: str | None = None,
         host_tokens: int = 0,
         write_policy: str = "write_through",
+        tiers: TierOptions | None = None,
     ) -> None:
         server_args = ServerArgs(
             model_path="dummy",
@@ -89,7 +91,7 @@ class LiveTree:
         )
         if core is None:
             install_core()
-            prepare(params)
+            prepare(params, tiers)
         else:
             params.tree_core_backend = core
         self.page_size = page_size

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     registered_tree_core_backends,
 )
 
-from sglang_canopy.config import TREE_KEYS, TreeSettings, split_config
+from sglang_canopy.config import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
@@ -22,6 +22,7 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.counters import Counters
+from sglang_canopy.radix.options import NOTE
 from sglang_canopy.radix.profile import Profile
 
 if TYPE_CHECKING:
@@ -37,13 +38,17 @@ class LiveCache:
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
+    tiers: TierOptions = field(default_factory=TierOptions)
     counters: Counters = field(default_factory=Counters)
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
 
 
-def live_cache(policy: str, config: Mapping[str, Any] | None) -> LiveCache:
+def live_cache(
+    policy: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
+) -> LiveCache:
     """Build the policies of both tiers. Raises ``CanopyError`` for a bad configuration."""
+    tiers = tiers or TierOptions()
     settings, options = split_config(policy, config)
     try:
         device = make_policy(policy, options)
@@ -54,7 +59,17 @@ def live_cache(policy: str, config: Mapping[str, Any] | None) -> LiveCache:
             f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    return LiveCache(settings, device, device.twin())
+    return LiveCache(settings, device, _host_policy(device, options, policy, tiers), tiers=tiers)
+
+
+def _host_policy(
+    device: Policy, options: Mapping[str, Any], name: str, tiers: TierOptions
+) -> Policy:
+    """The host tier's: the device policy's twin, unless another one was asked for."""
+    host = tiers.host
+    if host is None or (host.name, dict(host.config)) == (name, dict(options)):
+        return device.twin()
+    return make_policy(host.name, host.config)
 
 
 def install_core() -> None:
@@ -63,9 +78,9 @@ def install_core() -> None:
         register_tree_core_backend(BACKEND, CanopyTreeCore)
 
 
-def prepare(params: CacheInitParams) -> CacheInitParams:
+def prepare(params: CacheInitParams, tiers: TierOptions | None = None) -> CacheInitParams:
     """Point SGLang's construction parameters at Canopy's core and component, in place."""
-    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config)
+    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config, tiers)
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
         **(params.component_registry_override or {}),
@@ -83,7 +98,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     if ctx.is_hybrid_ssm:
         raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
     install_core()
-    prepare(ctx.params)
+    prepare(ctx.params, getattr(ctx.server_args, NOTE, None))
     live = ctx.params.canopy
     path = getattr(live.device_policy.config, "profile", None)
     if path is not None and ctx.tp_rank == 0:
