@@ -1,0 +1,126 @@
+"""Where simulations run: in this process, on all cores, or on a Ray cluster.
+
+A backend has ``map(tasks)``, which yields ``(index, result)`` as they come, and ``close()``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Protocol
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.worker import Task, Work, run_task
+
+NAMES = ("local", "ray")
+
+
+class Backend(Protocol):
+    """Runs tasks on one ``Work``."""
+
+    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]: ...
+
+    def close(self) -> None: ...
+
+
+def make_backend(name: str, work: Work, jobs: int) -> Backend:
+    """``local`` or ``ray``. Raises ``CanopyError``."""
+    if name not in NAMES:
+        raise CanopyError(f"unknown backend {name!r}; choose one of: {', '.join(NAMES)}")
+    if jobs < 1:
+        raise CanopyError(f"--jobs must be 1 or more, got {jobs}")
+    if name == "ray":
+        return _Ray(work)
+    return _Inline(work) if jobs == 1 else _Processes(work, jobs)
+
+
+class _Inline:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, task in enumerate(tasks):
+            yield at, run_task(self._work, task)
+
+    def close(self) -> None:
+        self._work.forget()
+
+
+class _Processes:
+    """Spawned processes. Each loads the trace once, from a file that only this user can read."""
+
+    def __init__(self, work: Work, jobs: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="canopy-plan-")
+        path = Path(self._folder.name) / "work"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            pickle.dump(work, file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._path = str(path)
+        self._pool = ProcessPoolExecutor(
+            max_workers=jobs, mp_context=multiprocessing.get_context("spawn")
+        )
+
+    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            futures = {
+                self._pool.submit(_in_process, self._path, task): at
+                for at, task in enumerate(tasks)
+            }
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise CanopyError(
+                "a simulation process was killed, most likely for memory; use fewer --jobs "
+                "(what is done is kept)"
+            ) from None
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+
+class _Ray:
+    """Tasks on a Ray cluster; the trace travels once, through Ray's object store.
+
+    ``RAY_ADDRESS`` says which cluster; without it Ray starts one on this machine.
+    """
+
+    def __init__(self, work: Work) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise CanopyError(
+                "--backend ray needs Ray: pip install ray (the same version as the cluster's), "
+                "or leave the option out to use this machine's cores"
+            ) from None
+        self._ray, self._started = ray, not ray.is_initialized()
+        if self._started:
+            ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+        self._work = ray.put(work)
+        self._run = ray.remote(run_task)
+
+    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        waiting = {self._run.remote(self._work, task): at for at, task in enumerate(tasks)}
+        while waiting:
+            ready, _ = self._ray.wait(list(waiting), num_returns=1)
+            for done in ready:
+                yield waiting.pop(done), self._ray.get(done)
+
+    def close(self) -> None:
+        if self._started:
+            self._ray.shutdown()
+
+
+_loaded: dict[str, Work] = {}
+
+
+def _in_process(path: str, task: Task) -> dict[str, Any]:
+    if path not in _loaded:
+        with open(path, "rb") as file:
+            _loaded[path] = pickle.load(file)  # written by the process that started this one
+    return run_task(_loaded[path], task)

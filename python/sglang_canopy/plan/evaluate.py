@@ -1,0 +1,87 @@
+"""Rows of configurations: from the cache, or simulated on a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sglang_canopy.plan.backend import Backend, make_backend
+from sglang_canopy.plan.cache import Cache, code_digest, digest, trace_digest
+from sglang_canopy.plan.objective import Row
+from sglang_canopy.plan.space import GROUP, Configuration
+from sglang_canopy.plan.system import least_cost, row_of, system_of
+from sglang_canopy.plan.worker import Task, Work
+
+
+class Evaluator:
+    """Evaluates configurations on one trace. A context manager; processes start when needed."""
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        jobs: int = 1,
+        backend: str = "local",
+        cache: Path | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.work, self._jobs, self._backend_name, self._seed = work, jobs, backend, seed
+        self.simulated = 0
+        self.from_cache = 0
+        self._backend: Backend | None = None
+        profile = work.engine.profile.to_json()
+        self.trace_hash = trace_digest(work.trace)
+        self._context = digest([self.trace_hash, profile, code_digest()])
+        self._cache = Cache(cache, self._context)
+        if backend != "local":
+            self._start()  # a missing package is said before anything long is done
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._backend is not None:
+            self._backend.close()
+        self._cache.close()
+
+    def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[Row]:
+        """A row for each, in order."""
+        keys = [self._key(c, load) for c in configurations]
+        missing = list(dict.fromkeys(k for k in keys if self._cache.get(k) is None))
+        first = dict(reversed(list(zip(keys, configurations))))
+        tasks = [Task(first[key], load, self._seed) for key in missing]
+        self.from_cache += len(configurations) - len(tasks)
+        if tasks:
+            for at, metrics in self._start().map(tasks):
+                self._cache.put(missing[at], metrics)
+                self.simulated += 1
+        rows: list[Row] = []
+        for key, configuration in zip(keys, configurations):
+            kept = self._cache.get(key)
+            assert kept is not None, "every missing row was simulated"
+            rows.append(row_of(configuration, kept, self.work.prices))
+        return rows
+
+    def known(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
+        """What the search may know without simulating."""
+        return least_cost(configuration, rows, self.work.prices)
+
+    def _start(self) -> Backend:
+        if self._backend is None:
+            self._backend = make_backend(self._backend_name, self.work, self._jobs)
+        return self._backend
+
+    def _key(self, configuration: Configuration, load: float) -> str:
+        work = self.work
+        config = system_of(configuration, work.engine, work.prices, work.policy_configs)
+        what: dict[str, Any] = asdict(config)
+        group = configuration.ttl == GROUP
+        return digest([self._context, what, group, load, self._seed])

@@ -1,0 +1,119 @@
+"""What is wanted: metrics by name, sets of objectives, and the volume a front dominates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import moocore
+import numpy as np
+
+from sglang_canopy.errors import CanopyError
+
+Row = Mapping[str, Any]
+"""One evaluated configuration: its decision variables and its metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a row."""
+
+    key: str
+    """In the row."""
+    name: str
+    """As a user types it."""
+    unit: str
+    """``s``, ``tokens/s``, ``money``, ``money/h`` or ``share``."""
+    maximise: bool = False
+
+
+METRICS = {
+    m.name: m
+    for m in (
+        Metric("mean_ttft_s", "mean_ttft", "s"),
+        Metric("p50_ttft_s", "p50_ttft", "s"),
+        Metric("p90_ttft_s", "p90_ttft", "s"),
+        Metric("p99_ttft_s", "p99_ttft", "s"),
+        Metric("mean_tpot_s", "mean_tpot", "s"),
+        Metric("mean_e2e_s", "mean_e2e", "s"),
+        Metric("throughput_tokens_per_s", "throughput", "tokens/s", maximise=True),
+        Metric("token_hit_ratio", "token_hit_ratio", "share", maximise=True),
+        Metric("cost", "cost", "money"),
+        Metric("cost_per_hour", "cost_per_hour", "money/h"),
+    )
+}
+DEFAULT_OBJECTIVES = ("mean_ttft", "throughput", "cost")
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name, or of that key. Raises ``CanopyError`` with the nearest name."""
+    name = name.strip()
+    if name in METRICS:
+        return METRICS[name]
+    for known in METRICS.values():
+        if known.key == name:
+            return known
+    close = get_close_matches(name, METRICS, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise CanopyError(f"unknown metric {name!r}; choose from: {', '.join(METRICS)}{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Two or more metrics, all turned so that less is better."""
+
+    metrics: tuple[Metric, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.metrics) < 2 or len(set(self.metrics)) < len(self.metrics):
+            raise CanopyError("a front needs two or more different objectives")
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Objectives:
+        """From names. Raises ``CanopyError``."""
+        return cls(tuple(metric(name) for name in names))
+
+    def vector(self, row: Row) -> np.ndarray:
+        """One number an objective, less is better."""
+        return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
+
+    def matrix(self, rows: Iterable[Row]) -> np.ndarray:
+        """``vector`` of each row."""
+        found = [self.vector(row) for row in rows]
+        return np.array(found) if found else np.empty((0, len(self.metrics)))
+
+    def front(self, rows: Sequence[Row]) -> list[int]:
+        """Indices of the rows that no other row dominates, the first of equal ones."""
+        if not rows:
+            return []
+        return [int(i) for i in np.flatnonzero(moocore.is_nondominated(self.matrix(rows)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Objectives brought to 0 (best seen) .. 1 (the reference point)."""
+
+    best: np.ndarray
+    reference: np.ndarray
+
+    @classmethod
+    def of(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
+        """The reference is the worst of each objective over ``points`` and ``margin`` beyond."""
+        best, worst = points.min(axis=0), points.max(axis=0)
+        width = worst - best
+        # An objective that does not vary still has a side, so that volumes stay above 0.
+        width = np.where(width > 0, width, np.maximum(np.abs(best), 1.0) * 1e-9)
+        return cls(best, best + width * (1 + margin))
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        return (points - self.best) / (self.reference - self.best)
+
+    def hypervolume(self, points: np.ndarray) -> float:
+        """Volume that ``points`` dominate, as a share of the box from best to reference."""
+        if len(points) == 0:
+            return 0.0
+        scaled = self(np.asarray(points, dtype=float))
+        # Below the best seen there is nothing to win twice.
+        return float(moocore.hypervolume(scaled, ref=np.ones(scaled.shape[1])))

@@ -1,0 +1,72 @@
+"""One simulation, as a worker process does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sglang_canopy.plan.prices import GIB, Prices
+from sglang_canopy.plan.space import GROUP, Configuration
+from sglang_canopy.plan.system import Engine, metrics_of, system_of
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.run import simulate_system
+from sglang_canopy.tier.ttl import TTLTable
+from sglang_canopy.trace.record import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to simulate: a configuration at a load (1: the trace's own)."""
+
+    configuration: Configuration
+    load: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """What all tasks of a plan share."""
+
+    trace: CompactTrace
+    engine: Engine
+    prices: Prices
+    policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _windows: dict[float, Any] = field(default_factory=dict)
+    _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
+
+    def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
+        """The group TTLs of a disk of this size."""
+        from sglang_canopy.plan.groups import group_table, observe
+
+        key = (disk_gib, load)
+        if key not in self._tables:
+            if load not in self._windows:
+                self._windows[load] = observe(at_load(self.trace, load))
+            self._tables[key] = group_table(
+                self._windows[load], disk_gib * GIB, self.engine.profile.kv_bytes_per_token
+            )
+        return self._tables[key]
+
+    def forget(self) -> None:
+        """Free what was learnt from the trace."""
+        self._windows.clear()
+        self._tables.clear()
+
+
+def run_task(work: Work, task: Task) -> dict[str, Any]:
+    """The metrics of one simulation."""
+    c = task.configuration
+    table = work.group_table(c.disk_gib, task.load) if c.ttl == GROUP else None
+    config = system_of(c, work.engine, work.prices, work.policy_configs, table)
+    result = simulate_system(
+        at_load(work.trace, task.load), config, work.engine.profile, seed=task.seed
+    )
+    return metrics_of(result)
+
+
+def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:
+    """The same requests ``load`` times as fast."""
+    if load == 1.0:
+        return trace
+    return (replace(request, time_s=request.time_s / load) for request in trace)
