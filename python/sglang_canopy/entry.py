@@ -13,6 +13,7 @@ from typing import Any
 from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.hints import Waiting
+from sglang_canopy.radix import status_file
 from sglang_canopy.request import (
     MARKER_KEY,
     STAMP_KEY,
@@ -28,6 +29,9 @@ MAX_HINT_BYTES = 4096
 
 hints = Waiting()
 """Hints of ``POST /canopy/hint`` that wait for a request to carry them."""
+
+_status_folder: Any = None
+"""Where the schedulers show what they count; it goes when this process ends."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -100,6 +104,10 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     from fastapi.responses import JSONResponse
     from sglang.srt.entrypoints.http_server import app
 
+    global _status_folder
+    _status_folder = status_file.make_folder()
+    started = time.monotonic()
+
     async def hint(request: Request) -> JSONResponse:
         try:
             if int(request.headers.get("content-length", 0)) > MAX_HINT_BYTES:
@@ -117,6 +125,8 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
             "policy_config": server_args.radix_eviction_policy_config or {},
             "ttft_model": ttft_fit.stats(),
             "hints_waiting": len(hints),
+            "uptime_s": time.monotonic() - started,
+            "ranks": status_file.read_all(),
         }
 
     hint.__annotations__["request"] = Request

@@ -8,7 +8,6 @@ each tier it was in. Rows are bounded whatever clients call their categories.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 DEVICE, HOST, DISK = range(3)
@@ -21,8 +20,9 @@ REASONS = ("capacity", "ttl", "trim", "quota")
 group's time was over. ``trim``: the policy gave up a tail and kept the head of the same leaf.
 ``quota``: their tenant held more than its share."""
 
-EDGES_S = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400, 86400)
-"""Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge."""
+EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge. The same
+on every tier, the disk store's included."""
 
 MAX_CATEGORIES = 32
 OTHER = "other"
@@ -89,9 +89,14 @@ class Counters:
             row = self._new_label(label)
         return row
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> list[Row]:
         """Every category seen, ``other`` among them once there are more than the cap."""
-        yield from list(self._rows.values())
+        return list(self._rows.values())
+
+    def category_of(self, label: str) -> str:
+        """The name under which ``label`` is or would be counted; makes no row."""
+        name = label.partition("|")[0]
+        return name if name in self._rows or len(self._rows) < MAX_CATEGORIES else OTHER
 
     def served(self, label: str, prompt_tokens: int, hits: tuple[int, int, int]) -> None:
         """A request finished; ``hits`` are its prompt tokens found in each tier."""

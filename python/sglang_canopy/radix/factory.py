@@ -18,6 +18,7 @@ from sglang_canopy.config import TREE_KEYS, TierOptions, TreeSettings, split_con
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.radix import reporter
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
@@ -104,7 +105,9 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     if path is not None and ctx.tp_rank == 0:
         live.profile = Profile(path)
         atexit.register(live.profile.save, live.device_policy)
-    return create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    reporter.start(cache, ctx.params.enable_metrics)
+    return cache
 
 
 def _unsupported(ctx: TreeCacheBuildContext, what: str) -> str:

@@ -1,0 +1,54 @@
+"""How a scheduler process shows the HTTP process what it counts: one small file a rank.
+
+The HTTP process makes a private folder and names it in the environment, which its children
+inherit; each rank replaces its file whole, so that a reader sees one moment or another, never
+half of one. Reading does not disturb the scheduler, also while it is busy for seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+FOLDER_VARIABLE = "CANOPY_STATUS_DIR"
+MAX_FILE_BYTES = 1 << 20
+
+
+def make_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder (mode 0700) and name it to child processes. It goes with its owner."""
+    folder = tempfile.TemporaryDirectory(prefix="canopy-status-", ignore_cleanup_errors=True)
+    os.environ[FOLDER_VARIABLE] = folder.name
+    return folder
+
+
+def write(rank: int, status: dict[str, Any]) -> None:
+    """Replace the file of data-parallel rank ``rank``. Without a folder nothing is done.
+
+    Raises ``OSError`` where the folder is gone or its disk is full.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return
+    path = os.path.join(folder, f"rank-{rank}.json")
+    handle = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(status, file)
+    os.replace(f"{path}.new", path)
+
+
+def read_all() -> list[dict[str, Any]]:
+    """What every rank wrote last, in order of rank; empty where no rank counts."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return []
+    found = {}
+    for path in Path(folder).glob("rank-*.json"):
+        # A file may be replaced or go between two of these calls.
+        with contextlib.suppress(OSError, ValueError):
+            if path.stat().st_size <= MAX_FILE_BYTES:
+                found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text("utf-8"))
+    return [found[rank] for rank in sorted(found)]
