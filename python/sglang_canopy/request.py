@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,12 @@ MAX_NAME = 128
 MAX_TURN = 1_000_000
 MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
+MAX_TTL_S = 30 * 24 * 3600.0
+MAX_PIN_S = 24 * 3600.0
+
+EPOCH_S = time.time() - time.monotonic()
+"""Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
+tier outlives the clock."""
 
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _STOPS = ("tool", "end", "length")
@@ -80,6 +87,8 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
     "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
     "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
+    "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
+    "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 
@@ -158,7 +167,7 @@ def make_stamp(
     inferred: Mapping[str, Any], said: Mapping[str, Any], time_s: float
 ) -> dict[str, Any]:
     """The dict that travels as ``custom_params["canopy"]``; what the client said wins."""
-    return {**inferred, **said, "time": time_s}
+    return {**inferred, **said, "time": time_s, "epoch": EPOCH_S}
 
 
 def from_stamp(request: Request, stamp: Mapping[str, Any]) -> None:

@@ -23,6 +23,10 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     tree_core: CanopyTreeCore
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tree_core.disk.cache = self
+
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
+from sglang_canopy.radix.counters import TTL
 from sglang_canopy.radix.link import finished_request, live_request
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ class CanopyFullComponent(FullComponent):
             choice = core.evictable_host_leaves.next_victim(core.clock)
             if choice is None:
                 return
+            expired = core.evictable_host_leaves.expired
             node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
+            if expired:
+                node.canopy.reason = TTL
             core._evict_host_leaf(
                 node, tracker, device_frees, host_frees, cache_actions=cache_actions
             )

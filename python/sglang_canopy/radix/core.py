@@ -15,7 +15,9 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
-from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf
+from sglang_canopy.radix.disk_link import DiskLink
+from sglang_canopy.radix.groups import LiveGroups
+from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf, measure
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -45,6 +47,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         self.counters = self.live.counters
         self.clock = 0.0
         """Largest arrival stamp seen, seconds. Eviction's notion of now."""
+        self.disk = DiskLink(self)
+        self.groups = LiveGroups(self.live.tiers)
         self.request: Request | None = None
         """The request whose KV is being inserted; set by the component for one insert."""
         super().__init__(params, components)
@@ -55,10 +59,13 @@ class CanopyTreeCore(UnifiedTreeCore):
             if leaves is not None:
                 leaves.empty()
         super().reset()
+        self.disk.forget()
         self.tips: dict[tuple[Any, Any], UnifiedTreeNode] = {}
         """Deepest node of each conversation, for hints that come later. Purged as it grows."""
         self.evictable_device_leaves = EvictableLeaves(self.live.device_policy, self)
-        self.evictable_host_leaves = EvictableLeaves(self.live.host_policy, self)
+        self.evictable_host_leaves = EvictableLeaves(
+            self.live.host_policy, self, self.live.tiers.host_ttl
+        )
 
     # ---- metadata ----
 
@@ -122,10 +129,13 @@ class CanopyTreeCore(UnifiedTreeCore):
         """
         device, host = self.evictable_device_leaves, self.evictable_host_leaves
         root = self.root_node
-        number = -1
+        number, own, done = -1, None, False
         if request is not None:
-            number = request.number  # type: ignore[attr-defined]
+            number, own = request.number, request.ttl_s  # type: ignore[attr-defined]
+            done = self.disk.active and request.done  # type: ignore[attr-defined]
             self._remember_tip(request, node)
+        path = []
+        grouped = self.groups.disk is not None or self.groups.host is not None
         while node is not root:
             leaf = node.canopy
             if node in device:
@@ -140,7 +150,18 @@ class CanopyTreeCore(UnifiedTreeCore):
             else:
                 leaf.stamp(request)
                 leaf.request_number = number
+            if request is not None:
+                if own is not None or leaf.ttl_s is not None:
+                    leaf.ask(own)
+                if grouped:
+                    measure(node)
+                    self.groups.mark(leaf, request)
+                if done:
+                    self.disk.used(node)
+                    path.append(node)
             node = node.parent
+        if done:
+            self.disk.finished(request, path[::-1])  # type: ignore[arg-type]
 
     def awaited(self, node: UnifiedTreeNode, request: Request) -> None:
         """A request that waits to be scheduled will use the path to ``node``: protect it.
@@ -257,7 +278,15 @@ class CanopyTreeCore(UnifiedTreeCore):
         result = super().insert_host(node_id, key, *args, **kwargs)
         if not result.host_insert_dropped:
             self._entered(HOST, len(key) - result.prefix_len, self.node_by_id(node_id))
+        hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
+        self.disk.came_back(result.inserted_host_node, hashes)
         return result
+
+    def build_storage_backup_spec(self, node_id: int, *args: Any, **kwargs: Any):
+        spec = super().build_storage_backup_spec(node_id, *args, **kwargs)
+        if spec is not None:
+            self.disk.note(self.node_by_id(node_id))
+        return spec
 
     # ---- requests ----
 
@@ -270,8 +299,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         self.clock = max(self.clock, request.time)
         for hint in getattr(request, "hints", ()):
             self.hint(hint)
-        request.label = self.live.device_policy.arrive(request)
-        self.live.host_policy.arrive(request)
+        self.disk.arrive(request.epoch)  # type: ignore[attr-defined]
+        self._label(request, "arrive")
 
     def hint(self, hint: dict[str, Any]) -> None:
         """Apply a client's word on a conversation to what is cached of it already.
@@ -305,10 +334,17 @@ class CanopyTreeCore(UnifiedTreeCore):
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""
-        request.label = self.live.device_policy.finish(request)
-        self.live.host_policy.finish(request)
+        self._label(request, "finish")
         if self.live.profile is not None:
             self.live.profile.save_sometimes(self.live.device_policy, self.clock)
+
+    def _label(self, request: Request, event: str) -> None:
+        """Announce ``request`` to every policy; its label is that of the first that learns."""
+        label = None
+        for policy in self.live.listeners:
+            given = getattr(policy, event)(request)
+            label = given if label is None else label
+        request.label = label
 
     def leaf(self, node_id: int) -> Leaf:
         """The metadata of a node (tests, diagnostics)."""

@@ -40,6 +40,10 @@ class LiveCache:
     device_policy: Policy
     host_policy: Policy
     tiers: TierOptions = field(default_factory=TierOptions)
+    listeners: tuple[Policy, ...] = ()
+    """Whom each request is announced to. Nodes carry the labels of the first."""
+    disk_learns: bool = False
+    """Whether the disk tier's policy wants to hear of requests."""
     counters: Counters = field(default_factory=Counters)
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
@@ -60,7 +64,20 @@ def live_cache(
             f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    return LiveCache(settings, device, _host_policy(device, options, policy, tiers), tiers=tiers)
+    host = _host_policy(device, options, policy, tiers)
+    disk = device if tiers.disk is None else make_policy(tiers.disk.name, tiers.disk.config)
+    # Labels are the first's that refines categories. The disk's own is in another thread: an
+    # equal one here makes its labels where neither of the two above does.
+    listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
+    if _learns(disk) and not _learns(listeners[0]):
+        listeners.insert(0, disk)
+    return LiveCache(
+        settings, device, host, tiers=tiers, listeners=tuple(listeners), disk_learns=_learns(disk)
+    )
+
+
+def _learns(policy: Policy) -> bool:
+    return type(policy).arrive is not Policy.arrive
 
 
 def _host_policy(

@@ -28,7 +28,17 @@ _numbers = itertools.count()
 class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
-    __slots__ = ("done", "hash", "hints", "number", "stop_hint", "tool_marker")
+    __slots__ = (
+        "done",
+        "epoch",
+        "hash",
+        "hints",
+        "number",
+        "pin_s",
+        "stop_hint",
+        "tool_marker",
+        "ttl_s",
+    )
 
     def __init__(self, **fields) -> None:
         super().__init__(**fields)
@@ -39,6 +49,12 @@ class LiveRequest(Request):
         """Hints about other conversations that travelled with this request."""
         self.stop_hint: str | None = None
         self.tool_marker: list[int] = []
+        self.epoch = 0.0
+        """Seconds since 1970 when the requests' clock was 0."""
+        self.ttl_s: float | None = None
+        """How long the request asks its path to be kept below the device, in seconds."""
+        self.pin_s: float | None = None
+        """How long it asks its path to be pinned on disk, in seconds."""
 
 
 def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
@@ -52,6 +68,8 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
     if stamp:
         from_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
+        request.epoch = stamp.get("epoch", 0.0)
+        request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = params.get(MARKER_KEY, [])
         if "hints" in stamp:
             request.hints = json.loads(stamp["hints"])

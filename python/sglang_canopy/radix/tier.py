@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Leaf, Policy
 from sglang_canopy.radix.counters import CAPACITY
+from sglang_canopy.radix.groups import HostTimes
+from sglang_canopy.tier.ttl import RESIDUAL, TTLTable
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
 class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
 
-    __slots__ = ("device_since", "host_since", "node", "policy", "reason", "request_number")
+    __slots__ = (
+        "device_since",
+        "host_group",
+        "host_since",
+        "node",
+        "policy",
+        "reason",
+        "request_number",
+        "told",
+        "ttl_s",
+    )
 
     def __init__(self, node: UnifiedTreeNode) -> None:
         Leaf.__init__(self)
@@ -35,6 +47,27 @@ class NodeLeaf(Leaf):
         """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
         self.request_number = -1
         """Number of the last request counted in ``hits``."""
+        self.ttl_s: float | None = None
+        """Seconds below the device that a request asked for; ``None``: the group's."""
+        self.host_group = RESIDUAL
+        """Like ``group``, in the host tier's table."""
+        self.told = float("-inf")
+        """The core's clock when the disk tier last heard of a use."""
+
+    def inherit(self, other: Leaf) -> None:
+        Leaf.inherit(self, other)
+        if isinstance(other, NodeLeaf):
+            self.ttl_s, self.host_group, self.told = other.ttl_s, other.host_group, other.told
+
+    def ask(self, ttl_s: float | None) -> None:
+        """A request asks for a TTL of its own, or for none.
+
+        Where other conversations run through the node too, the longest wins, and one that asks
+        for nothing leaves it to the group.
+        """
+        if self.shared and ttl_s is not None:
+            ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
+        self.ttl_s = ttl_s
 
     def touch(self, now: float) -> None:
         """A use by nobody in particular (a direct call of the cache's ``insert``)."""
@@ -52,9 +85,12 @@ class EvictableLeaves(set):
     again at once, so most additions never reach the policy at all.
     """
 
-    def __init__(self, policy: Policy, core: CanopyTreeCore) -> None:
+    def __init__(self, policy: Policy, core: CanopyTreeCore, ttl: TTLTable | None = None) -> None:
         super().__init__()
         self.policy = policy
+        self.times = None if ttl is None else HostTimes(ttl)
+        self.expired = False
+        """Whether the last victim's time was over, whatever the policy thinks of it."""
         self.core = core
         self.pending: dict[UnifiedTreeNode, float] = {}
         """Nodes the policy has not heard of yet, and the clock when they were added."""
@@ -84,18 +120,24 @@ class EvictableLeaves(set):
             return
         for node, since in self.pending.items():
             leaf = node.canopy
-            if leaf.length != len(node.key):
-                _measure(node)
+            measure(node)
             if leaf.hits == 0:
                 _adopt(leaf, node, since)
             if leaf.policy is not self.policy:
                 leaf.policy, leaf.slot = self.policy, None
             self.policy.admit(leaf, since)
+            if self.times is not None:
+                self.times.add(leaf, self)
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """The node to evict next and how many of its first tokens the policy keeps."""
         self.admit_pending()
+        if self.times is not None:
+            leaf = self.times.over(now, self)
+            self.expired = leaf is not None
+            if leaf is not None:
+                return leaf.node, 0
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
 
@@ -105,8 +147,10 @@ class EvictableLeaves(set):
             self.discard(node)
 
 
-def _measure(node: UnifiedTreeNode) -> None:
+def measure(node: UnifiedTreeNode) -> None:
     """Set offset and length of ``node`` and of every ancestor not measured yet."""
+    if node.canopy.length == len(node.key):
+        return
     path = []
     while node.parent is not None and node.canopy.length != len(node.key):
         path.append(node)

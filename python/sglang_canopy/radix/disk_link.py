@@ -1,0 +1,223 @@
+"""What the tree tells the disk tier of its pages, and what it takes back with them.
+
+Runs on the scheduler thread; ``pages.PAGES`` carries everything to and from the storage's own
+threads. Times there are seconds since 1970, so that they still mean something after a restart;
+the tree's are the requests' own. The difference (``epoch``) travels with the requests, so all
+ranks compute the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.radix.pages import PAGES
+from sglang_canopy.radix.tier import NodeLeaf, measure
+from sglang_canopy.tier.page import PageMeta
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    from sglang_canopy.radix.core import CanopyTreeCore
+    from sglang_canopy.radix.link import LiveRequest
+
+TELL_S = 1.0
+"""A node in use is told to the disk tier at most once in so many seconds."""
+_says = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
+"""All of a page's record but where it is: its fields after ``offset`` and ``tokens``."""
+MAX_RUNS = 64
+"""Most nodes that one run of pages is split into, as its pages differ."""
+
+
+class DiskLink:
+    """The tree's side of the talk with the disk tier; does nothing without one of ours."""
+
+    def __init__(self, core: CanopyTreeCore) -> None:
+        self.core = core
+        self.cache: UnifiedRadixCache | None = None
+        """Set by the cache once both exist."""
+        self.active = False
+        """Whether the storage backend is ours; looked up at every arrival."""
+        self.epoch = 0.0
+        """Seconds since 1970 when the requests' clock was 0."""
+        self._dirty: dict[UnifiedTreeNode, None] = {}
+        self._told_at = float("-inf")
+
+    def arrive(self, epoch: float) -> None:
+        """A request came in: what was used since the last time is told now."""
+        backend = getattr(getattr(self.cache, "cache_controller", None), "storage_backend", None)
+        self.active = getattr(backend, "pages", None) is PAGES
+        self.epoch = epoch
+        if not self._dirty:
+            return
+        if not self.active:
+            self._dirty.clear()
+        elif self.core.clock - self._told_at >= TELL_S:
+            self._told_at = self.core.clock
+            arena = self.core._node_arena
+            for node in self._dirty:
+                if arena.get(node.id) is node:
+                    self._tell(node)
+            self._dirty.clear()
+
+    def forget(self) -> None:
+        """The tree is being reset. What is on disk stays there."""
+        self._dirty.clear()
+
+    def note(self, node: UnifiedTreeNode) -> None:
+        """``node`` is about to be written to the disk tier: say what its pages are."""
+        keys = node.hash_value
+        if not self.active or not keys:
+            return
+        measure(node)
+        leaf, page = node.canopy, self.core.page_size
+        common = _says(self._meta(leaf))
+        metas = [
+            PageMeta(leaf.offset + i * page, page, *common)  # fields in order: offset, tokens, ...
+            for i in range(len(keys))
+        ]
+        PAGES.note(keys, metas, [node.parent.get_last_hash_value(), *keys[:-1]])
+
+    def used(self, node: UnifiedTreeNode) -> None:
+        """A finished request used ``node``: the copy on disk is to stay as fresh as this one."""
+        leaf = node.canopy
+        if not node.hash_value:
+            return
+        if self.core.clock - leaf.told >= TELL_S:
+            self._tell(node)
+            if leaf.hits > 1:
+                return
+        # In use all the time; or new, and perhaps not written yet: (again) a little later.
+        self._dirty[node] = None
+
+    def finished(self, request: LiveRequest, path: Sequence[UnifiedTreeNode]) -> None:
+        """Pin what ``request`` asked to pin; let the disk tier's policy learn from it."""
+        if not self.active:
+            return
+        if request.pin_s:
+            self._pin(path, request.time + request.pin_s + self.epoch)
+        if self.core.live.disk_learns:
+            blocks = request.prompt_tokens // request.block_tokens
+            PAGES.announce("arrive", self._copy(request, blocks))
+            PAGES.announce("finish", self._copy(request, len(request.path)))
+
+    def came_back(self, node_id: int | None, hashes: Sequence[str]) -> None:
+        """Pages ``hashes`` were read; ``node_id`` is the deepest node that now holds them.
+
+        A node made for them gets what was stored of them, and is split where its pages differ.
+        """
+        if not self.active:
+            return
+        metas = self._agreed(PAGES.take(hashes))
+        if node_id is None:
+            return
+        node = self.core.node_by_id(node_id)
+        if node.canopy.hits or not node.hash_value:
+            return
+        measure(node)
+        runs = _runs(metas[-len(node.hash_value) :])
+        page = self.core.page_size
+        for pages, meta in runs[:-1]:
+            head, action = self.core._split_node(node.key, node, pages * page)
+            assert action is None, action  # nothing is copied from a node that just came
+            self._restore(head.canopy, meta)
+        self._restore(node.canopy, runs[-1][1])
+
+    # ---- in and out of seconds since 1970 ----
+
+    def _meta(self, leaf: NodeLeaf) -> PageMeta:
+        meta = PageMeta.from_leaf(leaf, offset=leaf.offset, tokens=leaf.length, ttl_s=leaf.ttl_s)
+        epoch = self.epoch
+        meta.created += epoch
+        meta.last_access += epoch
+        if meta.keep_until is not None:
+            meta.keep_until += epoch
+        if meta.return_at is not None:
+            meta.return_at += epoch
+        return meta
+
+    def _restore(self, leaf: NodeLeaf, meta: PageMeta | None) -> None:
+        if meta is None or meta.hits < 1:
+            return  # it takes its parent's attributes when the policy hears of it
+        meta.apply_to(leaf)
+        now, epoch = self.core.clock, self.epoch
+        leaf.ttl_s = meta.ttl_s
+        leaf.last_access = min(leaf.last_access - epoch, now)
+        leaf.created = min(leaf.created - epoch, leaf.last_access)
+        if leaf.keep_until is not None:
+            leaf.keep_until -= epoch
+        if leaf.return_at is not None:
+            leaf.return_at -= epoch
+
+    def _copy(self, request: LiveRequest, blocks: int) -> Request:
+        """``request`` as it is now, for another thread, at the disk tier's time."""
+        epoch = self.epoch
+        return Request(
+            time=request.time + epoch,
+            category=request.category,
+            path=tuple(request.path[:blocks]),
+            block_tokens=request.block_tokens,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            turn=request.turn,
+            conversation=request.conversation,
+            stop=request.stop,
+            tenant=request.tenant,
+            slo_ms=request.slo_ms,
+            over=request.over,
+            return_in_s=request.return_in_s,
+            keep_until=None if request.keep_until is None else request.keep_until + epoch,
+            ttft_model=request.ttft_model,
+            cached_tokens=request.cached_tokens,
+        )
+
+    # ---- telling ----
+
+    def _tell(self, node: UnifiedTreeNode) -> None:
+        keys = node.hash_value
+        if not keys:
+            return
+        node.canopy.told = self.core.clock
+        if PAGES.of(keys[0]) is not None:
+            self.note(node)  # not written yet: it is to be written as it is now
+        PAGES.used(keys, self._meta(node.canopy))
+
+    def _pin(self, path: Sequence[UnifiedTreeNode], until: float) -> None:
+        keys = [key for node in path for key in node.hash_value or ()]
+        if keys:
+            PAGES.pin(keys, until)
+
+    def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
+        """What every rank read, or nothing: ranks must rank alike, and each has its own disk.
+
+        A copy that one rank's store was told of late differs; then all of them do without.
+        """
+        cache = self.cache
+        if cache is None or (cache.tp_world_size <= 1 and cache.pp_size <= 1):
+            return metas
+        digest = xxhash.xxh3_64_intdigest(repr(metas).encode()) >> 2
+        seen = torch.tensor([digest, -digest], dtype=torch.int64)
+        cache._all_reduce(seen, torch.distributed.ReduceOp.MIN)
+        low, high = seen.tolist()
+        return metas if low == -high else [None] * len(metas)
+
+
+def _runs(metas: Sequence[PageMeta | None]) -> list[tuple[int, PageMeta | None]]:
+    """Pages in a row that say the same: ``(pages, what they say)``, at most ``MAX_RUNS``."""
+    runs: list[tuple[int, PageMeta | None]] = []
+    before: Any = ()
+    for meta in metas:
+        says = None if meta is None else _says(meta)
+        if runs and (says == before or len(runs) == MAX_RUNS):
+            runs[-1] = (runs[-1][0] + 1, runs[-1][1])
+        else:
+            runs.append((1, meta))
+            before = says
+    return runs
