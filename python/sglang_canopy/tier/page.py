@@ -125,7 +125,7 @@ def _shortened(text: str) -> str:
 
 def _plain(value: Any) -> str | int | None:
     """A conversation's identity as something a file can hold."""
-    if value is None or type(value) is int and -(1 << 63) <= value < 1 << 63:
+    if value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         return value
     return _shortened(value if isinstance(value, str) else repr(value))
 

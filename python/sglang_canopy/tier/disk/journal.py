@@ -1,0 +1,160 @@
+"""The index file: what must be known of every page after ``kill -9``, in SQLite's WAL mode.
+
+A page's record is committed only after its data was written, and a batch in one transaction.
+``synchronous=NORMAL``: a commit survives the end of the process at once, and a loss of power
+since the last checkpoint loses commits but no consistency. Page data is never fsynced: a page
+that did not reach the disk has a wrong checksum and is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+FILE = "index.sqlite"
+VERSION = 1
+
+FIELDS = (
+    "id",
+    "key",
+    "parent",
+    "units",
+    "stored",
+    "checksum",
+    "written",
+    "pos",
+    "tokens",
+    "turn",
+    "category",
+    "conversation",
+    "tenant",
+    "root",
+    "created",
+    "last_access",
+    "hits",
+    "keep_until",
+    "ttl_s",
+    "flags",
+    "history",
+    "return_at",
+    "slo_ms",
+)
+"""``id`` is a row number, ``parent`` another or -1; ``units`` are 5-byte numbers."""
+
+Row = tuple[Any, ...]
+
+_CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {', '.join(FIELDS[1:])})"
+_PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
+
+
+class Journal:
+    """One connection. Thread-safe by its own lock, so commits keep nobody from looking up.
+
+    Every method raises ``sqlite3.Error``; ``damaged`` tells a broken file from a full disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        path = self.folder / FILE
+        # SQLite gives the files beside it the modes of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=5.0
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA trusted_schema=OFF")
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"index version {found}, expected {VERSION}")
+            connection.execute(_CREATE)
+            columns = [c[1] for c in connection.execute("PRAGMA table_info(pages)")]
+            if tuple(columns) != FIELDS:
+                raise sqlite3.DatabaseError(f"index has columns {columns}")
+            if found == 0:
+                connection.execute(f"PRAGMA user_version={VERSION}")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def rows(self) -> Iterator[Row]:
+        """Every record, as ``FIELDS``. The caller validates them."""
+        assert self._connection is not None
+        return iter(self._connection.execute(f"SELECT {', '.join(FIELDS)} FROM pages"))
+
+    def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
+        """One transaction; all of it is on record afterwards, or none."""
+        connection = self._connection
+        if connection is None:
+            raise sqlite3.OperationalError("index is closed")
+        with self.lock:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany("DELETE FROM pages WHERE id = ?", ((row,) for row in delete))
+                connection.executemany(_PUT, put)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def start_over(self) -> None:
+        """Throw the index away and begin an empty one."""
+        with self.lock:
+            self.close()
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self.folder / (FILE + suffix)).unlink()
+            self.open()
+
+    def close(self) -> None:
+        with self.lock:
+            if self._connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.close()
+                self._connection = None
+
+
+def damaged(error: sqlite3.Error) -> bool:
+    """Whether the file itself is broken, rather than out of space, read-only or busy."""
+    if isinstance(error, sqlite3.OperationalError):
+        name = getattr(error, "sqlite_errorname", "") or ""
+        return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")) or (
+            "no such table" in str(error)
+        )
+    return isinstance(error, sqlite3.DatabaseError)
+
+
+def kind_of(error: OSError | sqlite3.Error) -> str:
+    """The fault's name in the counters."""
+    if isinstance(error, OSError):
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return "full"
+        return "read-only" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "io"
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith("SQLITE_FULL"):
+        return "full"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+        return "read-only"
+    return "index" if damaged(error) else "io"
+
+
+def pack_units(units: Iterable[int]) -> bytes:
+    return b"".join(unit.to_bytes(5, "little") for unit in units)
+
+
+def unpack_units(blob: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(blob[i : i + 5], "little") for i in range(0, len(blob), 5))

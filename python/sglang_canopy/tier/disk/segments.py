@@ -1,0 +1,268 @@
+"""Fixed-size units in a few large files: which are free, and batched positional I/O on them.
+
+A page is one unit, or, where pages are compressed, as many of a sixteenth of a page as it
+needs. Neighbouring units of a batch become one ``pwritev`` or ``preadv``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+SEGMENT_BYTES = 1 << 30
+_IOV_MAX = 1024
+
+
+class Units:
+    """Which units are free. Not thread-safe: the store's lock guards it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        """Units that may exist."""
+        self.top = 0
+        """Units that were ever handed out: all lie below this number."""
+        self.used = 0
+        self.growth_allowed = True
+        """False while the disk is full: only units that exist are handed out."""
+        self._free: list[int] = []
+        self._readers: dict[int, int] = {}
+        self._limbo: set[int] = set()
+        self._missing: list[int] = []
+        """Handed out once, but the disk had no room behind them."""
+
+    @property
+    def available(self) -> int:
+        """Units that ``take`` can give now."""
+        fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
+        return len(self._free) + fresh
+
+    def take(self, count: int) -> list[int]:
+        """Exactly ``count`` units; the caller checked ``available``."""
+        assert count <= self.available, (count, self.available)
+        taken = []
+        for _ in range(count):
+            if self._free:
+                taken.append(self._free.pop())
+            else:
+                taken.append(self.top)
+                self.top += 1
+        self.used += count
+        return taken
+
+    def give_back(self, units: Iterable[int]) -> None:
+        """Free these. One that is being read is handed out again only after ``release``."""
+        for unit in units:
+            self.used -= 1
+            if unit in self._readers:
+                self._limbo.add(unit)
+            else:
+                self._free.append(unit)
+
+    def no_room(self, units: Iterable[int]) -> None:
+        """The disk is full: these could not be written, and no new ones can be."""
+        for unit in units:
+            self.used -= 1
+            self._missing.append(unit)
+        self.growth_allowed = False
+
+    def allow_growth(self) -> None:
+        """Try again whether the disk has room."""
+        self.growth_allowed = True
+        self._free.extend(self._missing)
+        self._missing.clear()
+
+    def hold(self, units: Iterable[int]) -> None:
+        """A reader begins."""
+        for unit in units:
+            self._readers[unit] = self._readers.get(unit, 0) + 1
+
+    def release(self, units: Iterable[int]) -> None:
+        """The reader is done."""
+        for unit in units:
+            left = self._readers[unit] - 1
+            if left:
+                self._readers[unit] = left
+                continue
+            del self._readers[unit]
+            if unit in self._limbo:
+                self._limbo.discard(unit)
+                self._free.append(unit)
+
+    def adopt(self, used: set[int]) -> int:
+        """Start from what an index says is used. Returns the free units below ``top``."""
+        self.top = max(used) + 1 if used else 0
+        self.used = len(used)
+        self._free = [u for u in range(self.top - 1, -1, -1) if u not in used]
+        return len(self._free)
+
+    def shrink(self) -> None:
+        """After ``adopt`` with a smaller limit: free units beyond it no longer exist."""
+        self._free = [u for u in self._free if u < self.limit]
+        self.top = min(self.top, self.limit)
+
+    def forget(self, units: Iterable[int]) -> None:
+        """Pages moved out of units beyond the limit."""
+        self.used -= len(list(units))
+
+    def free_units(self) -> set[int]:
+        """For checks."""
+        return set(self._free) | self._limbo | set(self._missing)
+
+
+class Segments:
+    """The files. Thread-safe as far as callers work on units of their own."""
+
+    def __init__(self, folder: Path, unit_bytes: int) -> None:
+        self.folder = folder
+        self.unit_bytes = unit_bytes
+        self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
+        self._files: dict[int, int] = {}
+
+    def write(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
+        """Write buffers into units; for each unit the error that kept it from being written."""
+        outcome: list[OSError | None] = [None] * len(pieces)
+        for first, last in self._runs([unit for unit, _ in pieces]):
+            try:
+                fd, position = self._place(pieces[first][0], create=True)
+                for group_first, group_last, buffers, at in self._groups(
+                    pieces, first, last, position
+                ):
+                    first = group_first
+                    _write_all(fd, buffers, at)
+                    first = group_last
+            except OSError as error:
+                for i in range(first, last):
+                    outcome[i] = error
+        return outcome
+
+    def read(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
+        """Fill buffers from units. A short file leaves a buffer as it was, without an error."""
+        outcome: list[OSError | None] = [None] * len(pieces)
+        for first, last in self._runs([unit for unit, _ in pieces]):
+            try:
+                fd, position = self._place(pieces[first][0], create=False)
+                for group_first, group_last, buffers, at in self._groups(
+                    pieces, first, last, position
+                ):
+                    first = group_first
+                    _read_all(fd, buffers, at)
+                    first = group_last
+            except OSError as error:
+                for i in range(first, last):
+                    outcome[i] = error
+        return outcome
+
+    def present(self, unit: int, size: int) -> bool:
+        """Whether a file is long enough to hold ``size`` bytes of ``unit``."""
+        segment, index = divmod(unit, self.per_segment)
+        try:
+            fd = self._open(segment, create=False)
+            return os.fstat(fd).st_size >= index * self.unit_bytes + size
+        except OSError:
+            return False
+
+    def trim(self, top: int) -> int:
+        """Cut everything from unit ``top`` on off the files. Returns the bytes cut."""
+        cut = 0
+        for path in sorted(self.folder.glob("segment-*.kv")):
+            number = path.stem.removeprefix("segment-")
+            if not number.isdigit():
+                continue
+            keep = min(max(0, top - int(number) * self.per_segment), self.per_segment)
+            keep_bytes = keep * self.unit_bytes
+            size = path.stat().st_size
+            if size <= keep_bytes:
+                continue
+            cut += size - keep_bytes
+            if keep == 0:
+                self._forget(int(number))
+                path.unlink()
+            else:
+                os.ftruncate(self._open(int(number), create=False), keep_bytes)
+        return cut
+
+    def close(self) -> None:
+        for number in list(self._files):
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        fd = self._files.pop(number, None)
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
+        """Half-open ranges of ``units`` that are neighbours within one file."""
+        runs, first = [], 0
+        for i in range(1, len(units) + 1):
+            joined = (
+                i < len(units) and units[i] == units[i - 1] + 1 and units[i] % self.per_segment != 0
+            )
+            if not joined:
+                if i > first:
+                    runs.append((first, i))
+                first = i
+        return runs
+
+    def _groups(
+        self,
+        pieces: Sequence[tuple[int, Sequence[memoryview]]],
+        first: int,
+        last: int,
+        position: int,
+    ) -> Iterable[tuple[int, int, list[memoryview], int]]:
+        """A run in portions of at most IOV_MAX buffers, none of which leaves a gap behind it."""
+        buffers: list[memoryview] = []
+        begin = first
+        for i in range(first, last):
+            parts = pieces[i][1]
+            at_end = sum(len(b) for b in parts) < self.unit_bytes
+            buffers.extend(parts)
+            following = len(pieces[i + 1][1]) if i + 1 < last else _IOV_MAX
+            if at_end or len(buffers) + following > _IOV_MAX:
+                yield begin, i + 1, buffers, position + (begin - first) * self.unit_bytes
+                buffers, begin = [], i + 1
+        if buffers:
+            yield begin, last, buffers, position + (begin - first) * self.unit_bytes
+
+    def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
+        segment, index = divmod(unit, self.per_segment)
+        return self._open(segment, create=create), index * self.unit_bytes
+
+    def _open(self, number: int, *, create: bool) -> int:
+        fd = self._files.get(number)
+        if fd is None:
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+            fd = os.open(self.folder / f"segment-{number:05d}.kv", flags, 0o600)
+            other = self._files.setdefault(number, fd)
+            if other != fd:  # another thread was first
+                os.close(fd)
+                fd = other
+        return fd
+
+
+def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:
+    while buffers:
+        done = os.pwritev(fd, buffers[:_IOV_MAX], position)
+        position += done
+        buffers = _rest(buffers, done)
+
+
+def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
+    while buffers:
+        done = os.preadv(fd, buffers[:_IOV_MAX], position)
+        if done == 0:
+            return
+        position += done
+        buffers = _rest(buffers, done)
+
+
+def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of ``buffers`` after their first ``done`` bytes."""
+    for i, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [buffer[done:], *buffers[i + 1 :]]
+        done -= len(buffer)
+    return []
