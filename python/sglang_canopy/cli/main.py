@@ -13,6 +13,7 @@ from sglang_canopy.errors import CanopyError
 COMMANDS = {
     "simulate": "hit ratios of policies x capacities x traces, without a server",
     "characterize": "what a trace's reuse looks like, and which policy it wants",
+    "plan": "how much DRAM and disk a workload should get, at what price",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
     "chunk-eval": "what reusing document KV costs in quality and saves in time, on a model",

@@ -172,6 +172,8 @@ def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise
 def value_text(of: Metric, value: float) -> str:
     """With its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
     if of.unit == "s":
+        if value >= 100:
+            return f"{value:.0f} s"
         return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
     if of.unit == "share":
         return f"{100 * value:.1f} %"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ class Plan:
     grid_size: int
     simulated: int
     from_cache: int
+    trace_hash: str
     seconds: float
 
 
@@ -195,6 +196,7 @@ def make_plan(
             grid_size=grid_size,
             simulated=evaluate.simulated,
             from_cache=evaluate.from_cache,
+            trace_hash=evaluate.trace_hash,
             seconds=time.perf_counter() - started,
         )
 
@@ -228,11 +230,6 @@ def _settle(
             return better, rejected
         choice = better
     return choice, []
-
-
-def with_baseline(request: Request, dram_gib: float) -> Request:
-    """The same request against another fixed baseline."""
-    return replace(request, baseline_gib=dram_gib)
 
 
 def to_json(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:

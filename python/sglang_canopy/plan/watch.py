@@ -1,0 +1,88 @@
+"""Which part of a server's log stands for the hours to come, and whether a new plan differs.
+
+Two guesses at the near future: the last hours, or the same hours a week ago. "Now" is the last
+request of the log, so that a plan depends on the log alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.objective import Row
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.trace.record import TraceRequest
+
+WEEK_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The last ``hours`` of a log, or those ``hours`` that began a week before its end."""
+
+    hours: float
+    last_week: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hours <= 24 * 7:
+            raise CanopyError(f"a slot must be above 0 and at most 168 hours, got {self.hours}")
+
+    def bounds(self, end_s: float) -> tuple[float, float]:
+        """From and to, on the log's clock, for a log that ends at ``end_s``."""
+        if self.last_week:
+            return end_s - WEEK_S, end_s - WEEK_S + self.hours * 3600
+        return end_s - self.hours * 3600, end_s
+
+    def __str__(self) -> str:
+        if self.last_week:
+            return f"the {self.hours:g} h from now on, a week ago"
+        return f"the last {self.hours:g} h"
+
+
+def cut(trace: Iterable[TraceRequest], slot: Slot) -> list[TraceRequest]:
+    """The slot's requests, their clock from the slot's first.
+
+    Raises ``CanopyError`` when there are none. Memory: the requests of a week, or of the slot.
+    """
+    keep: list[TraceRequest] = []
+    first_s: float | None = None
+    span_s = WEEK_S if slot.last_week else slot.hours * 3600
+    for request in trace:
+        first_s = request.time_s if first_s is None else first_s
+        keep.append(request)
+        if len(keep) % 4096 == 0:
+            keep = [r for r in keep if r.time_s >= request.time_s - span_s]
+    if not keep:
+        raise CanopyError("the log holds no finished request yet; wait, or give another --trace")
+    end_s = keep[-1].time_s
+    low, high = slot.bounds(end_s)
+    chosen = [r for r in keep if low <= r.time_s <= high]
+    if not chosen or (slot.last_week and first_s is not None and low < first_s):
+        have_h = (end_s - (first_s or 0.0)) / 3600
+        raise CanopyError(
+            f"the log has no requests for {slot}: it spans {have_h:.1f} h; use --last-hours "
+            "with what there is"
+        )
+    return list(_from_zero(chosen))
+
+
+def changed(before: Configuration | None, after: Row, gain: float, before_row: Row | None) -> bool:
+    """Whether a new choice is worth a new start: it differs, and costs or waits less by ``gain``.
+
+    A re-plan whose cost and mean TTFT are both within ``gain`` of what is running is noise.
+    """
+    if before is None or before_row is None:
+        return True
+    if Configuration.from_json(after) == before:
+        return False
+    return any(
+        abs(after[key] - before_row[key]) > gain * max(abs(before_row[key]), 1e-12)
+        for key in ("cost", "mean_ttft_s")
+    )
+
+
+def _from_zero(requests: list[TraceRequest]) -> Iterator[TraceRequest]:
+    start_s = requests[0].time_s
+    for request in requests:
+        yield replace(request, time_s=request.time_s - start_s)

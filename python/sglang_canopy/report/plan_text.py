@@ -1,0 +1,173 @@
+"""A plan as text: the front, the extremes beside the baseline, the choice and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sglang_canopy.plan.choice import against, configuration_of, value_text
+from sglang_canopy.plan.objective import METRICS, Row
+from sglang_canopy.plan.planner import Plan
+from sglang_canopy.plan.space import gib_text
+from sglang_canopy.report.table import text_table
+
+PUBLISHED = {"throughput_gain": 0.093, "mean_ttft_saved": 0.583, "cost_saved": 0.202}
+"""Kareto's, "up to", against 1,024 GB of DRAM on its own traces (arXiv 2603.08739, abstract)."""
+
+_METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
+HEAD = (
+    "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "$/h", "cost",
+)  # fmt: skip
+
+
+def plan_text(plan: Plan, currency: str) -> str:
+    """Everything a user reads on the terminal."""
+    parts = [
+        *overview(plan),
+        "",
+        f"Non-dominated ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
+        table(plan.front, mark=plan.choice.row),
+        "",
+        f"Extremes beside the fixed baseline ({configuration_of(plan.baseline).label()}):",
+        extremes_table(plan),
+        "the paper's, on other traces: throughput +9.3 %, latency -58.3 %, cost -20.2 % at best",
+        "",
+        *choice_text(plan, currency),
+    ]
+    if plan.neighbours:
+        parts += ["", "Why not the ones beside it:"]
+        parts += [f"  {configuration_of(n.row).label()}: {n.why}" for n in plan.neighbours]
+    if len(plan.sensitivity) > 1:
+        parts += ["", "The same configuration at other loads:", loads_table(plan)]
+    return "\n".join(parts)
+
+
+def overview(plan: Plan) -> list[str]:
+    """What was done, in two or three lines."""
+    stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
+    share = len(plan.found.rows) / plan.grid_size
+    lines = [
+        f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
+        f"{len(plan.found.rows)} of the grid's {plan.grid_size} configurations evaluated "
+        f"({100 * share:.0f} %: {stages}); {plan.found.pruned} more could not have mattered.",
+        f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
+        f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
+    ]
+    if plan.found.out_of_budget:
+        lines.append("The budget of evaluations was spent before the search was done (--budget).")
+    return lines
+
+
+def table(rows: Iterable[Row], mark: Row | None = None) -> str:
+    """One line a configuration; the marked one has a star."""
+    lines = []
+    for row in rows:
+        c = configuration_of(row)
+        star = "* " if mark is not None and configuration_of(mark) == c else ""
+        lines.append([star + c.label(), *cells(row)])
+    return text_table(HEAD, lines)
+
+
+def cells(row: Row) -> list[str]:
+    """The metrics of a row, formatted as the columns after the first."""
+    tiers = row["token_hit_ratio_by_tier"]
+    return [
+        value_text(METRICS["mean_ttft"], row["mean_ttft_s"]),
+        value_text(METRICS["p99_ttft"], row["p99_ttft_s"]),
+        f"{row['throughput_tokens_per_s']:.0f}",
+        f"{100 * row['token_hit_ratio']:.1f} %",
+        "/".join(f"{100 * tiers.get(tier, 0.0):.1f}" for tier in ("device", "host", "disk")),
+        f"{row['cost_per_hour']:.3f}",
+        f"{row['cost']:.3f}",
+    ]
+
+
+def extremes_table(plan: Plan) -> str:
+    """The baseline and the extreme points, with what each wins against it."""
+    head = ["", *HEAD, "throughput", "mean TTFT", "cost "]
+    lines = [
+        [
+            "fixed baseline",
+            configuration_of(plan.baseline).label(),
+            *cells(plan.baseline),
+            "",
+            "",
+            "",
+        ]
+    ]
+    for name, row in plan.extremes.items():
+        gains = against(row, plan.baseline)
+        lines.append(
+            [
+                name,
+                configuration_of(row).label(),
+                *cells(row),
+                f"{100 * gains['throughput_gain']:+.1f} %",
+                f"{-100 * gains['mean_ttft_saved']:+.1f} %",
+                f"{-100 * gains['cost_saved']:+.1f} %",
+            ]
+        )
+    return text_table(head, lines)
+
+
+def choice_text(plan: Plan, currency: str) -> list[str]:
+    """The choice, or what stands in the way of one."""
+    request, row = plan.request, plan.choice.row
+    wanted = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
+    limits = " and ".join(c.text for c in request.constraints)
+    if plan.choice.feasible:
+        given = f", given {limits}" if limits else ""
+        return [
+            f"Chosen ({wanted}{given}): {configuration_of(row).label()}",
+            f"  {said(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+        ]
+    lines = [f"No configuration meets {limits}. What binds:"]
+    for constraint in plan.choice.binding:
+        rows = plan.found.rows.values()
+        best = min(rows, key=lambda r: constraint.miss(r))
+        value = value_text(constraint.metric, constraint.value(best))
+        lines.append(
+            f"  {constraint.text}: the best found is {value}, with {configuration_of(best).label()}"
+            if not constraint.met(best)
+            else f"  {constraint.text}: can be met alone, not together with the others"
+        )
+    lines += [
+        f"The nearest feasible point: {configuration_of(row).label()}",
+        f"  {said(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+        f"  it is feasible with: {relaxed(plan)}",
+    ]
+    return lines
+
+
+def relaxed(plan: Plan) -> str:
+    """The constraints as the nearest point would meet them."""
+    row, parts = plan.choice.row, []
+    for c in plan.request.constraints:
+        sign = "<" if c.at_most else ">"
+        if c.met(row):
+            parts.append(c.text)
+        else:
+            value = c.value(row) * (1.005 if c.at_most else 0.995)
+            parts.append(f"{c.metric.name}{sign}{value:.4g}")
+    return " and ".join(parts)
+
+
+def said(row: Row) -> str:
+    """The main numbers of a row in one line."""
+    return ", ".join(
+        f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
+    )
+
+
+def loads_table(plan: Plan) -> str:
+    """The choice at each load, and whether it still meets the constraints."""
+    lines = []
+    for load, row in plan.sensitivity.items():
+        met = all(c.met(row) for c in plan.request.constraints)
+        change = f"{100 * (load - 1):+.0f} %" if load != 1 else "as in the trace"
+        lines.append([change, *cells(row), "yes" if met else "no"])
+    return text_table(("load", *HEAD[1:], "meets"), lines)
+
+
+def published_text(gains: Sequence[float]) -> str:
+    """``+1.2 / -3.4 / -5.6 %``."""
+    return " / ".join(f"{100 * gain:+.1f}" for gain in gains) + " %"
