@@ -169,6 +169,18 @@ class RadixTree:
             freed += self._cut(victim.leaf, victim.keep, need)  # type: ignore[arg-type]
         return freed
 
+    def remove(self, leaf: Node) -> None:
+        """Take out an unlocked leaf that no policy chose: it has expired."""
+        parent = leaf.parent
+        assert parent is not None, "the root cannot expire"
+        assert not leaf.children and not leaf.locks, "not a free leaf"
+        self.policy.drop(leaf)
+        self.used_blocks -= len(leaf.blocks)
+        del parent.children[leaf.blocks[0]]
+        leaf.parent = None
+        if not parent.children and not parent.locks and parent is not self.root:
+            self.policy.admit(parent, self.now)
+
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
         stack = list(self.root.children.values())

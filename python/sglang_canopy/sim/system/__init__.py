@@ -5,6 +5,7 @@ from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.profile import EngineProfile, load_profile, profile_names
 from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.run import simulate_system
+from sglang_canopy.sim.system.workload import Workload
 
 __all__ = [
     "EngineProfile",
@@ -12,6 +13,7 @@ __all__ = [
     "SystemConfig",
     "SystemResult",
     "TierSpec",
+    "Workload",
     "load_profile",
     "profile_names",
     "simulate_system",

@@ -93,6 +93,10 @@ class SystemConfig:
     """Fewer tokens on the host than this are computed anew."""
     whole_nodes: bool = False
     """Evict whole nodes, as SGLang's own policies do; else only what is needed."""
+    quantum_tokens: int = 64
+    """Least tokens that an eviction by need takes at once (as on a server)."""
+    model: str | None = None
+    """The model that is to be simulated; a profile of another one is refused."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -102,6 +106,7 @@ class SystemConfig:
             "chunked_prefill_tokens",
             "max_prefill_tokens",
             "page_tokens",
+            "quantum_tokens",
         ):
             _number(name, getattr(self, name), above=0)
         for name in ("prefetch_threshold_tokens", "load_back_threshold_tokens"):

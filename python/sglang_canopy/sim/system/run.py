@@ -1,95 +1,341 @@
-"""Simulate a whole system over a trace."""
+"""Simulate a whole system over a trace: the loop, and what it adds up to."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import time
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.system.config import SystemConfig
+from sglang_canopy.sim.system.costs import Costs
+from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
+from sglang_canopy.sim.system.instance import Instance, Job
 from sglang_canopy.sim.system.profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
-from sglang_canopy.sim.tree import RadixTree
+from sglang_canopy.sim.system.routing import Router
+from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.trace.record import TraceRequest
+
+_ARRIVAL, _STEP = 0, 1
+"""A request that comes at the moment a step ends is seen by the next one."""
+_SWEEPS = 256
+"""How often a run looks for what has expired."""
 
 
 def simulate_system(
-    trace: Iterable[TraceRequest],
+    trace: Iterable[TraceRequest] | Workload,
     config: SystemConfig,
     profile: EngineProfile,
     *,
     seed: int = 0,
     events: EventLog | None = None,
+    turns_wait: bool = False,
 ) -> SystemResult:
-    """First version: one request after another on each instance, tiers as one cache."""
+    """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
+
+    ``seed`` breaks ties of the routing; the same arguments give the same result. ``events`` takes
+    a log of what happened. With ``turns_wait`` a turn comes no earlier than the one before it was
+    answered, as a replay does; else each comes at its time in the trace.
+
+    Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a
+    request that does not fit on the device.
+    """
     started = time.perf_counter()
-    trees: list[RadixTree] = []
-    free: list[float] = []
-    ttft, e2e, cached, tokens, hits, out = [], [], [], 0, 0, 0
-    first = last = 0.0
-    for index, request in enumerate(to_requests(trace)):
-        if not trees:
-            first = request.time
-            lower = config.host.capacity_bytes if config.host else 0
-            disk = config.disk.capacity_bytes if config.disk else 0
-            room = config.device_tokens + (lower + disk) / profile.kv_bytes_per_token
-            blocks = max(1, int(room // request.block_tokens))
-            for _ in range(config.instances):
-                policy = make_policy(config.device_policy, config.device_policy_config)
-                trees.append(RadixTree(policy, blocks, request.block_tokens))
-                free.append(0.0)
-        at = index % config.instances
-        hit = min(trees[at].access(request) * request.block_tokens, request.prompt_tokens - 1)
-        begin = max(free[at], request.time)
-        first_token = begin + profile.prefill_s(request.prompt_tokens - hit, hit)
-        done = first_token + request.output_tokens * profile.decode_s(1, request.prompt_tokens)
-        free[at] = first_token + (done - first_token) / 8
-        ttft.append(first_token - request.time)
-        e2e.append(done - request.time)
-        cached.append(hit)
-        tokens += request.prompt_tokens
-        out += request.output_tokens
-        hits += hit
-        last = max(last, done)
-    if not trees:
-        raise CanopyError("the trace has no requests; give one that has")
-    waits = np.array(ttft)
-    p50, p90, p99 = (float(p) for p in np.percentile(waits, (50, 90, 99)))
-    span = max(last - first, 1e-9)
-    none = {"device": 0.0, "host": 0.0, "disk": 0.0}
-    return SystemResult(
-        requests=len(ttft),
-        mean_ttft_s=float(waits.mean()),
-        p50_ttft_s=p50,
-        p90_ttft_s=p90,
-        p99_ttft_s=p99,
-        mean_tpot_s=profile.decode_s(1, 1024),
-        mean_e2e_s=float(np.mean(e2e)),
-        throughput_tokens_per_s=(tokens + out) / span,
-        output_tokens_per_s=out / span,
-        makespan_s=span,
-        token_hit_ratio=hits / tokens,
-        token_hit_ratio_by_tier={**none, "device": hits / tokens},
-        mean_bytes_by_tier=none,
-        peak_bytes_by_tier=none,
-        host_read_bytes=0.0,
-        host_written_bytes=0.0,
-        disk_read_bytes=0.0,
-        disk_written_bytes=0.0,
-        prefetch_late_bytes=0.0,
-        mean_queue_s=0.0,
-        mean_queue_length=0.0,
-        peak_queue_length=0,
-        busy_share=0.0,
-        retracted=0,
-        events=len(ttft),
-        seconds=time.perf_counter() - started,
-        ttft_s=waits,
-        e2e_s=np.array(e2e),
-        cached_tokens=np.array(cached),
-    )
+    if config.model is not None:
+        profile.require_model(config.model)
+    workload = trace if isinstance(trace, Workload) else Workload(trace)
+    run = _Run(workload, config, profile, seed, events, turns_wait)
+    run.serve()
+    return run.result(time.perf_counter() - started)
+
+
+class _Run:
+    """One simulation: its instances, its clock, its sums."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: SystemConfig,
+        profile: EngineProfile,
+        seed: int,
+        events: EventLog | None,
+        turns_wait: bool,
+    ) -> None:
+        self.workload = workload
+        self.config = config
+        self.profile = profile
+        self.turns_wait = turns_wait
+        self.disks = _disks(config, profile, workload.block_tokens, events)
+        costs = Costs(profile)
+        self.instances = [
+            Instance(
+                number + 1,
+                config,
+                costs,
+                workload.block_tokens,
+                *_policies(config),
+                self.disks[number % len(self.disks)] if self.disks else None,
+                events,
+            )
+            for number in range(config.instances)
+        ]
+        self.router = Router(config.routing, self.instances, seed)
+        self.heap: list[tuple[float, int, int, Any]] = []
+        self.sequence = 0
+        self.events = 0
+        count = len(workload)
+        self.ttft = array("d", [0.0]) * count
+        self.e2e = array("d", [0.0]) * count
+        self.tpot_sum, self.tpot_count = 0.0, 0
+        self.queued = 0.0
+        self.cached = array("q", [0]) * count
+        self.hits = {"device": 0, "host": 0, "disk": 0}
+        self.prompt = self.output = 0
+        self.last = workload.times[0]
+        self.meter = _Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
+
+    def serve(self) -> None:
+        """From the first arrival to the last token."""
+        times, heap = self.workload.times, self.heap
+        count, at = len(times), 0
+        held = self._held()
+        span = max(times[-1] - times[0], 1.0)
+        sweep_every = span / _SWEEPS if self._expires() else math.inf
+        next_sweep = times[0] + sweep_every
+        while at < count or heap:
+            if at < count and (not heap or (times[at], _ARRIVAL) <= heap[0][:2]):
+                now, number = times[at], at
+                at += 1
+                if held is not None and held[number]:
+                    held[number] = 2
+                    continue
+                self.events += 1
+                self._arrive(number, now)
+                continue
+            now, kind, _, what = heapq.heappop(heap)
+            if kind == _ARRIVAL:
+                self.events += 1
+                self._arrive(what, now)
+                continue
+            instance, version = what
+            if version != instance.version:
+                continue
+            self.events += 1
+            if now >= next_sweep:
+                next_sweep = now + sweep_every
+                self._sweep(now)
+            self._step(instance, now, held)
+
+    def _arrive(self, number: int, now: float) -> None:
+        job = Job(number, now, self.workload.request(number))
+        instance = self.instances[self.router.choose(job)]
+        version = instance.version
+        instance.arrive(job, now)
+        if instance.idle():
+            self._step(instance, now, None)
+        elif instance.version != version:
+            self._push(instance.end, _STEP, (instance, instance.version))
+
+    def _step(self, instance: Instance, now: float, held: bytearray | None) -> None:
+        instance.advance(now)
+        if instance.finished:
+            for job, end in instance.finished:
+                self._account(job, end)
+                if held is not None:
+                    self._release(job, end, held)
+            instance.finished.clear()
+        self.meter.read(now, instance)
+        if instance.end < math.inf:
+            self._push(instance.end, _STEP, (instance, instance.version))
+        elif instance.waiting:
+            wake = instance.wake_at(now)
+            if wake < math.inf:
+                self._push(wake, _STEP, (instance, instance.version))
+
+    def _push(self, when: float, kind: int, what: Any) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (when, kind, self.sequence, what))
+
+    def _held(self) -> bytearray | None:
+        """Per request 1 while the turn before it is not answered; 2 if its time has come."""
+        if not self.turns_wait:
+            return None
+        held = bytearray(len(self.workload))
+        for following in self.workload.next_turn:
+            if following >= 0:
+                held[following] = 1
+        return held
+
+    def _release(self, job: Job, end: float, held: bytearray) -> None:
+        following = self.workload.next_turn[job.index]
+        if following < 0:
+            return
+        late = held[following] == 2
+        held[following] = 0
+        if late:
+            self._push(end, _ARRIVAL, following)
+
+    def _expires(self) -> bool:
+        tiers = (self.config.host, self.config.disk)
+        return any(tier is not None and tier.ttl is not None for tier in tiers)
+
+    def _sweep(self, now: float) -> None:
+        for instance in self.instances:
+            instance.tree.expire()
+        for disk in self.disks:
+            disk.sweep(now)
+
+    def _account(self, job: Job, end: float) -> None:
+        index, extra = job.index, self.profile.arrival_s
+        self.ttft[index] = job.first_token - job.arrival + extra
+        self.e2e[index] = end - job.arrival + extra
+        if job.output > 1:
+            self.tpot_sum += (end - job.first_token) / (job.output - 1)
+            self.tpot_count += 1
+        self.queued += job.start - job.arrival
+        disk = job.disk_hit
+        self.cached[index] = job.device_hit + job.host_hit
+        self.hits["device"] += job.device_hit
+        self.hits["host"] += job.host_hit - disk
+        self.hits["disk"] += disk
+        self.prompt += job.prompt
+        self.output += job.output
+        self.last = max(self.last, end)
+
+    def result(self, seconds: float) -> SystemResult:
+        """The sums, as a ``SystemResult``."""
+        begin, kv = self.workload.times[0], self.profile.kv_bytes_per_token
+        span = max(self.last - begin, 1e-9)
+        self.meter.close(self.last)
+        ttft = np.frombuffer(self.ttft)
+        e2e = np.frombuffer(self.e2e)
+        p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))
+        links = [i.host_link for i in self.instances if i.host_link is not None]
+        return SystemResult(
+            requests=len(ttft),
+            mean_ttft_s=float(ttft.mean()),
+            p50_ttft_s=p50,
+            p90_ttft_s=p90,
+            p99_ttft_s=p99,
+            mean_tpot_s=self.tpot_sum / self.tpot_count if self.tpot_count else 0.0,
+            mean_e2e_s=float(e2e.mean()),
+            throughput_tokens_per_s=(self.prompt + self.output) / span,
+            output_tokens_per_s=self.output / span,
+            makespan_s=span,
+            token_hit_ratio=sum(self.hits.values()) / self.prompt,
+            token_hit_ratio_by_tier={t: n / self.prompt for t, n in self.hits.items()},
+            mean_bytes_by_tier=self.meter.means(span),
+            peak_bytes_by_tier=dict(self.meter.peak),
+            host_read_bytes=sum(link.read_bytes for link in links),
+            host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
+            disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
+            disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
+            prefetch_late_bytes=sum(i.late_bytes for i in self.instances),
+            mean_queue_s=self.queued / len(ttft),
+            mean_queue_length=self.queued / span,
+            peak_queue_length=self.meter.peak_queue,
+            busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
+            retracted=sum(i.retracted for i in self.instances),
+            events=self.events,
+            seconds=seconds,
+            ttft_s=ttft,
+            e2e_s=e2e,
+            cached_tokens=np.frombuffer(self.cached, dtype=np.int64),
+        )
+
+
+class _Meter:
+    """What each tier holds, over time."""
+
+    def __init__(
+        self, instances: list[Instance], disks: list[Disk], kv_bytes: int, begin: float
+    ) -> None:
+        self._kv_bytes = kv_bytes
+        self._last = dict.fromkeys(map(id, instances), begin)
+        self._held = {id(i): (0, 0) for i in instances}
+        self._area = {"device": 0.0, "host": 0.0, "disk": 0.0}
+        self._now = {"device": 0, "host": 0}
+        self._disks = disks
+        self._disk_at, self._disk_held = begin, 0.0
+        self.peak = {"device": 0.0, "host": 0.0, "disk": 0.0}
+        self.peak_queue = 0
+
+    def read(self, now: float, instance: Instance) -> None:
+        """Note what ``instance`` and the disks hold."""
+        key, tree = id(instance), instance.tree
+        device, host = self._held[key]
+        span = now - self._last[key]
+        self._area["device"] += device * span
+        self._area["host"] += host * span
+        self._last[key] = now
+        held = tree.device_used + tree.private, tree.host_used
+        self._held[key] = held
+        total = self._now
+        total["device"] += held[0] - device
+        total["host"] += held[1] - host
+        for tier in ("device", "host"):
+            if total[tier] * self._kv_bytes > self.peak[tier]:
+                self.peak[tier] = float(total[tier] * self._kv_bytes)
+        if len(instance.waiting) > self.peak_queue:
+            self.peak_queue = len(instance.waiting)
+        if self._disks:
+            self._area["disk"] += self._disk_held * (now - self._disk_at)
+            self._disk_at = now
+            self._disk_held = sum(disk.used_bytes for disk in self._disks)
+            self.peak["disk"] = max(self.peak["disk"], self._disk_held)
+
+    def close(self, now: float) -> None:
+        """Count what is held up to the end of the run."""
+        for key, (device, host) in self._held.items():
+            span = now - self._last[key]
+            self._area["device"] += device * span
+            self._area["host"] += host * span
+        self._area["disk"] += self._disk_held * (now - self._disk_at)
+
+    def means(self, span: float) -> dict[str, float]:
+        """Bytes over time, a tier."""
+        scale = {"device": self._kv_bytes, "host": self._kv_bytes, "disk": 1}
+        return {tier: area * scale[tier] / span for tier, area in self._area.items()}
+
+
+def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
+    device = make_policy(config.device_policy, config.device_policy_config)
+    host = config.host
+    if host is None:
+        return device, None
+    if (host.policy, dict(host.policy_config)) == (
+        config.device_policy,
+        dict(config.device_policy_config),
+    ):
+        return device, device.twin()
+    return device, make_policy(host.policy, host.policy_config)
+
+
+def _disks(
+    config: SystemConfig, profile: EngineProfile, block_tokens: int, events: EventLog | None
+) -> list[Disk]:
+    spec = config.disk
+    if spec is None:
+        return []
+    count = config.instances if config.disk_per_instance else 1
+    config_of: Mapping[str, Any] = spec.policy_config
+    return [
+        Disk(
+            spec,
+            make_policy(spec.policy, config_of),
+            block_tokens,
+            block_tokens * profile.kv_bytes_per_token,
+            name=f"disk {number + 1}" if count > 1 else "disk",
+            events=events,
+            whole_nodes=config.whole_nodes,
+        )
+        for number in range(count)
+    ]

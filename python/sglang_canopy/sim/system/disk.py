@@ -1,0 +1,167 @@
+"""A disk: whole blocks in a tree of their own, under its own policy, TTLs and bandwidth.
+
+Pages on disk hang together by their keys, not by an instance's tree, so a disk that several
+instances share has one tree. A write that lost its beginning to eviction meanwhile is not kept:
+nothing could reach it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.sim.system.channel import DiskChannel, Transfer
+from sglang_canopy.sim.system.config import TierSpec
+from sglang_canopy.sim.system.events import EventLog
+from sglang_canopy.sim.system.expiry import Expiry
+from sglang_canopy.sim.tree import Node, RadixTree
+
+_Write = tuple[Request, int]
+
+
+class Disk:
+    """One disk of ``spec``; blocks of ``block_bytes``."""
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        policy: Policy,
+        block_tokens: int,
+        block_bytes: float,
+        *,
+        name: str = "disk",
+        events: EventLog | None = None,
+        whole_nodes: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.policy = policy
+        self.block_bytes = block_bytes
+        self.tree = RadixTree(
+            policy, max(1, int(spec.capacity_bytes // block_bytes)), block_tokens,
+            whole_nodes=whole_nodes,
+        )  # fmt: skip
+        self.expiry = Expiry.of(spec.ttl)
+        self._events = events
+        self._name = name
+        self.channel = DiskChannel(spec, self._written, self._read)
+        self._coming: set[int] = set()
+        """Blocks on their way to the disk."""
+        self.expired_blocks = 0
+
+    @property
+    def used_bytes(self) -> float:
+        return self.tree.used_blocks * self.block_bytes
+
+    def leading(self, path: tuple[int, ...], now: float) -> int:
+        """How many leading blocks of ``path`` are on the disk and valid."""
+        return self._match(path, now)[1]
+
+    def like(self, path: tuple[int, ...]) -> Leaf | None:
+        """The attributes of the deepest node of ``path``."""
+        node, _ = self.tree.match(path)
+        return None if node is self.tree.root else node
+
+    def touch(self, path: tuple[int, ...], request: Request, now: float) -> None:
+        """A request used ``path``, wherever it was read from."""
+        node, _ = self._match(path, now)
+        leaf = node
+        ranked = not node.children and not node.locks and node is not self.tree.root
+        if ranked:
+            self.policy.drop(leaf)
+        self.tree.stamp(request, leaf)
+        if ranked:
+            self.policy.admit(leaf, self.tree.now)
+
+    def write(self, path: tuple[int, ...], request: Request, now: float) -> None:
+        """Write what of ``path`` is neither there nor on its way."""
+        if not path or path[-1] in self._coming:
+            return
+        _, have = self._match(path, now)
+        while have < len(path) and path[have] in self._coming:
+            have += 1
+        missing = path[have:]
+        if not missing:
+            return
+        self._coming.update(missing)
+        own = copy.copy(request)
+        own.path = path
+        payload: _Write = (own, len(missing))
+        self.channel.write(now, len(missing) * self.block_bytes, payload)
+
+    def sweep(self, now: float) -> None:
+        """Drop what is past its time, tails first."""
+        self.channel.advance(now)
+        if self.expiry is None:
+            return
+        for leaf in [leaf for leaf in self.policy.leaves() if self.expiry.over(leaf, now)]:
+            self._drop_run(leaf, now)  # type: ignore[arg-type]
+
+    def _match(self, path: tuple[int, ...], now: float) -> tuple[Node, int]:
+        self.channel.advance(now)
+        tree = self.tree
+        tree.now = max(tree.now, now)
+        node, hit = tree.match(path)
+        if self.expiry is None or node is tree.root:
+            return node, hit
+        # A parent was used no longer ago than its child.
+        valid: Any = node
+        while valid is not tree.root and self.expiry.over(valid, now):
+            valid = valid.parent
+        if valid is node:
+            return node, hit
+        self._drop_run(node, now)
+        return valid, 0 if valid is tree.root else (
+            valid.offset + valid.length
+        ) // tree.block_tokens
+
+    def _drop_run(self, leaf: Node, now: float) -> None:
+        """Remove ``leaf`` and what is above it while it is expired and nothing hangs below it."""
+        tree = self.tree
+        node: Any = leaf
+        assert self.expiry is not None
+        while (
+            node is not tree.root
+            and not node.children
+            and not node.locks
+            and self.expiry.over(node, now)
+        ):
+            parent = node.parent
+            self.expired_blocks += len(node.blocks)
+            tree.remove(node)
+            node = parent
+
+    def _written(self, transfer: Transfer) -> None:
+        request, missing = transfer.payload
+        path = request.path
+        self._coming.difference_update(path[len(path) - missing :])
+        tree = self.tree
+        self._log("write", transfer)
+        node, hit = tree.match(path)
+        if hit < len(path) - missing:
+            return
+        tree.lock(node)
+        leaf = tree.insert(request, node, hit)
+        if leaf is not node:
+            leaf.stamp(request)
+            if self.expiry is not None:
+                leaf.group = self.expiry.group(path)
+            # What came to the disk after this request had used it does not know of that yet.
+            above = leaf.parent
+            while above is not None and above.last_access < leaf.last_access:
+                if above is not tree.root:
+                    above.refresh(request)
+                above = above.parent
+            node.locks -= 1
+            self.policy.admit(leaf, tree.now)
+        else:
+            tree.unlock(node)
+
+    def _read(self, transfer: Transfer) -> None:
+        self._log("read", transfer)
+
+    def _log(self, what: str, transfer: Transfer) -> None:
+        if self._events is not None:
+            self._events.span(
+                self._name, what, what, transfer.begin_s, transfer.end_s, bytes=transfer.bytes
+            )

@@ -1,0 +1,33 @@
+"""How long what a tier holds stays valid: one time for all, or one for each subtree group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_canopy.policy.base import Leaf
+
+
+class Expiry:
+    """``ttl`` is seconds, or a ``tier.ttl.TTLTable`` over the trace's own block ids."""
+
+    def __init__(self, ttl: Any) -> None:
+        self._table = None if isinstance(ttl, (int, float)) else ttl
+        self._ttl_s = ttl if self._table is None else 0.0
+
+    @classmethod
+    def of(cls, ttl: Any) -> Expiry | None:
+        """``None`` where nothing expires."""
+        return None if ttl is None or ttl == math.inf else cls(ttl)
+
+    def group(self, path: Sequence[int]) -> int | None:
+        """The group of a node whose path, itself included, this is."""
+        return None if self._table is None else self._table.group_of(path)
+
+    def over(self, leaf: Leaf, now: float) -> bool:
+        """Whether ``leaf`` was last used too long ago."""
+        if self._table is None:
+            return now - leaf.last_access > self._ttl_s
+        group = -1 if leaf.group is None else leaf.group
+        return now - leaf.last_access > self._table.ttl_s(group)
