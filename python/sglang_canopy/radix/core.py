@@ -129,12 +129,12 @@ class CanopyTreeCore(UnifiedTreeCore):
         """
         device, host = self.evictable_device_leaves, self.evictable_host_leaves
         root = self.root_node
-        number, own, done = -1, None, False
+        number, asks, done = -1, False, False
         if request is not None:
-            number, own = request.number, request.ttl_s  # type: ignore[attr-defined]
+            number = request.number  # type: ignore[attr-defined]
+            asks = request.ttl_s is not None or request.pin_s is not None  # type: ignore[attr-defined]
             done = self.disk.active and request.done  # type: ignore[attr-defined]
             self._remember_tip(request, node)
-        path = []
         grouped = self.groups.disk is not None or self.groups.host is not None
         while node is not root:
             leaf = node.canopy
@@ -151,17 +151,16 @@ class CanopyTreeCore(UnifiedTreeCore):
                 leaf.stamp(request)
                 leaf.request_number = number
             if request is not None:
-                if own is not None or leaf.ttl_s is not None:
-                    leaf.ask(own)
+                if asks or leaf.ttl_s is not None:
+                    leaf.ask(request)
                 if grouped:
                     measure(node)
                     self.groups.mark(leaf, request)
                 if done:
                     self.disk.used(node)
-                    path.append(node)
             node = node.parent
         if done:
-            self.disk.finished(request, path[::-1])  # type: ignore[arg-type]
+            self.disk.finished(request)  # type: ignore[arg-type]
 
     def awaited(self, node: UnifiedTreeNode, request: Request) -> None:
         """A request that waits to be scheduled will use the path to ``node``: protect it.

@@ -19,6 +19,7 @@ import xxhash
 from sglang_canopy.policy.base import Request
 from sglang_canopy.radix.pages import PAGES
 from sglang_canopy.radix.tier import NodeLeaf, measure
+from sglang_canopy.request import MAX_KEEP_S
 from sglang_canopy.tier.page import PageMeta
 
 if TYPE_CHECKING:
@@ -97,13 +98,9 @@ class DiskLink:
         # In use all the time; or new, and perhaps not written yet: (again) a little later.
         self._dirty[node] = None
 
-    def finished(self, request: LiveRequest, path: Sequence[UnifiedTreeNode]) -> None:
-        """Pin what ``request`` asked to pin; let the disk tier's policy learn from it."""
-        if not self.active:
-            return
-        if request.pin_s:
-            self._pin(path, request.time + request.pin_s + self.epoch)
-        if self.core.live.disk_learns:
+    def finished(self, request: LiveRequest) -> None:
+        """Let the disk tier's policy learn from a request that is done."""
+        if self.active and self.core.live.disk_learns:
             blocks = request.prompt_tokens // request.block_tokens
             PAGES.announce("arrive", self._copy(request, blocks))
             PAGES.announce("finish", self._copy(request, len(request.path)))
@@ -134,7 +131,9 @@ class DiskLink:
 
     def _meta(self, leaf: NodeLeaf) -> PageMeta:
         meta = PageMeta.from_leaf(leaf, offset=leaf.offset, tokens=leaf.length, ttl_s=leaf.ttl_s)
-        epoch = self.epoch
+        epoch, pin = self.epoch, leaf.pin_until
+        if pin is not None and (meta.keep_until is None or pin > meta.keep_until):
+            meta.keep_until = pin
         meta.created += epoch
         meta.last_access += epoch
         if meta.keep_until is not None:
@@ -152,7 +151,9 @@ class DiskLink:
         leaf.last_access = min(leaf.last_access - epoch, now)
         leaf.created = min(leaf.created - epoch, leaf.last_access)
         if leaf.keep_until is not None:
-            leaf.keep_until -= epoch
+            # A pin is for the disk: above it, nothing is kept for longer than a client may ask.
+            leaf.pin_until = leaf.keep_until - epoch
+            leaf.keep_until = min(leaf.pin_until, leaf.last_access + MAX_KEEP_S)
         if leaf.return_at is not None:
             leaf.return_at -= epoch
 
@@ -188,11 +189,6 @@ class DiskLink:
         if PAGES.of(keys[0]) is not None:
             self.note(node)  # not written yet: it is to be written as it is now
         PAGES.used(keys, self._meta(node.canopy))
-
-    def _pin(self, path: Sequence[UnifiedTreeNode], until: float) -> None:
-        keys = [key for node in path for key in node.hash_value or ()]
-        if keys:
-            PAGES.pin(keys, until)
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
         """What every rank read, or nothing: ranks must rank alike, and each has its own disk.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.radix.core import CanopyTreeCore
+    from sglang_canopy.radix.link import LiveRequest
 
 
 class NodeLeaf(Leaf):
@@ -28,6 +29,7 @@ class NodeLeaf(Leaf):
         "host_group",
         "host_since",
         "node",
+        "pin_until",
         "policy",
         "reason",
         "request_number",
@@ -49,6 +51,8 @@ class NodeLeaf(Leaf):
         """Number of the last request counted in ``hits``."""
         self.ttl_s: float | None = None
         """Seconds below the device that a request asked for; ``None``: the group's."""
+        self.pin_until: float | None = None
+        """Until when a request asked to keep the disk copy."""
         self.host_group = RESIDUAL
         """Like ``group``, in the host tier's table."""
         self.told = float("-inf")
@@ -57,17 +61,22 @@ class NodeLeaf(Leaf):
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)
         if isinstance(other, NodeLeaf):
-            self.ttl_s, self.host_group, self.told = other.ttl_s, other.host_group, other.told
+            self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
+            self.host_group, self.told = other.host_group, other.told
 
-    def ask(self, ttl_s: float | None) -> None:
-        """A request asks for a TTL of its own, or for none.
+    def ask(self, request: LiveRequest) -> None:
+        """A request asks for a TTL of its own or for a pin, or for neither.
 
-        Where other conversations run through the node too, the longest wins, and one that asks
-        for nothing leaves it to the group.
+        Where other conversations run through the node too, the longest TTL wins, and a request
+        that asks for none leaves it to the group. A pin is never shortened.
         """
+        ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
             ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
         self.ttl_s = ttl_s
+        if request.pin_s is not None:
+            until = request.time + request.pin_s
+            self.pin_until = until if self.pin_until is None else max(until, self.pin_until)
 
     def touch(self, now: float) -> None:
         """A use by nobody in particular (a direct call of the cache's ``insert``)."""

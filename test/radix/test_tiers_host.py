@@ -1,0 +1,187 @@
+"""The host tier: what is demoted, by which policy, and what may go because its time is over."""
+
+from __future__ import annotations
+
+import pytest
+from live_tree import LiveTree, check
+
+from sglang_canopy.config import PolicyChoice, TierOptions
+from sglang_canopy.radix.counters import DEVICE, HOST, TRIM, TTL
+from sglang_canopy.tier.ttl import RESIDUAL, Group, TTLTable
+
+ONE_TOKEN = {"quantum_tokens": 1}
+BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+
+
+def tokens(name: int, count: int) -> list[int]:
+    return [name * 1000 + i for i in range(count)]
+
+
+def leaf_at(tree: LiveTree, first: int):
+    """The leaf of the node whose first token is ``first``."""
+    return next(
+        n.canopy
+        for n in tree.core._node_arena.values()
+        if n.key and next(iter(n.key.raw_token_ids())) == first
+    )
+
+
+@BOTH
+def test_a_tail_cut_by_need_moves_to_the_host_and_hits_there(write_policy: str) -> None:
+    tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
+    tree.serve(tokens(1, 10), time=1, category="chat")
+    tree.serve(tokens(2, 4), time=2)
+    tree.serve(tokens(3, 5), time=3)  # three tokens short
+    assert tree.match(tokens(1, 10)) == 7
+    assert tree.load_back(tokens(1, 10)) == 3
+    tail = leaf_at(tree, 1007)
+    assert (tail.offset, tail.length, tail.category, tail.hits) == (7, 3, "chat", 1)
+    check(tree)
+
+
+@BOTH
+def test_what_t_lru_trims_moves_down_a_tier(write_policy: str) -> None:
+    config = {**ONE_TOKEN, "threshold_tokens": 60}
+    tree = LiveTree(
+        256, "canopy-tlru", config, host_tokens=512, write_policy=write_policy, page_size=4
+    )
+    model = tree.core.live.device_policy.model  # type: ignore[attr-defined]
+    tree.serve(tokens(9, 40), time=0)
+    tree.serve(tokens(9, 80), time=1)  # a turn adds 40 tokens
+    model.fit(1.0)
+    tree.serve(tokens(1, 100), time=2)
+    tree.serve(tokens(2, 60), time=3)
+    short = 256 - tree.cache.evictable_size()
+    tree.evict(short + 60)
+    tree.settle()
+    kept = tree.match(tokens(1, 100))
+    assert 0 < kept < 100
+    tree.load_back(tokens(1, 100))
+    assert tree.match(tokens(1, 100)) == 100
+    trimmed = tree.core.counters.row("default").tiers[DEVICE].evicted[TRIM]
+    assert trimmed > 0
+    check(tree)
+
+
+def test_the_host_evicts_by_its_own_policy() -> None:
+    """The device drops the least recently used, the host the least frequently used."""
+    tiers = TierOptions(host=PolicyChoice("lfu"))
+    tree = LiveTree(8, config=ONE_TOKEN, host_tokens=16, tiers=tiers)
+    often, seldom = tokens(1, 8), tokens(2, 8)
+    for time in (1, 2, 3):
+        tree.serve(often, time=time)
+    tree.serve(seldom, time=4)
+    tree.serve(tokens(3, 8), time=5)  # the host holds two of the three: which goes?
+    tree.serve(tokens(4, 8), time=6)
+    assert tree.load_back(often) == 8
+    assert tree.load_back(seldom) == 0
+    assert type(tree.core.live.host_policy).name == "lfu"
+    check(tree)
+
+
+def test_a_host_copy_past_its_time_goes_before_older_ones() -> None:
+    tiers = TierOptions(host_ttl=TTLTable(categories={"short": 3.0}))
+    tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
+    tree.serve(tokens(1, 8), time=1, category="long")
+    tree.serve(tokens(2, 8), time=2, category="short")
+    tree.serve(tokens(3, 8), time=9, category="long")
+    tree.serve(tokens(4, 8), time=10, category="long")
+    assert tree.load_back(tokens(2, 8)) == 0
+    assert tree.core.counters.row("short").tiers[HOST].evicted[TTL] == 8
+    assert tree.load_back(tokens(1, 8)) == 8
+    check(tree)
+
+
+def test_a_host_copy_in_its_time_goes_by_the_policy() -> None:
+    tiers = TierOptions(host_ttl=TTLTable(categories={"short": 300.0}))
+    tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
+    tree.serve(tokens(1, 8), time=1, category="long")
+    tree.serve(tokens(2, 8), time=2, category="short")
+    tree.serve(tokens(3, 8), time=9, category="long")
+    tree.serve(tokens(4, 8), time=10, category="long")
+    assert tree.load_back(tokens(2, 8)) == 8
+    assert tree.core.counters.row("short").tiers[HOST].evicted[TTL] == 0
+    check(tree)
+
+
+def test_a_request_may_ask_for_a_ttl_of_its_own() -> None:
+    tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=3.0))
+    tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
+    for name, ttl_s in ((1, 500.0), (2, None)):
+        request = tree.request(float(name), prompt_tokens=8)
+        request.ttl_s = ttl_s
+        tree.core.finish(request)
+        tree.insert(tokens(name, 8), request)
+    tree.serve(tokens(3, 8), time=9)
+    tree.serve(tokens(4, 8), time=10)
+    assert tree.load_back(tokens(2, 8)) == 0
+    assert tree.load_back(tokens(1, 8)) == 8
+    check(tree)
+
+
+def test_a_shared_prefix_takes_the_longest_ttl_and_the_groups_if_one_asks_for_none() -> None:
+    tree = LiveTree(64)
+
+    def ask(ttl_s: float | None, conversation: str, time: float):
+        request = tree.request(time, prompt_tokens=4, conversation=conversation)
+        request.ttl_s = ttl_s
+        tree.insert([1, 2, 3, 4], request)
+        return leaf_at(tree, 1).ttl_s
+
+    assert ask(50.0, "a", 1) == 50.0
+    assert ask(20.0, "a", 2) == 20.0  # its own conversation may shorten it
+    assert ask(10.0, "b", 3) == 20.0
+    assert ask(None, "c", 4) is None
+    assert ask(99.0, "b", 5) is None
+
+
+def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:
+    table = TTLTable((Group(101, 60.0), Group(103, 30.0)), block_tokens=4)
+    tree = LiveTree(64, tiers=TierOptions(ttl=table, host_ttl=table))
+    path = [100, 101, 102, 103]
+    sizes = (4, 8, 12, 16)
+    for time, count in enumerate(sizes):  # one node a block
+        request = tree.request(float(time), path=path[: count // 4], block_tokens=4)
+        tree.insert(tokens(1, count), request)
+    groups = [leaf_at(tree, 1000 + count - 4).group for count in sizes]
+    assert groups == [RESIDUAL, 0, 0, 1]
+    assert leaf_at(tree, 1012).host_group == 1
+
+
+def test_nodes_keep_their_group_when_a_new_table_has_its_root() -> None:
+    table = TTLTable((Group(101, 60.0), Group(103, 30.0)), block_tokens=4)
+    tree = LiveTree(64, tiers=TierOptions(ttl=table))
+    tree.insert(tokens(1, 8), tree.request(0.0, path=[100, 101], block_tokens=4))
+    tree.insert(tokens(2, 8), tree.request(1.0, path=[103, 104], block_tokens=4))
+    later = TTLTable((Group(103, 5.0),), block_tokens=4)
+    tree.core.groups.swap(later, tree.core._node_arena.values())
+    assert leaf_at(tree, 1000).group == RESIDUAL
+    assert leaf_at(tree, 2000).group == 0
+    assert tree.core.groups.disk is later
+
+
+@BOTH
+def test_two_ranks_with_host_times_evict_alike(write_policy: str) -> None:
+    import random
+
+    def run() -> list[int]:
+        rng = random.Random(3)
+        tiers = TierOptions(
+            host=PolicyChoice("gdfs"),
+            host_ttl=TTLTable(residual_ttl_s=20.0, categories={"c0": 4.0, "c1": 9.0}),
+        )
+        tree = LiveTree(
+            64, "wa", ONE_TOKEN, host_tokens=160, write_policy=write_policy, tiers=tiers
+        )
+        hits = []
+        for i in range(120):
+            who = rng.randrange(12)
+            prompt = [who] * 4 + tokens(who, rng.randrange(1, 20))
+            hits.append(tree.load_back(prompt))
+            hits.append(tree.serve(prompt, time=float(i), category=f"c{who % 3}"))
+        check(tree)
+        return hits
+
+    first = run()
+    assert first == run()
+    assert any(first)
