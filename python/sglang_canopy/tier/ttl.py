@@ -126,8 +126,9 @@ class TTLTable:
     ) -> float:
         """Seconds a page of ``group`` stays after its last use.
 
-        ``category`` is the page's, refined by a policy or not (``api|end|...`` is ``api``);
-        ``own_ttl_s`` what the request asked for. A group this table does not have counts as
+        ``category`` is the page's; one that a policy refined (``api|end|turn1``) is also looked
+        for by its coarser names (``api|end``, ``api``). ``own_ttl_s`` is what the request asked
+        for. A group this table does not have counts as
         residual: an older table's index does no harm.
         """
         if own_ttl_s is not None:
@@ -135,11 +136,13 @@ class TTLTable:
         if 0 <= group < len(self.groups):
             return self.groups[group].ttl_s
         if category is not None and self.categories:
-            found = self.categories.get(category)
-            if found is None:
-                found = self.categories.get(category.partition("|")[0])
-            if found is not None:
-                return found
+            while True:
+                found = self.categories.get(category)
+                if found is not None:
+                    return found
+                category, refined, _ = category.rpartition("|")
+                if not refined:
+                    break
         return self.residual_ttl_s
 
     def groups_after(self, old: TTLTable) -> tuple[int, ...]:

@@ -1,0 +1,227 @@
+"""The paths of a recent window, in memory that is bounded.
+
+Ids on a path are chained: equal ids mean equal paths. So a path is stored once, as the *run* of
+blocks it adds to the path it continues, and a request is where on which run it ends. Noting one
+takes O(log depth) look-ups and a step a run, not one a block.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_canopy.errors import CanopyError
+
+MAX_CATEGORIES = 64
+"""Category names told apart; the rest share one."""
+OTHER = "other"
+LABEL_PARTS = 3
+"""Of a policy's label (``chat|-|turn1|out<64``) so many are told apart."""
+
+MAX_FORGOTTEN = 8
+"""Requests one ``observe`` forgets at most, for having left the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathSnapshot:
+    """A copy of a ``PathLog`` that nothing changes: n requests over r runs, oldest first."""
+
+    block_tokens: int
+    start_s: float
+    """Since when every request is in it, and ``end_s`` until when, on the requests' clock."""
+    end_s: float
+    times_s: NDArray[np.float64]
+    run: NDArray[np.int64]
+    """The run in which each request's path ends, and ``blocks`` how deep it ends (0: no path)."""
+    blocks: NDArray[np.int64]
+    category: NDArray[np.int64]
+    """Index into ``categories``."""
+    categories: tuple[str, ...]
+    run_parent: NDArray[np.int64]
+    """The run that each continues, -1 at the root; ``run_depth`` blocks into its path."""
+    run_depth: NDArray[np.int64]
+    run_missing: NDArray[np.int64]
+    """Tokens by which a run's last block is short of a whole one."""
+    run_blocks: tuple[tuple[int, ...], ...]
+    """Ids; empty for a run that was forgotten."""
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    def until(self, end_s: float) -> PathSnapshot:
+        """The same, as if taken at ``end_s``: without the requests after."""
+        count = int(np.searchsorted(self.times_s, end_s, side="right"))
+        return replace(
+            self,
+            end_s=min(self.end_s, end_s),
+            times_s=self.times_s[:count],
+            run=self.run[:count],
+            blocks=self.blocks[:count],
+            category=self.category[:count],
+        )
+
+
+class PathLog:
+    """Notes the requests of the last ``window_s`` seconds.
+
+    At most ``max_requests`` of them and ``max_blocks`` distinct blocks: where a bound is
+    reached the oldest requests are forgotten first, so that what is left is a shorter window
+    and not a biased one. A path longer than ``max_blocks`` is cut.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_tokens: int = 64,
+        window_s: float = math.inf,
+        max_requests: int = 1 << 17,
+        max_blocks: int = 1 << 20,
+    ) -> None:
+        if not window_s > 0:
+            raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
+        for name, value in (("max_requests", max_requests), ("max_blocks", max_blocks)):
+            if value < 1:
+                raise CanopyError(f"{name} must be 1 or more, got {value}")
+        self.block_tokens = block_tokens
+        self.window_s = window_s
+        self.max_requests, self.max_blocks = max_requests, max_blocks
+        self._start_s = math.nan
+        self._now_s = -math.inf
+        self._log: deque[tuple[float, int, int, int]] = deque()
+        self._categories: dict[str, int] = {OTHER: 0}
+        self._known: dict[int, int] = {}
+        self._order: OrderedDict[int, float] = OrderedDict()
+        """Runs by last use, a parent after its children; the first is never a parent."""
+        self._parent: list[int] = []
+        self._depth: list[int] = []
+        self._missing: list[int] = []
+        self._blocks: list[tuple[int, ...]] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    @property
+    def distinct_blocks(self) -> int:
+        return len(self._known)
+
+    def observe(
+        self, path: Sequence[int], time_s: float, tokens: int | None = None, category: str = OTHER
+    ) -> None:
+        """A request of ``path`` (ids, shallowest first) and ``tokens`` came at ``time_s``.
+
+        ``tokens`` is by default that of whole blocks. Time that runs backwards counts as now.
+        """
+        now = self._now_s = max(self._now_s, time_s)
+        if math.isnan(self._start_s):
+            self._start_s = now
+        depth = min(len(path), self.max_blocks)
+        self._forget(now, depth)
+        run = self._run_of(path, depth, tokens) if depth else -1
+        self._log.append((now, run, depth, self._category(category)))
+        order, parent = self._order, self._parent
+        while run >= 0:
+            order[run] = now
+            order.move_to_end(run)
+            run = parent[run]
+
+    def snapshot(self) -> PathSnapshot:
+        """A copy, O(requests + runs) without a look at a block."""
+        log = np.array(self._log, dtype=np.float64).reshape(-1, 4)
+        ints = log[:, 1:].astype(np.int64)
+        start = self._start_s if self._log else 0.0
+        return PathSnapshot(
+            self.block_tokens,
+            start,
+            self._now_s if self._log else 0.0,
+            log[:, 0],
+            ints[:, 0],
+            ints[:, 1],
+            ints[:, 2],
+            tuple(self._categories),
+            np.array(self._parent, dtype=np.int64),
+            np.array(self._depth, dtype=np.int64),
+            np.array(self._missing, dtype=np.int64),
+            tuple(self._blocks),
+        )
+
+    def check(self) -> None:
+        """Recount everything (tests). Raises ``AssertionError``."""
+        used = set(self._order)
+        assert used.isdisjoint(self._free)
+        assert len(used) + len(self._free) == len(self._blocks)
+        blocks = {b: r for r in used for b in self._blocks[r]}
+        assert blocks == self._known, "every block of a run is known, and no other"
+        assert len(self._known) <= self.max_blocks, len(self._known)
+        assert len(self._log) <= self.max_requests
+        for _, run, depth, _ in self._log:
+            assert run < 0 or run in used, f"run {run} was forgotten while a request ends in it"
+            assert run < 0 or depth <= self._depth[run] + len(self._blocks[run])
+        for run in used:
+            assert self._parent[run] < 0 or self._parent[run] in used
+
+    def _run_of(self, path: Sequence[int], depth: int, tokens: int | None) -> int:
+        known = self._known
+        # Known blocks come first on a chained path.
+        new = bisect_left(path, True, 0, depth, key=lambda block: block not in known)
+        if new == depth:
+            return known[path[depth - 1]]
+        blocks = tuple(path[new:depth])
+        parent = known[path[new - 1]] if new else -1
+        missing = 0
+        if tokens is not None and depth == len(path):
+            missing = min(max(depth * self.block_tokens - tokens, 0), self.block_tokens - 1)
+        if self._free:
+            run = self._free.pop()
+            self._parent[run], self._depth[run] = parent, new
+            self._missing[run], self._blocks[run] = missing, blocks
+        else:
+            run = len(self._blocks)
+            self._parent.append(parent)
+            self._depth.append(new)
+            self._missing.append(missing)
+            self._blocks.append(blocks)
+        known.update(dict.fromkeys(blocks, run))
+        return run
+
+    def _forget(self, now: float, coming: int) -> None:
+        log, known = self._log, self._known
+        for _ in range(min(MAX_FORGOTTEN, len(log))):
+            if log[0][0] >= now - self.window_s and len(log) < self.max_requests:
+                break
+            self._drop_oldest()
+        while log and len(known) + coming > self.max_blocks:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._log.popleft()
+        oldest = self._log[0][0] if self._log else math.inf
+        self._start_s = min(oldest, self._now_s)
+        order, known = self._order, self._known
+        while order:
+            run, used = next(iter(order.items()))
+            if used >= oldest:
+                break
+            del order[run]
+            for block in self._blocks[run]:
+                del known[block]
+            self._blocks[run] = ()
+            self._free.append(run)
+
+    def _category(self, name: str) -> int:
+        found = self._categories.get(name)
+        if found is not None:
+            return found
+        name = "|".join(name.split("|", LABEL_PARTS)[:LABEL_PARTS])
+        found = self._categories.get(name)
+        if found is None:
+            if len(self._categories) >= MAX_CATEGORIES:
+                return 0
+            found = self._categories[name] = len(self._categories)
+        return found
