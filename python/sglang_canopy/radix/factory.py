@@ -122,6 +122,10 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     if path is not None and ctx.tp_rank == 0:
         live.profile = Profile(path)
         atexit.register(live.profile.save, live.device_policy)
+    if ctx.server_args.hicache_storage_backend == "mooncake":
+        from sglang_canopy.radix import mooncake
+
+        mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
