@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "how much DRAM and disk a workload should get, at what price",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
+    "top": "what a running server's tiers hold, serve and let go, live",
     "chunk-eval": "what reusing document KV costs in quality and saves in time, on a model",
 }
 

@@ -8,6 +8,7 @@ Labels are bounded: categories are capped (``counters.MAX_CATEGORIES``), groups 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,8 +80,8 @@ METRICS = (
         "group_ttl_seconds",
         "gauge",
         ("tier", "group"),
-        "TTL of a subtree group, by its index in the table; `residual` for all other prefixes; "
-        "`+Inf` never expires",
+        "TTL of a subtree group, by its index in the table (`residual`: all other prefixes); "
+        "`+Inf` never expires, `NaN` is a group of an older table",
     ),
     Metric(
         "disk_read_bytes_total", "counter", (), "bytes read from the disk store, after compression"
@@ -120,27 +121,22 @@ class Metrics:
         self._families = {m.name: _family(prometheus_client, m, self._fixed) for m in METRICS}
         self._shown: dict[tuple[str, tuple[str, ...]], float] = {}
         self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._groups: set[tuple[str, str]] = set()
 
     def show(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Bring every series to what ``counters`` and ``Status.take`` say."""
         self._show_rows(counters, status["tiers"])
         for tier, of in status["tiers"].items():
-            self._set("capacity_bytes", of["capacity_bytes"], tier)
-            self._set("used_bytes", of["used_bytes"], tier)
+            for name in ("capacity_bytes", "used_bytes"):
+                if of[name] is not None:
+                    self._set(name, of[name], tier)
         for row in status["categories"]:
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
                     self._set("held_tokens", tokens, tier, row["category"])
         self._set("kv_bytes_per_token", status["kv_bytes_per_token"])
         self._set("tree_nodes", status["nodes"])
-        for group in status["groups"]:
-            ttl_s = group["ttl_s"]
-            self._set(
-                "group_ttl_seconds",
-                float("inf") if ttl_s is None else ttl_s,
-                group["tier"],
-                str(group["group"]),
-            )
+        self._show_groups(status["groups"])
         self._show_disk(status.get("disk"), status["page_tokens"])
         self._raise("reporting_seconds_total", status["reporting_s"])
 
@@ -159,6 +155,17 @@ class Metrics:
                 for reason, tokens in zip(REASONS, of.evicted):
                     self._raise("evicted_tokens_total", tokens, tier, category, reason)
                 self._spread(of.residency.tokens, of.residency.token_seconds, tier, category)
+
+    def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        gone = set(self._groups)
+        for group in groups:
+            labels, ttl_s = (group["tier"], group["group"]), group["ttl_s"]
+            self._set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
+            self._groups.add(labels)
+            gone.discard(labels)
+        for labels in gone:  # of an older table: a series of this kind cannot be taken back
+            self._set("group_ttl_seconds", math.nan, *labels)
+            self._groups.discard(labels)
 
     def _show_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
         if disk is None:

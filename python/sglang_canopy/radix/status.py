@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
 WINDOW_S = 60.0
-"""The "last minute" of the hit ratios."""
+"""The "last minute"."""
 POINT_S = 5.0
 """Seconds that one point of the history stands for."""
 POINTS = 60
+MAX_GROUPS = 64
+"""Groups of one tier that are shown, the first of the table."""
 
 _SLICE = 1000
 """Nodes looked at before the scheduler's thread is let in again."""
@@ -28,30 +30,28 @@ _SLICE = 1000
 
 @dataclass(slots=True)
 class History:
-    """Token hit ratios over time, from sums that only grow. Times in seconds, any clock."""
+    """Prompt tokens and hits over time, from sums that only grow. Times in seconds, any clock."""
 
-    recent: deque[tuple[float, tuple[int, ...]]] = field(default_factory=deque)
-    points: deque[float | None] = field(default_factory=lambda: deque(maxlen=POINTS))
+    points: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=POINTS))
+    """For every ``POINT_S``: prompt tokens, and how many of them any tier had."""
+    _recent: deque[tuple[float, tuple[int, ...]]] = field(default_factory=deque)
     _last: tuple[float, tuple[int, ...]] | None = None
 
     def add(self, now: float, sums: tuple[int, ...]) -> None:
         """``sums``: prompt tokens, then the tokens hit in each tier, since the start."""
-        self.recent.append((now, sums))
-        while len(self.recent) > 2 and self.recent[1][0] <= now - WINDOW_S:
-            self.recent.popleft()
+        self._recent.append((now, sums))
+        while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW_S:
+            self._recent.popleft()
         if self._last is None:
             self._last = (now, sums)
         elif now - self._last[0] >= POINT_S:
-            self.points.append(_ratio(self._last[1], sums))
+            prompts, *hits = _difference(self._last[1], sums)
+            self.points.append((prompts, sum(hits)))
             self._last = (now, sums)
 
-    def last_minute(self) -> list[float | None]:
-        """Hit ratio by tier over ``WINDOW_S``; ``None`` where no request finished in it."""
-        (_, old), (_, new) = self.recent[0], self.recent[-1]
-        prompts = new[0] - old[0]
-        if not prompts:
-            return [None] * len(TIERS)
-        return [(new[i] - old[i]) / prompts for i in range(1, len(new))]
+    def last_minute(self) -> tuple[int, ...]:
+        """``sums`` over the last ``WINDOW_S``."""
+        return _difference(self._recent[0][1], self._recent[-1][1])
 
 
 class Status:
@@ -74,7 +74,7 @@ class Status:
 
     def take(self, now: float, let_in: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Everything, as JSON takes it. ``now``: seconds on a clock that never goes back."""
-        rows = list(self.counters.rows())
+        rows = self.counters.rows()
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
         prompts = sum(row.prompt_tokens for row in rows)
         self.history.add(now, (prompts, *hits))
@@ -82,24 +82,26 @@ class Status:
             self._held = self._count_held(let_in)
             self._held_next = now + max(POINT_S, 200 * self._scan_s)
         minute = self.history.last_minute()
-        sizes = self._sizes()
-        return {
+        disk = self._disk()
+        sizes = self._sizes(disk)
+        page = self.cache.tree_core.page_size
+        status: dict[str, Any] = {
             "rank": self.rank,
             "time": time.time(),
             "uptime_s": time.time() - self.started,
-            "policies": self._policies(),
-            "page_tokens": self.cache.tree_core.page_size,
+            "policies": self._policies(disk),
+            "page_tokens": page,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
+            "prompt_tokens_last_minute": minute[0],
             "history": list(self.history.points),
             "history_point_s": POINT_S,
             "tiers": {
                 name: {
                     **sizes[name],
                     "hit_tokens": hits[tier],
-                    "hit_ratio": hits[tier] / prompts if prompts else None,
-                    "hit_ratio_last_minute": minute[tier],
+                    "hit_tokens_last_minute": minute[1 + tier],
                     "entered_tokens": sum(row.tiers[tier].entered for row in rows),
                     "demoted_tokens": sum(row.tiers[tier].demoted for row in rows),
                     "evicted_tokens": {
@@ -111,8 +113,15 @@ class Status:
                 if name in sizes
             },
             "categories": [self._category(row) for row in rows],
-            "groups": list(self.groups()),
+            "groups": list(self._groups()),
+            "disk": disk,
         }
+        if disk is not None:  # its store counts for itself, in pages
+            status["tiers"][TIERS[DISK]] |= {
+                "entered_tokens": disk["written_pages"] * page,
+                "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
+            }
+        return status
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of one token's KV on this rank."""
@@ -121,16 +130,37 @@ class Status:
         total = sum(size) if isinstance(size, tuple) else size
         return total / (allocator.size + allocator.page_size)
 
-    def groups(self) -> Iterator[dict[str, Any]]:
-        """TTL of each subtree group and tier that has one."""
-        yield from ()
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """The TTL of each subtree group, by tier; ``None`` never expires."""
+        groups = self.cache.tree_core.groups
+        for tier, table in ((HOST, groups.host), (DISK, groups.disk)):
+            if table is None:
+                continue
+            for i, group in enumerate(table.groups[:MAX_GROUPS]):
+                yield _group(tier, str(i), group.name, group.ttl_s)
+            for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
+                yield _group(tier, f"category {category}", category, ttl_s)
+            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s)
 
-    def _policies(self) -> dict[str, str]:
-        live = self.cache.tree_core.live
-        return {"device": live.device_policy.name, "host": live.host_policy.name}
+    def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
+        live, controller = self.cache.tree_core.live, self.cache.cache_controller
+        found = {TIERS[DEVICE]: live.device_policy.name}
+        if controller is not None:
+            found[TIERS[HOST]] = live.host_policy.name
+            if controller.enable_storage:
+                backend = type(controller.storage_backend).__name__
+                found[TIERS[DISK]] = disk["policy"] if disk is not None else backend
+        return found
 
-    def _sizes(self) -> dict[str, dict[str, float]]:
-        """Capacity and use of each tier there is, in bytes on this rank."""
+    def _disk(self) -> dict[str, Any] | None:
+        """What our own storage backend says of itself; ``None`` for another one."""
+        controller = self.cache.cache_controller
+        backend = controller.storage_backend if controller is not None else None
+        ask = getattr(backend, "status", None)
+        return ask() if callable(ask) else None
+
+    def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Capacity and use of each tier there is, in bytes on this rank; ``None``: not known."""
         allocator = self.cache.token_to_kv_pool_allocator
         token = self.kv_bytes_per_token()
         sizes = {TIERS[DEVICE]: _size(allocator.size, allocator.available_size(), token)}
@@ -139,7 +169,8 @@ class Status:
             pool = controller.mem_pool_host
             sizes[TIERS[HOST]] = _size(pool.size, pool.available_size(), pool.size_per_token)
             if controller.enable_storage:
-                sizes[TIERS[DISK]] = {"capacity_bytes": 0.0, "used_bytes": 0.0}
+                of = disk or {"capacity_bytes": None, "used_bytes": None}
+                sizes[TIERS[DISK]] = {k: of[k] for k in ("capacity_bytes", "used_bytes")}
         return sizes
 
     def _category(self, row: Any) -> dict[str, Any]:
@@ -176,10 +207,18 @@ class Status:
         return held
 
 
-def _ratio(old: tuple[int, ...], new: tuple[int, ...]) -> float | None:
-    prompts = new[0] - old[0]
-    return sum(b - a for a, b in zip(old[1:], new[1:])) / prompts if prompts else None
+def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:
+    return {
+        "tier": TIERS[tier],
+        "group": group,
+        "name": name,
+        "ttl_s": None if math.isinf(ttl_s) else ttl_s,
+    }
 
 
-def _size(tokens: int, free: int, token_bytes: float) -> dict[str, float]:
+def _difference(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(b - a for a, b in zip(old, new))
+
+
+def _size(tokens: int, free: int, token_bytes: float) -> dict[str, Any]:
     return {"capacity_bytes": tokens * token_bytes, "used_bytes": (tokens - free) * token_bytes}

@@ -1,0 +1,86 @@
+"""``canopy top``: what a running server's tiers hold, serve and let go, live in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.top.source import fetch
+
+WIDTH = 132
+"""Columns of a frame that goes to a file or a pipe."""
+MIN_INTERVAL_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="between two frames (2)"
+    )
+    parser.add_argument("--once", action="store_true", help="one frame, also without a terminal")
+    parser.add_argument("--json", action="store_true", help="one status as JSON, for scripts")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="one frame as a picture, written to FILE"
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("CANOPY_API_KEY"),
+        help="the server's --api-key (default: $CANOPY_API_KEY)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0. Raises ``CanopyError`` for a server that cannot be shown."""
+    if not args.interval >= MIN_INTERVAL_S:
+        raise CanopyError(f"--interval must be at least {MIN_INTERVAL_S} s, got {args.interval:g}")
+    status = fetch(args.url, args.api_key)
+    if args.json:
+        json.dump(status, sys.stdout, indent=1)
+        print()
+        return 0
+    from rich.console import Console
+
+    from sglang_canopy.top.frame import frame
+
+    if args.svg is not None:
+        with open(os.devnull, "w") as nowhere:
+            console = Console(file=nowhere, width=WIDTH, record=True, force_terminal=True)
+            console.print(frame(status))
+        try:
+            console.save_svg(str(args.svg), title="canopy top")
+        except OSError as error:
+            raise CanopyError(f"--svg: cannot write {args.svg}: {error}") from None
+        return 0
+    console = Console()
+    if args.once or not console.is_terminal:
+        if not console.is_terminal:
+            console = Console(width=WIDTH)
+        console.print(frame(status))
+        return 0
+    return _live(args, console, status)
+
+
+def _live(args: argparse.Namespace, console: Any, status: dict[str, Any]) -> int:
+    from rich.live import Live
+
+    from sglang_canopy.top.frame import frame
+
+    answered = time.monotonic()
+    with Live(frame(status), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(args.interval)
+            trouble = None
+            try:
+                status = fetch(args.url, args.api_key)
+                answered = time.monotonic()
+            except CanopyError as error:  # the server may come back
+                trouble = f"no news for {time.monotonic() - answered:.0f} s: {error}"
+            live.update(frame(status, trouble), refresh=True)

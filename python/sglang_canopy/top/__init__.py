@@ -1,0 +1,1 @@
+"""What ``canopy top`` shows: a server's tiers, live in a terminal."""

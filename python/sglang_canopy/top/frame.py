@@ -1,0 +1,194 @@
+"""One frame of ``canopy top``: a status as tables and bars of ``rich``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+MAX_ROWS = 16
+"""Categories and groups that a frame shows."""
+BAR_CELLS = 24
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_REASONS = ("capacity", "ttl", "trim", "quota")
+_COLOURS = {"device": "green", "host": "cyan", "disk": "magenta"}
+
+
+def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableType:
+    """Everything about one status; ``trouble`` is a line about why it is not fresh."""
+    parts: list[RenderableType] = [_head(status), _ratios(status), _tiers(status)]
+    parts.append(_categories(status))
+    if status["groups"]:
+        parts.append(_groups(status["groups"]))
+    foot = _foot(status, trouble)
+    if foot:
+        parts.append(foot)
+    return Panel(Group(*parts), title="canopy top", title_align="left", border_style="dim")
+
+
+def sparkline(points: Sequence[tuple[int, int]]) -> str:
+    """Hit ratios as one character each: prompt tokens and hits by point, oldest first.
+
+    A point without requests is ``·``; a full block is a ratio of 1.
+    """
+    return "".join(
+        _BLOCKS[round(hits / prompts * (len(_BLOCKS) - 1))] if prompts else "·"
+        for prompts, hits in points
+    )
+
+
+def size(count: float) -> str:
+    """``1.5M``: three digits or so, in thousands."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 999.5:
+            return f"{count:.0f}" if not unit else f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g}P"
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def seconds(of: float | None) -> str:
+    """A time to live as people say it; ``None`` is no end."""
+    if of is None:
+        return "no expiry"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if of >= 2 * length:
+            return f"{of / length:.3g} {unit}"
+    return f"{of:.3g} s"
+
+
+def plain(text: object, longest: int = 32) -> Text:
+    """What a server said, without anything a terminal could obey."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return Text(shown if len(shown) <= longest else shown[: longest - 1] + "…")
+
+
+def _head(status: Mapping[str, Any]) -> Text:
+    ranks = len(status["ranks"])
+    line = Text(f"sglang-canopy {plain(status['version'])}", style="bold")
+    line.append(f"   up {seconds(status['uptime_s'])}", style="not bold")
+    if ranks > 1:
+        line.append(f"   {ranks} replicas added up", style="not bold")
+    return line
+
+
+def _ratios(status: Mapping[str, Any]) -> RenderableType:
+    tiers = status["tiers"]
+    table = Table.grid(padding=(0, 2))
+    for title, prompts, key in (
+        ("last minute", status["prompt_tokens_last_minute"], "hit_tokens_last_minute"),
+        ("since start", status["prompt_tokens"], "hit_tokens"),
+    ):
+        hits = {name: tier[key] for name, tier in tiers.items()}
+        line = Text()
+        line.append(percent(sum(hits.values()), prompts), style="bold")
+        line.append(f" of {size(prompts)} prompt tokens hit: ")
+        for name, count in hits.items():
+            line.append(f"{name} {percent(count, prompts)}  ", style=_COLOURS.get(name, ""))
+        table.add_row(Text(title, style="dim"), line)
+    minutes = len(status["history"]) * status["history_point_s"] / 60
+    table.add_row(
+        Text(f"{minutes:.1f} min", style="dim"), Text(sparkline(status["history"]), style="yellow")
+    )
+    return Group(Text(), table, Text())
+
+
+def _tiers(status: Mapping[str, Any]) -> Table:
+    more = [r for t in status["tiers"].values() for r in t["evicted_tokens"] if r not in _REASONS]
+    reasons = [*_REASONS, *dict.fromkeys(more)]
+    table = _table("tier", "policy", "", "used", "of", "entered", *reasons, "demoted")
+    for name, tier in status["tiers"].items():
+        used, room = tier["used_bytes"], tier["capacity_bytes"]
+        known = used is not None and room
+        table.add_row(
+            Text(name, style=_COLOURS.get(name, "")),
+            plain(status["policies"].get(name, "-"), 20),
+            _bar(used / room, _COLOURS.get(name, "")) if known else Text("not known", style="dim"),
+            size(used) + "B" if known else "-",
+            size(room) + "B" if known else "-",
+            size(tier["entered_tokens"]),
+            *(_count(tier["evicted_tokens"].get(reason, 0)) for reason in reasons),
+            _count(tier["demoted_tokens"]),
+        )
+    table.caption = "tokens entered, evicted by reason, and those of them that went a tier down"
+    return table
+
+
+def _categories(status: Mapping[str, Any]) -> Table:
+    tiers = list(status["tiers"])
+    held = [t for t in tiers if t != "disk"]
+    table = _table(
+        "category", "requests", "prompt", "hit", *tiers, "missed", *(f"held {t}" for t in held)
+    )
+    rows = status["categories"]
+    for row in rows[:MAX_ROWS]:
+        prompts = row["prompt_tokens"]
+        hits = [row["hit_tokens"].get(t, 0) for t in tiers]
+        table.add_row(
+            plain(row["category"]),
+            size(row["requests"]),
+            size(prompts),
+            Text(percent(sum(hits), prompts), style="bold"),
+            *map(_count, hits),
+            _count(row["miss_tokens"]),
+            *(_count(row["held_tokens"].get(t, 0)) for t in held),
+        )
+    table.caption = "prompt tokens of finished requests, by the tier that had them"
+    if len(rows) > MAX_ROWS:
+        table.caption += f"; {len(rows) - MAX_ROWS} more categories"
+    return table
+
+
+def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("tier", "group", "TTL", "name")
+    shown = [*groups[: MAX_ROWS - 1], *(groups[-1:] if len(groups) >= MAX_ROWS else [])]
+    for group in shown:
+        table.add_row(
+            plain(group["tier"]),
+            plain(group["group"]),
+            seconds(group["ttl_s"]),
+            plain(group["name"]),
+        )
+    if len(groups) > len(shown):
+        table.caption = f"{len(groups) - len(shown)} more groups"
+    return table
+
+
+def _foot(status: Mapping[str, Any], trouble: str | None) -> Text | None:
+    line = Text()
+    faults = {kind: n for kind, n in status["faults"].items() if n}
+    if faults:
+        said = ", ".join(f"{plain(kind)} {size(n)}" for kind, n in faults.items())
+        line.append(f"disk faults answered by recomputation: {said}  ", style="red")
+    if trouble:
+        line.append(trouble, style="red")
+    return line if line.plain else None
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), caption_justify="left", expand=False)
+    text = {"tier", "policy", "", "category", "group", "name"}
+    for heading in headings:
+        table.add_column(
+            heading, justify="left" if heading in text else "right", no_wrap=True, style=None
+        )
+    return table
+
+
+def _bar(share: float, colour: str) -> Text:
+    full = min(BAR_CELLS, max(0, round(share * BAR_CELLS)))
+    bar = Text("█" * full, style=colour)
+    bar.append("░" * (BAR_CELLS - full), style="dim")
+    return bar.append(f" {100 * share:3.0f} %")
+
+
+def _count(tokens: float) -> Text:
+    return Text(size(tokens), style="" if tokens else "dim")

@@ -1,0 +1,123 @@
+"""Where the numbers come from: ``/canopy/status`` of a running server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+
+TIERS = ("device", "host", "disk")
+TIMEOUT_S = 5.0
+MAX_BYTES = 8 << 20
+
+_SUMS = ("hit_tokens", "hit_tokens_last_minute", "entered_tokens", "demoted_tokens")
+_OF_CATEGORY = ("requests", "prompt_tokens", "miss_tokens")
+_BY_TIER = ("hit_tokens", "evicted_tokens", "held_tokens")
+
+
+def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
+    """One status of the server at ``url``, its data-parallel replicas added up.
+
+    Raises ``CanopyError`` in one line: nobody there, no Canopy there, or nothing counted.
+    """
+    url = url.rstrip("/")
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise CanopyError(f"--url must be like http://127.0.0.1:30000, got {url!r:.80}")
+    request = urllib.request.Request(f"{url}/canopy/status")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            status = json.loads(answer.read(MAX_BYTES))
+    except urllib.error.HTTPError as error:
+        raise CanopyError(_refused(url, error.code)) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and not isinstance(error, OSError):
+            raise CanopyError(f"{url}/canopy/status is not JSON: another kind of server") from None
+        reason = getattr(error, "reason", error)
+        raise CanopyError(f"no server answers at {url} ({reason}); give --url") from None
+    if not isinstance(status, dict) or "policy" not in status:
+        raise CanopyError(f"{url}/canopy/status is not Canopy's: another kind of server")
+    return {**status, **_together(url, status)}
+
+
+def _refused(url: str, code: int) -> str:
+    if code == 404:
+        return f"the server at {url} has no /canopy/status: install sglang-canopy beside it"
+    if code in (401, 403):
+        return f"the server at {url} wants an API key; give --api-key"
+    return f"{url}/canopy/status answers {code}"
+
+
+def _together(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
+    ranks = status.get("ranks")
+    if not ranks:
+        policy = status["policy"]
+        if policy in live_names():
+            raise CanopyError(f"the server at {url} has not counted anything yet; try again")
+        raise CanopyError(
+            f"the server at {url} runs SGLang's own policy {policy!r}, which Canopy does not "
+            f"count; start it with --radix-eviction and one of: {', '.join(live_names())}"
+        )
+    first = ranks[0]
+    return {
+        "policies": first["policies"],
+        "groups": first["groups"],
+        "history": [
+            tuple(map(sum, zip(*points)))
+            for points in zip(*(r["history"][-_shortest(ranks) :] for r in ranks))
+        ]
+        if _shortest(ranks)
+        else [],
+        "history_point_s": first["history_point_s"],
+        "prompt_tokens": sum(r["prompt_tokens"] for r in ranks),
+        "prompt_tokens_last_minute": sum(r["prompt_tokens_last_minute"] for r in ranks),
+        "tiers": {t: _tier([r["tiers"][t] for r in ranks]) for t in TIERS if t in first["tiers"]},
+        "categories": _categories(ranks),
+        "faults": _added([(r.get("disk") or {}).get("faults", {}) for r in ranks]),
+        "reporting_share": max(r["reporting_s"] / max(r["uptime_s"], 1.0) for r in ranks),
+    }
+
+
+def _shortest(ranks: list[dict[str, Any]]) -> int:
+    return min(len(r["history"]) for r in ranks)
+
+
+def _tier(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {
+        name: None if any(p[name] is None for p in parts) else sum(p[name] for p in parts)
+        for name in ("capacity_bytes", "used_bytes")
+    }
+    return {
+        **sizes,
+        **{name: sum(p[name] for p in parts) for name in _SUMS},
+        "evicted_tokens": _added([p["evicted_tokens"] for p in parts]),
+    }
+
+
+def _categories(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        for row in rank["categories"]:
+            found.setdefault(row["category"], []).append(row)
+    rows = [
+        {
+            "category": category,
+            **{name: sum(row[name] for row in rows) for name in _OF_CATEGORY},
+            **{name: _added([row[name] for row in rows]) for name in _BY_TIER},
+        }
+        for category, rows in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["prompt_tokens"])
+
+
+def _added(parts: list[Mapping[str, float]]) -> dict[str, float]:
+    return {
+        key: sum(p.get(key, 0) for p in parts) for key in dict.fromkeys(k for p in parts for k in p)
+    }
