@@ -12,6 +12,7 @@ from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
     "simulate": "hit ratios of policies x capacities x traces, without a server",
+    "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "what a trace's reuse looks like, and which policy it wants",
     "plan": "how much DRAM and disk a workload should get, at what price",
     "overlay": "make a multi-tenant trace from single conversations",

@@ -173,7 +173,8 @@ class RadixTree:
         """Take out an unlocked leaf that no policy chose: it has expired."""
         parent = leaf.parent
         assert parent is not None, "the root cannot expire"
-        assert not leaf.children and not leaf.locks, "not a free leaf"
+        assert not leaf.children, "not a leaf"
+        assert not leaf.locks, "a request holds it"
         self.policy.drop(leaf)
         self.used_blocks -= len(leaf.blocks)
         del parent.children[leaf.blocks[0]]

@@ -61,6 +61,8 @@ class EngineProfile:
     decode_context_tokens: tuple[float, ...]
     decode_step_s: tuple[tuple[float, ...], ...]
     """``[batch][context]``: one decode step of so many requests of so many tokens each."""
+    prefill_request_s: float = 0.0
+    """What each request beyond the first adds to a prefill step."""
     arrival_s: float = 0.0
     """From a client's sending to the scheduler's queue, and back for the first token."""
     host: Bandwidth | None = None
@@ -77,10 +79,10 @@ class EngineProfile:
 
     def prefill_batch_s(self, requests: Iterable[tuple[float, float]]) -> float:
         """A prefill step of several requests, each ``(new tokens, context tokens)``."""
-        total, attention = 0.0, 0.0
+        total, attention = 0.0, -self.prefill_request_s
         for new, context in requests:
             total += new
-            attention += self.attend_s(new, context)
+            attention += self.attend_s(new, context) + self.prefill_request_s
         return self.linear_s(total) + attention
 
     def linear_s(self, tokens: float) -> float:
@@ -264,8 +266,8 @@ def _check(profile: EngineProfile) -> None:
             raise bad(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
     if min(map(min, profile.decode_step_s)) <= 0 or max(line) <= 0:
         raise bad("a step must take more than 0 s")
-    if not _numbers((profile.arrival_s,)):
-        raise bad("arrival_s must be 0 or more")
+    if not _numbers((profile.arrival_s, profile.prefill_request_s)):
+        raise bad("arrival_s and prefill_request_s must be 0 or more")
     for key in ("host", "disk"):
         speed = getattr(profile, key)
         if speed is None:

@@ -1,0 +1,84 @@
+"""The little of a server's interface that profiling needs. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.parse
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+_TIMEOUT_S = 600.0
+
+
+class ProfiledServer:
+    """A running SGLang server at ``url``. Raises ``CanopyError`` where it does not answer."""
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme != "http" or not parts.hostname:
+            raise CanopyError(f"--url must be http://HOST:PORT, got {url!r}")
+        self.url = f"http://{parts.hostname}:{parts.port or 80}"
+        self._connection = http.client.HTTPConnection(
+            parts.hostname, parts.port or 80, timeout=_TIMEOUT_S
+        )
+        self.facts: dict[str, Any] = self._ask("GET", "/server_info")
+        if not isinstance(self.facts, dict) or "model_path" not in self.facts:
+            raise CanopyError(f"{self.url} is not an SGLang server: /server_info says nothing")
+        self.pool_tokens = int(self.facts.get("max_total_num_tokens") or 4096)
+        self.page_tokens = int(self.facts.get("page_size") or 1)
+        self.cached_by_tier: dict[str, int] = {}
+        """Where the last answer's cached tokens came from, if the server said."""
+        vocab = int(self.facts.get("vocab_size") or 32000)
+        self.token_range = (min(1000, vocab // 8), vocab - min(1000, vocab // 8))
+
+    def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
+        """Seconds to answer all ``prompts`` with ``tokens`` each, and the cached prompt tokens."""
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {"input_ids": prompts, "sampling_params": sampling}
+        begin = time.perf_counter()
+        answers = self._ask("POST", "/generate", body)
+        seconds = time.perf_counter() - begin
+        metas = [answer["meta_info"] for answer in answers]
+        self.cached_by_tier = {}
+        for meta in metas:
+            for tier, count in (meta.get("cached_tokens_details") or {}).items():
+                if isinstance(count, int):
+                    self.cached_by_tier[tier] = self.cached_by_tier.get(tier, 0) + count
+        return seconds, sum(meta.get("cached_tokens") or 0 for meta in metas)
+
+    def flush(self) -> None:
+        """Empty device and host; what is on disk stays."""
+        self._ask("POST", "/flush_cache")
+
+    def metric(self, name: str) -> float | None:
+        """The sum of a Prometheus metric over its labels; ``None`` if the server has none."""
+        text = self._ask("GET", "/metrics")
+        if not isinstance(text, str):
+            return None
+        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for value in found) if found else None
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            self._connection.request(
+                method, path, body=data, headers={"Content-Type": "application/json"}
+            )
+            answer = self._connection.getresponse()
+            text = answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise CanopyError(
+                f"no answer from {self.url}{path}: {error}; is the server up, and this its address?"
+            ) from None
+        if answer.status != 200:
+            if path == "/metrics":
+                return None
+            raise CanopyError(f"{self.url}{path} answered {answer.status}: {text[:300]}")
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
