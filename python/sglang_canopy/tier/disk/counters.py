@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ FAULTS = (
     "index",
     "clock",
     "locked",
-    "unavailable",
+    "internal",
 )
 """Every kind of fault that is answered by recomputation."""
 
@@ -59,6 +60,8 @@ class StoreCounters:
     """Pages offered for writing that were not on disk, by category."""
     residency_s: list[int] = field(default_factory=lambda: [0] * (len(RESIDENCY_EDGES_S) + 1))
     """Pages that left, by how long they were on disk."""
+    page_seconds: float = 0.0
+    """The same as a sum, over the pages that left."""
     pinned: int = 0
     pins_refused: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -72,11 +75,8 @@ class StoreCounters:
         """A page left the disk after ``stay_s`` seconds."""
         self.evicted[reason] += 1
         self.evicted_bytes[reason] += stored_bytes
-        for bucket, edge in enumerate(RESIDENCY_EDGES_S):
-            if stay_s < edge:
-                self.residency_s[bucket] += 1
-                return
-        self.residency_s[-1] += 1
+        self.page_seconds += max(0.0, stay_s)
+        self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
     @staticmethod
     def by_category(counter: Counter[str], category: str) -> None:

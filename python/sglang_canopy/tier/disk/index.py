@@ -19,7 +19,8 @@ from sglang_canopy.tier.page import PageMeta
 NO_ROW = -1
 Column = Any
 """A memoryview over one of the arrays; its values are plain ints or floats."""
-_SHARED, _OVER = 1, 2
+SHARED, OVER = 1, 2
+"""Bits of the column ``flags``."""
 _NAN = math.nan
 
 COLUMNS: dict[str, Any] = {
@@ -82,6 +83,13 @@ class Labels:
             self._numbers[value] = number
         self._uses[number] += 1
         return number
+
+    def number(self, value: Hashable) -> int:
+        """The number of a value in use; ``NO_ROW`` if it is not."""
+        return self._numbers.get(value, NO_ROW)
+
+    def take_again(self, number: int) -> None:
+        self._uses[number] += 1
 
     def drop(self, number: int) -> None:
         self._uses[number] -= 1
@@ -214,12 +222,23 @@ class PageIndex:
         self.created[row] = meta.created
         self.last_access[row] = meta.last_access
         self.hits[row] = meta.hits
-        self.keep_until[row] = _number(meta.keep_until)
-        self.ttl_s[row] = _number(meta.ttl_s)
-        self.flags[row] = _SHARED * meta.shared + _OVER * meta.over
+        self.keep_until[row] = as_number(meta.keep_until)
+        self.ttl_s[row] = as_number(meta.ttl_s)
+        self.flags[row] = SHARED * meta.shared + OVER * meta.over
         self.history[row] = min(meta.history, 0x7FFFFFFF)
-        self.return_at[row] = _number(meta.return_at)
-        self.slo_ms[row] = _number(meta.slo_ms)
+        self.return_at[row] = as_number(meta.return_at)
+        self.slo_ms[row] = as_number(meta.slo_ms)
+
+    def relabel(self, row: int, category: int, conversation: int) -> None:
+        """Other labels for the row; the caller holds a use of both."""
+        if self.category[row] != category:
+            self.categories.take_again(category)
+            self.categories.drop(self.category[row])
+            self.category[row] = category
+        if self.conversation[row] != conversation:
+            self.conversations.take_again(conversation)
+            self.conversations.drop(self.conversation[row])
+            self.conversation[row] = conversation
 
     def meta(self, row: int) -> PageMeta:
         flags = self.flags[row]
@@ -236,9 +255,9 @@ class PageIndex:
             hits=self.hits[row],
             keep_until=_or_none(self.keep_until[row]),
             ttl_s=_or_none(self.ttl_s[row]),
-            shared=bool(flags & _SHARED),
+            shared=bool(flags & SHARED),
             history=self.history[row],
-            over=bool(flags & _OVER),
+            over=bool(flags & OVER),
             return_at=_or_none(self.return_at[row]),
             slo_ms=_or_none(self.slo_ms[row]),
         )
@@ -271,7 +290,8 @@ class PageIndex:
             setattr(self, name, memoryview(new))
 
 
-def _number(value: float | None) -> float:
+def as_number(value: float | None) -> float:
+    """As the columns hold it."""
     return _NAN if value is None else value
 
 

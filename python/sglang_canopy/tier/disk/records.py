@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.tier.disk.index import NO_ROW, PageIndex
+from sglang_canopy.tier.disk.index import NO_ROW, OVER, SHARED, PageIndex
 from sglang_canopy.tier.disk.journal import Row, pack_units, unpack_units
 from sglang_canopy.tier.page import PageMeta
 from sglang_canopy.tier.ttl import TTLTable
 
 if TYPE_CHECKING:
     from sglang_canopy.tier.disk.store import DiskStore
-
-_SHARED, _OVER = 1, 2
 
 
 def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
@@ -158,9 +156,9 @@ def _meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
                 "hits": hits,
                 "keep_until": keep,
                 "ttl_s": ttl_s,
-                "shared": bool(flags & _SHARED),
+                "shared": bool(flags & SHARED),
                 "history": history,
-                "over": bool(flags & _OVER),
+                "over": bool(flags & OVER),
                 "return_at": back,
                 "slo_ms": slo,
             }

@@ -258,7 +258,7 @@ class DiskStore(Upkeep):
                 if row is not None:
                     ok[i] = True
                     self.counters.present += 1
-                    self._use(row, metas[i], now, count=False)
+                    self._use((row,), metas[i], now, count=False)
                 elif key in coming:
                     continue  # the same page twice in one batch
                 elif i not in packed:
@@ -376,15 +376,16 @@ class DiskStore(Upkeep):
         if self.unavailable:
             return 0
         raw = [raw_key(key) for key in keys]
-        now, found = self.clock(), 0
+        now, run = self.clock(), []
         with self.lock:
             for key in raw:
                 row = self.index.rows.get(key)
                 if row is None:
                     break
-                self._use(row, meta, now, count=True)
-                found += 1
-        return found
+                run.append(row)
+            if run:
+                self._use(run, meta, now, count=True)
+        return len(run)
 
     def arrive(self, request: Request) -> None:
         """A request comes in: the policy learns (see ``Policy.arrive``)."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sglang_canopy.tier.disk.content import Content, raw_key
 from sglang_canopy.tier.disk.counters import RESIDENCY_EDGES_S, Faults, StoreCounters
-from sglang_canopy.tier.disk.index import NO_ROW, PageIndex
+from sglang_canopy.tier.disk.index import NO_ROW, OVER, SHARED, PageIndex, as_number
 from sglang_canopy.tier.disk.segments import Segments, Units
 from sglang_canopy.tier.disk.shelf import Shelf
 from sglang_canopy.tier.page import PageMeta
@@ -163,25 +163,38 @@ class Upkeep:
 
     # ---- use ----
 
-    def _use(self, row: int, meta: PageMeta, now: float, *, count: bool) -> None:
-        """A request used the page. ``count`` it, unless ``meta`` has the true number of hits."""
+    def _use(self, rows: Iterable[int], meta: PageMeta, now: float, *, count: bool) -> None:
+        """A request used these pages. ``count`` it, unless ``meta`` has the true hits."""
         index, meta = self.index, self._on_this_clock(meta, now)
-        old = index.meta(row)
-        shared = old.shared or meta.shared
-        if old.conversation is not None and meta.conversation != old.conversation:
-            shared = True
-        meta.offset, meta.tokens, meta.tenant = old.offset, old.tokens, old.tenant
-        meta.created = old.created
-        meta.last_access = max(old.last_access, meta.last_access)
-        meta.hits = old.hits + 1 if count else max(old.hits, meta.hits)
-        meta.history = max(old.history, meta.history)
-        meta.shared = shared
-        meta.over = meta.over and not shared
-        index.put(row, meta)
-        self._set_expiry(row)
-        self._pin_if_asked(row, now)
-        self.shelf.changed(row, now)
-        self._stale.add(row)
+        category = index.categories.take(meta.category)
+        conversation = index.conversations.take(meta.conversation)
+        nobody = index.conversations.number(None)
+        keep, ttl_s = as_number(meta.keep_until), as_number(meta.ttl_s)
+        back, slo = as_number(meta.return_at), as_number(meta.slo_ms)
+        for row in rows:
+            flags, before = index.flags[row], index.conversation[row]
+            if meta.shared or before not in (nobody, conversation):
+                flags |= SHARED
+            over = meta.over and not flags & SHARED
+            index.flags[row] = flags | OVER if over else flags & ~OVER
+            index.relabel(row, category, conversation)
+            index.turn[row] = meta.turn
+            index.group[row] = meta.group
+            if meta.last_access > index.last_access[row]:
+                index.last_access[row] = meta.last_access
+            index.hits[row] = index.hits[row] + 1 if count else max(index.hits[row], meta.hits)
+            if meta.history > index.history[row]:
+                index.history[row] = min(meta.history, 0x7FFFFFFF)
+            index.keep_until[row] = keep
+            index.ttl_s[row] = ttl_s
+            index.return_at[row] = back
+            index.slo_ms[row] = slo
+            self._set_expiry(row)
+            self._pin_if_asked(row, now)
+            self.shelf.changed(row, now)
+            self._stale.add(row)
+        index.categories.drop(category)
+        index.conversations.drop(conversation)
 
     def _on_this_clock(self, meta: PageMeta, now: float) -> PageMeta:
         """A copy with its times on the store's clock, none of the past ones in the future."""
