@@ -129,6 +129,9 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
         extra.setdefault("capacity_bytes", tiers.disk_bytes)
     if tiers.disk_path is not None:
         extra.setdefault("path", tiers.disk_path)
+    if not ours:
+        # Our tree says what page each page follows; for another's, SGLang has to.
+        extra.setdefault("hicache_storage_pass_prefix_keys", True)
     return {**extra, **_DYNAMIC}
 
 
