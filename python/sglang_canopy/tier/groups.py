@@ -29,7 +29,7 @@ MIN_REUSES = 4
 _TRIVIAL = 0.8
 """Share of a subtree's reuse that lies below one child and makes it a mere way to the child."""
 _EVERYTHING = 0.5
-"""Share of all reuse above which a subtree is no group by reuse: it tells nothing apart."""
+"""Share of the requests above which a subtree is no group."""
 _EARLY = 0.02
 """What was used in the first so much of a window is taken to be older than the window."""
 
@@ -168,7 +168,10 @@ def _candidates(segments: Segments, min_reuses: int) -> Ints:
     reuses = np.bincount(segment[again], minlength=size)
     tokens = np.bincount(segment[again], weights=segments.tokens[segment[again]], minlength=size)
     below = segments.subtree_sum(tokens)
-    fit = np.flatnonzero((reuses >= min_reuses) & (below > 0))
+    # What most requests run through tells nothing apart, and would leave no residual group.
+    through = np.bincount(segment, minlength=size)
+    apart = through <= _EVERYTHING * len(segments.times_s)
+    fit = np.flatnonzero((reuses >= min_reuses) & (below > 0) & apart)
     most = fit[np.argsort(-below[fit], kind="stable")[:CANDIDATES]]
     return np.sort(most)
 
@@ -223,7 +226,7 @@ def _by_reuse(reused: Ints, above: Ints, groups: int) -> list[int]:
         if above[c] >= 0:
             whole[above[c]] += whole[c]
             largest[above[c]] = max(largest[above[c]], whole[c])
-    trivial = (largest >= _TRIVIAL * whole) | (whole > _EVERYTHING * reused.sum())
+    trivial = largest >= _TRIVIAL * whole
     order = [c for c in np.argsort(-whole, kind="stable").tolist() if not trivial[c]]
     chosen: list[int] = []
     inside = np.zeros(count, dtype=bool)

@@ -51,7 +51,7 @@ def fixed_ttls(
     tokens = int(segments.tokens[segments.use_segment[times >= begin]].sum())
     outcomes = []
     for ttl_s in ttls_s:
-        hit = (gaps <= ttl_s) & (times + gaps >= begin)
+        hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times + gaps >= begin)
         until = np.minimum(next_at, times + ttl_s)
         held = np.maximum(until - np.maximum(times, begin), 0.0)
         outcomes.append(

@@ -106,8 +106,9 @@ def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> Segments:
     order = np.argsort(start, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    parent = np.where(parents[order] >= 0, place[parents[order]], -1)
-    leaf = np.where(leaf >= 0, place[leaf], -1)
+    parent = parents[order]
+    parent[parent >= 0] = place[parent[parent >= 0]]
+    leaf[some] = place[leaf[some]]
     run, start, end = run[order], start[order], end[order]
     lengths = np.array([len(b) for b in log.run_blocks], dtype=np.int64)
     tokens = (end - start) * log.block_tokens

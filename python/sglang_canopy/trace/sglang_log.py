@@ -16,8 +16,9 @@ from __future__ import annotations
 import datetime
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from sglang_canopy.trace.record import TraceRequest
 
 BLOCK_TOKENS = 16
 CHARACTERS_A_TOKEN = 4
+SERVER_BLOCK_TOKENS = 64
+"""A server's ``block_tokens`` where its configuration does not name another."""
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
@@ -45,7 +48,28 @@ class _Flight:
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the finished requests of ``path`` in order of arrival."""
-    reader = _Reader(path, tolerance)
+    yield from _read(path, _Reader(path, tolerance))
+
+
+def read_as_server(
+    path: Path | str, *, block_tokens: int = SERVER_BLOCK_TOKENS, skip_bad: int = 0
+) -> Iterator[TraceRequest]:
+    """Yield them with the block ids that a server itself makes of tokens and salts.
+
+    Those of ``radix/link.py``: whole blocks only, of ``block_tokens`` (the server's own setting
+    of that name), chained xxh3 seeded by the request's salts. A plan made from these names
+    subtrees that the server knows. Raises ``CanopyError``, also for a prompt logged as text
+    only, where no id can be made, and for one of a LoRA adapter, whose salt the log lacks.
+    """
+    source = lines.existing(path)
+    tolerance = lines.Tolerance(source, skip_bad)
+    cut = partial(_server_blocks, block_tokens=block_tokens)
+    yield from _read(source, _Reader(source, tolerance, cut, block_tokens))
+    tolerance.report()
+
+
+def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
+    tolerance = reader.tolerance
     for line, text in lines.read_lines(path):
         try:
             reader.take(line, text)
@@ -60,8 +84,15 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 class _Reader:
-    def __init__(self, path: Path, tolerance: lines.Tolerance) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tolerance: lines.Tolerance,
+        cut: Callable[[Mapping[str, Any]], tuple[tuple[int, ...], int]] | None = None,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
         self.path, self.tolerance = path, tolerance
+        self._cut, self._block_tokens = cut or _blocks, block_tokens
         self.seen = 0
         self._flying: OrderedDict[str, _Flight] = OrderedDict()
         self._start: datetime.datetime | None = None
@@ -119,9 +150,9 @@ class _Reader:
     def _request(self, flight: _Flight, end: dict[str, Any]) -> TraceRequest:
         given = _mapping(end, "obj")
         meta = _mapping(_mapping(end, "out"), "meta_info")
-        blocks, tokens = _blocks(given)
+        blocks, tokens = self._cut(given)
         custom = _mapping(_mapping(given, "sampling_params"), "custom_params")
-        conversation, turn, _ = self._index.add(blocks, tokens, BLOCK_TOKENS)
+        conversation, turn, _ = self._index.add(blocks, tokens, self._block_tokens)
         named = custom.get("canopy_conversation") or given.get("session_id")
         said_turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
         reason = _mapping(meta, "finish_reason").get("type")
@@ -132,7 +163,7 @@ class _Reader:
             tokens,
             lines.count(dict(meta), "completion_tokens"),
             blocks,
-            BLOCK_TOKENS,
+            self._block_tokens,
             category=str(custom.get("canopy_category") or "default"),
             turn=said_turn if type(said_turn) is int and said_turn > 0 else turn,
             conversation=str(named) if named else str(conversation),
@@ -162,13 +193,8 @@ def _mapping(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _blocks(given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
     """Chained block ids of a logged prompt, and its length in tokens."""
-    ids, text = given.get("input_ids"), given.get("text")
-    if isinstance(ids, list) and ids:
-        if not set(map(type, ids)) <= {int}:
-            raise lines.BadLine(
-                f"the prompt's token ids are shortened or nested; start the server with {HOW_TO_LOG}"
-                " and send one prompt a request"
-            )
+    ids, text = _token_ids(given), given.get("text")
+    if ids:
         raw = array("q", ids).tobytes()
         return chained(raw, BLOCK_TOKENS * array("q").itemsize), len(ids)
     if isinstance(text, str) and text:
@@ -176,6 +202,44 @@ def _blocks(given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
         tokens = -(-len(text) // CHARACTERS_A_TOKEN)
         return chained(raw, BLOCK_TOKENS * CHARACTERS_A_TOKEN * 4), tokens
     raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
+
+
+def _token_ids(given: Mapping[str, Any]) -> list[int]:
+    """Token ids of a logged prompt; empty where it is logged as text."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, list):
+        return []
+    if not set(map(type, ids)) <= {int}:
+        raise lines.BadLine(
+            f"the prompt's token ids are shortened or nested; start the server with {HOW_TO_LOG}"
+            " and send one prompt a request"
+        )
+    return ids
+
+
+def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
+    """The same as the server hashes it: ``radix/link.py``, ``live_request`` and ``_extend``."""
+    try:
+        import xxhash
+    except ImportError:
+        raise CanopyError(
+            "the ids of a server are made with xxhash, which is not installed; "
+            "run: pip install xxhash"
+        ) from None
+    ids = _token_ids(given)
+    if not ids:
+        raise lines.BadLine("the prompt's token ids were not logged, only its text")
+    if given.get("lora_id") or given.get("lora_path"):
+        raise lines.BadLine("a request of a LoRA adapter: the log does not hold its salt")
+    salt = f"{given.get('extra_key') or ''}\x00{given.get('cache_salt') or ''}".encode()
+    data = memoryview(array("q", ids)).cast("B")
+    width = array("q").itemsize * block_tokens
+    chain = xxhash.xxh3_64_intdigest(salt)
+    blocks = []
+    for start in range(0, len(data) - width + 1, width):
+        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
+        blocks.append(chain)
+    return tuple(blocks), len(ids)
 
 
 def chained(raw: bytes, block_bytes: int) -> tuple[int, ...]:
