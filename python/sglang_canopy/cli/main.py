@@ -15,6 +15,7 @@ COMMANDS = {
     "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "what a trace's reuse looks like, and which policy it wants",
     "plan": "how much DRAM and disk a workload should get, at what price",
+    "ttl": "how long a disk tier should keep what, by group of prefixes",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
     "top": "what a running server's tiers hold, serve and let go, live",

@@ -120,7 +120,7 @@ def group_curves(segments: Segments, roots: tuple[int, ...], choice: Choice) -> 
     tiny = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
     hits[:count] += believed.hits[:count] * tiny
     mean[:count] += believed.mean_tokens[:count] * tiny
-    return Groups(roots, names, volume, Curves(hits, mean))
+    return Groups(roots, names, everything, Curves(hits, mean))
 
 
 def _first_use_s(segments: Segments, roots: tuple[int, ...]) -> Floats:

@@ -62,6 +62,22 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """One group of a table, for people."""
+
+    root: int | None
+    """``None``: outside all roots."""
+    category: str | None
+    ttl_s: float
+    requests: int
+    """That used it, in the window."""
+    hits: float
+    """Tokens that are expected to be hit in as long a time as the window's."""
+    mean_tokens: float
+    """Expected on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Learnt:
     """A table, and what it was chosen by."""
 
@@ -73,6 +89,8 @@ class Learnt:
     """Tokens that are expected to be hit in as long a time as the window's."""
     mean_tokens: float = 0.0
     """Expected on the disk."""
+    rows: tuple[Row, ...] = ()
+    """Its groups, then its categories, the first of which stands for all others too."""
 
 
 def learn(
@@ -166,11 +184,23 @@ def _learnt(
 ) -> Learnt:
     count = len(found.roots)
     ttls = allocation.ttl_s.tolist()
+    several = len(found.categories) > 1
     table = TTLTable(
         tuple(Group(root, ttl_s) for root, ttl_s in zip(found.roots, ttls)),
         ttls[count],
         block_tokens,
         hash,
-        dict(zip(found.categories, ttls[count:])) if len(found.categories) > 1 else {},
+        dict(zip(found.categories, ttls[count:])) if several else {},
     )
-    return Learnt(table, kind, {}, allocation.hits, allocation.mean_tokens)
+    at = (np.arange(len(ttls)), allocation.steps)
+    rows = zip(
+        (*found.roots, *[None] * len(found.categories)),
+        (*[None] * count, *(found.categories if several else [None])),
+        ttls,
+        found.histograms.requests.tolist(),
+        found.curves.hits[at].tolist(),
+        found.curves.mean_tokens[at].tolist(),
+    )
+    return Learnt(
+        table, kind, {}, allocation.hits, allocation.mean_tokens, tuple(Row(*r) for r in rows)
+    )
