@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from sglang_canopy import SGLANG_VERSION, entry
 from sglang_canopy.bench import forced_output
+from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
@@ -215,6 +216,7 @@ SEAMS = (
         ("self", "obj", "request"),
     ),
     *(Seam(target, "after", hook, names) for target, hook, names in forced_output.HOOKS),
+    *(Seam(*hook) for hook in chunk_hooks.HOOKS),
 )
 """Every function of SGLang that Canopy hooks, in one table."""
 
@@ -252,6 +254,7 @@ def load_for_help() -> None:
 
     def parse_with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
         _add_flags(None, parser)
+        chunk_hooks.options.add_flags(None, parser)
         return parse(parser, *args, **kwargs)
 
     argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign]

@@ -92,7 +92,10 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 
-_FOREIGN = ("canopy_force_output", "canopy_replay_clock")
+_FOREIGN = (
+    *("canopy_force_output", "canopy_replay_clock"),
+    *("canopy_chunks", "canopy_recompute_ratio", "canopy_selector", "canopy_documents"),
+)
 """Keys of other parts of Canopy, checked where they are used."""
 
 

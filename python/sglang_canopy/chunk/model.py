@@ -206,3 +206,13 @@ def _identity(path: Path) -> str:
             f.seek(max(0, file.stat().st_size // 2))
             digest.update(f.read(65536))
     return digest.hexdigest()[:32]
+
+
+def identity_of(path: str | Path) -> str:
+    """The identity that :func:`load` gives the model of a directory, without loading it.
+
+    Raises CanopyError where there is no ``config.json``.
+    """
+    if not (Path(path) / "config.json").is_file():
+        raise CanopyError(f"{path} has no config.json; give a Hugging Face model directory")
+    return _identity(Path(path))

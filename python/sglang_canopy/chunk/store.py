@@ -126,6 +126,15 @@ class ChunkStore:
                     return True
             return False
 
+    def listing(self) -> list[tuple[str, str, int, int]]:
+        """``(key, tier, tokens, pins)`` of every stored chunk."""
+        with self._lock:
+            return [
+                (key, tier.name, len(entry.chunk), entry.pins)
+                for tier in self._tiers
+                for key, entry in tier.entries.items()
+            ]
+
     def __len__(self) -> int:
         with self._lock:
             return sum(len(t.entries) for t in self._tiers)

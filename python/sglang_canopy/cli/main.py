@@ -19,6 +19,7 @@ COMMANDS = {
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
     "top": "what a running server's tiers hold, serve and let go, live",
+    "calibrate": "how much of reused documents a server should recompute, measured and saved",
     "chunk-eval": "what reusing document KV costs in quality and saves in time, on a model",
 }
 

@@ -1,0 +1,100 @@
+"""Attention for batches whose rows are not contiguous, behind SGLang's own backends.
+
+A backend keeps its name and its class; while a fused batch runs, ``canopy_plan`` is set and rows
+attend by position: a query at position p sees its own request's keys 0..p. Every other batch goes
+to the stock code. On a CPU this is the project's blocked torch attention; on CUDA the Triton kernel
+of ``canopy_kernel`` (written and checked in Triton's interpreter, not yet run on a GPU in a server).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_kernel import pages
+from canopy_kernel.attention import Rows, sparse_prefill
+
+BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPlan:
+    """One fused batch: ``rows`` says which queries and keys belong to which request."""
+
+    rows: Rows
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """``[m]`` true positions of the batch's rows."""
+        return self.rows.positions
+
+
+def fuses(backend: Any) -> bool:
+    """Whether a backend was made by a name that :func:`register` took over."""
+    return hasattr(backend, "canopy_plan")
+
+
+def _forward_extend(
+    backend: Any,
+    stock: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """``q [m, heads * d]`` -> the same shape; K and V of the rows are written first."""
+    plan: FusedPlan | None = backend.canopy_plan
+    if plan is None:
+        return stock(q, k, v, layer, forward_batch, *args, **kwargs)
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    save = kwargs.get("save_kv_cache", args[0] if args else True)
+    pool = forward_batch_pool(backend, forward_batch)
+    if save and k is not None:
+        pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+    out = sparse_prefill(
+        q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+        pages.flat(pool.get_key_buffer(layer.layer_id)),
+        pages.flat(pool.get_value_buffer(layer.layer_id)),
+        plan.rows,
+        layer.scaling,
+    )
+    return out.reshape(q.shape)
+
+
+def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
+    """The KV pool of a backend, or of its batch where the backend keeps none."""
+    pool = getattr(backend, "token_to_kv_pool", None)
+    return pool if pool is not None else forward_batch.token_to_kv_pool
+
+
+def register() -> None:
+    """Put position-wise attention behind every known backend name, under that name. Twice is once."""
+    from sglang.srt.layers.attention.attention_registry import (
+        ATTENTION_BACKENDS,
+        register_attention_backend,
+    )
+
+    for name in BACKENDS:
+        create = ATTENTION_BACKENDS.get(name)
+        if create is not None and not hasattr(create, "canopy_fused"):
+            register_attention_backend(name)(_fusing(create))
+
+
+def _fusing(create: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(create)
+    def made(runner: Any) -> Any:
+        backend = create(runner)
+        backend.canopy_plan = None
+        backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
+        return backend
+
+    made.canopy_fused = True  # type: ignore[attr-defined]
+    return made

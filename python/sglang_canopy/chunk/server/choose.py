@@ -1,0 +1,131 @@
+"""Choosing the tokens to recompute, inside a server: over the pool's own slots, or aside.
+
+Selectors that look at the prompt need its chunks' KV in place. Where the whole prompt is in this
+window its slots are used and nothing is done twice; with chunked prefill the later slots do not
+exist yet, and a cache of its own is filled for the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import Cache, dense_cache
+from sglang_canopy.chunk.chunk import Placed, Prompt
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.selectors import make_selector
+from sglang_canopy.chunk.selectors.base import Context, Offline, Selector
+from sglang_canopy.chunk.server import view
+from sglang_canopy.chunk.server.part import Part
+from sglang_canopy.chunk.server.place import copy_rows, place
+
+SKIPS_EXACT = ("asked", "last-token", "head+asked", "head+last-token", "default", "hkvd")
+"""Selectors that give no budget to a first chunk that is exact: the cached prefix may be one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Stands in for the chunk that a cached prefix is: exact where it lies, nothing to place."""
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def choose(
+    model: Model,
+    runner: Any,
+    ids: torch.Tensor,
+    row: torch.Tensor,
+    prefix: int,
+    placed: Sequence[Placed],
+    selector: str,
+    ratio: float,
+) -> tuple[torch.Tensor, bool]:
+    """``[n]`` bool: the tokens of the prompt to compute; and whether chunk KV is in place already.
+
+    ids: the whole prompt; row: pool slots by position, as far as they are allocated; prefix: tokens
+    whose exact KV the row holds. Tokens outside chunks and the last one are always computed.
+    """
+    n = ids.numel()
+    prompt = Prompt(ids, tuple(placed))
+    computed = ~prompt.in_chunk()
+    computed[:prefix] = False
+    computed[n - 1] = True
+    if ratio <= 0.0:
+        return computed, False
+    if ratio >= 1.0:
+        computed[prefix:] = True
+        return computed, False
+    chosen = make_selector(selector)
+    if isinstance(chosen, Offline) or not chosen.reads_cache:
+        if isinstance(chosen, Offline):
+            for p in placed:
+                chosen.scores(p.chunk.base if isinstance(p.chunk, Part) else p.chunk)
+        computed[chosen.choose(Context(model, prompt, None, ratio)).tokens] = True  # type: ignore[arg-type]
+        computed[:prefix] = False
+        return computed, False
+    whole = row.numel() >= n
+    cache = _cache(model, runner, row, prefix, n, whole)
+    place(model, placed, cache, prompt.in_chunk())
+    context = _context(model, prompt, cache, ratio, prefix, selector)
+    computed[_tokens(chosen, context)] = True
+    computed[:prefix] = False
+    return computed, whole
+
+
+def _cache(model: Model, runner: Any, row: torch.Tensor, prefix: int, n: int, whole: bool) -> Cache:
+    pool = view.row_cache(runner, row[:n], prefix)
+    if whole:
+        return pool
+    aside = dense_cache(model, n)
+    copy_rows(pool, aside, prefix)
+    return aside
+
+
+def _context(
+    model: Model, prompt: Prompt, cache: Cache, ratio: float, prefix: int, selector: str
+) -> Context:
+    """The cached prefix, as an exact chunk of its own, is neither run nor given a budget.
+
+    The ratio is lowered so that the budget in tokens stays what it is without that chunk.
+    """
+    if not prefix or selector not in SKIPS_EXACT:
+        return Context(model, prompt, cache, ratio)
+    placed = list(prompt.placed)
+    end = prefix
+    if placed and placed[0].start == prefix and _is_exact(prompt, placed[0]):
+        end = placed.pop(0).end
+    ids = tuple(prompt.ids[:end].tolist())
+    whole = Prompt(prompt.ids, (Placed(Exact(ids), 0), *placed))  # type: ignore[arg-type]
+    same = ratio * prompt.reusable / max(1, whole.reusable) + 1e-9
+    return Context(model, whole, cache, same)
+
+
+def _is_exact(prompt: Prompt, first: Placed) -> bool:
+    return tuple(prompt.ids[: first.start].tolist()) == first.chunk.prefix
+
+
+def _tokens(selector: Selector, context: Context) -> torch.Tensor:
+    """The chosen positions; a selector that narrows while computing is run as far as it narrows."""
+    choice = selector.choose(context)
+    if choice.narrow is None:
+        return choice.tokens
+    prompt, model = context.prompt, context.model
+    needed = ~prompt.in_chunk()
+    needed[choice.tokens] = True
+    needed[len(prompt) - 1] = True
+    if prompt.placed and isinstance(prompt.placed[0].chunk, Exact):
+        needed[: prompt.placed[0].end] = False
+    rows = needed.nonzero()[:, 0].to(model.device)
+    depth = min(3, model.shape.layers)
+    _, left = engine.run_rows(
+        model, prompt.ids[rows], rows, context.cache, narrow=choice.narrow, layers=depth
+    )
+    return left.cpu()

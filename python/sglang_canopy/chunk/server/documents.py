@@ -1,0 +1,174 @@
+"""Documents in text: cut out, tokenised piece by piece, and registered ahead of time.
+
+A document is tokenised by itself, so that it has the same ids wherever it comes. The whole prompt
+tokenised at once may differ at the seams: a tokenizer joins characters across them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.chunk.chunk import chunk_key
+from sglang_canopy.chunk.server.fields import BOUNDS
+from sglang_canopy.errors import CanopyError
+
+DOCUMENT = "document"
+MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
+"""Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a prompt: text or ids, and whether it is a document."""
+
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    document: bool = False
+
+
+@dataclass(slots=True)
+class Document:
+    """A registered document: its ids, the tenant it belongs to, whether it is pinned."""
+
+    ids: tuple[int, ...]
+    salt: str
+    pinned: bool = False
+
+
+@dataclass(slots=True)
+class Documents:
+    """What was registered, by id; at most ``most_tokens`` in all. Lives in the HTTP process."""
+
+    most_tokens: int = 1 << 22
+    by_id: OrderedDict[str, Document] = field(default_factory=OrderedDict)
+    tokens: int = 0
+
+    def add(self, ids: Sequence[int], salt: str) -> str:
+        """Register a document; the same one again is the same id. Raises CanopyError when full."""
+        name = chunk_key(ids, DOCUMENT, (), salt)
+        if name not in self.by_id:
+            if self.tokens + len(ids) > self.most_tokens:
+                raise CanopyError(
+                    f"{len(self.by_id)} documents with {self.tokens} tokens are registered, at "
+                    f"most {self.most_tokens} tokens are allowed; delete some"
+                )
+            self.by_id[name] = Document(tuple(ids), salt)
+            self.tokens += len(ids)
+        return name
+
+    def get(self, name: str, salt: str) -> Document:
+        """The document of an id, for its own tenant. Raises CanopyError for any other."""
+        found = self.by_id.get(name)
+        if found is None or found.salt != salt:
+            raise CanopyError(
+                f"there is no document {name[:12]}... here: it was deleted, never registered, or "
+                "belongs to another extra_key; POST /canopy/chunks registers one"
+            )
+        return found
+
+    def remove(self, name: str, salt: str) -> Document:
+        """Forget a document. Raises CanopyError as :meth:`get`."""
+        found = self.get(name, salt)
+        del self.by_id[name]
+        self.tokens -= len(found.ids)
+        return found
+
+
+def cut(text: str, separator: str | None, documents: Documents, salt: str) -> list[Piece]:
+    """A prompt's pieces: what stands between two separators is a document, and so is a mark.
+
+    Without two separators and without a mark there is one piece, the text. Empty documents are
+    left out. Separators stay in the text, outside the documents.
+    """
+    pieces: list[Piece] = []
+    parts = text.split(separator) if separator else [text]
+    for i, part in enumerate(parts):
+        if i and separator:
+            pieces.append(Piece(separator))
+        pieces += _marks(part, documents, salt, inner=0 < i < len(parts) - 1)
+    return pieces
+
+
+def _marks(text: str, documents: Documents, salt: str, inner: bool) -> list[Piece]:
+    if not MARK.search(text):
+        return [Piece(text, document=inner)] if text else []
+    pieces, at = [], 0
+    for found in MARK.finditer(text):
+        if found.start() > at:
+            pieces.append(Piece(text[at : found.start()]))
+        ids = documents.get(found.group(1), salt).ids
+        pieces.append(Piece(ids=ids, document=True))
+        at = found.end()
+    if at < len(text):
+        pieces.append(Piece(text[at:]))
+    return pieces
+
+
+def between(text: str, opening: str, closing: str) -> list[Piece]:
+    """The pieces of a rendered chat whose documents stand between the two marks of one request."""
+    pieces: list[Piece] = []
+    head, *rest = text.split(opening)
+    if head:
+        pieces.append(Piece(head))
+    for part in rest:
+        document, mark, after = part.partition(closing)
+        if not mark:
+            raise CanopyError("the chat template cut a document in two; send it by separator")
+        if document:
+            pieces.append(Piece(document, document=True))
+        if after:
+            pieces.append(Piece(after))
+    return pieces
+
+
+def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> tuple[list[int], list[int]]:
+    """Ids of the whole prompt, and the flat bounds of its documents.
+
+    Neighbouring pieces that are not documents are one text. The first text gets what the tokenizer
+    puts before a prompt (a BOS); documents never do. A document directly behind another keeps its
+    own bounds.
+    """
+    ids: list[int] = []
+    bounds: list[int] = []
+    first = True
+    for piece in _joined(pieces):
+        if piece.ids is not None:
+            new = list(piece.ids)
+        else:
+            new = list(tokenizer.encode(piece.text, add_special_tokens=first))
+        if first and piece.document:
+            begin = tokenizer.encode("", add_special_tokens=True)
+            ids += begin
+            new = list(piece.ids or tokenizer.encode(piece.text, add_special_tokens=False))
+        first = False
+        if piece.document and new:
+            bounds += [len(ids), len(ids) + len(new)]
+        ids += new
+    return ids, bounds
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and not last.document and not piece.document:
+            joined[-1] = Piece(last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def with_bounds(custom: Any, bounds: Sequence[int]) -> dict[str, Any]:
+    """``custom_params`` with the bounds that the server found. The client may not give both."""
+    custom = dict(custom or {})
+    if BOUNDS in custom:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r} gives bounds, and the prompt has separators or "
+            "documents too; use one of them"
+        )
+    custom[BOUNDS] = list(bounds)
+    return custom

@@ -1,0 +1,338 @@
+"""Chunk reuse of one scheduler process: what may be reused, the plan of a request, the counters."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.chunk import Chunk, chunk_key
+from sglang_canopy.chunk.encode import capture
+from sglang_canopy.chunk.selectors import make_selector
+from sglang_canopy.chunk.selectors.base import Offline
+from sglang_canopy.chunk.server import view
+from sglang_canopy.chunk.server.attention import fuses
+from sglang_canopy.chunk.server.choose import choose
+from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
+from sglang_canopy.chunk.server.learner import Learner
+from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.server.place import place
+from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
+from sglang_canopy.chunk.store import ChunkStore
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import STAMP_KEY
+
+logger = logging.getLogger(__name__)
+
+DOCUMENT = "document"
+"""In place of a model's identity: the name of a document is its tokens and its tenant's salt."""
+MAX_DOCUMENTS = 1 << 16
+
+WORTH = 0.2
+"""A prompt is fused if at least this share of what is not cached exactly is in known chunks."""
+
+
+class ChunkEngine:
+    """Plans, places, learns. One a scheduler; lives on ``model_runner.canopy_chunks``.
+
+    Raises CanopyError for a model or an attention backend that cannot fuse.
+    """
+
+    def __init__(self, runner: Any, options: Options) -> None:
+        if not fuses(runner.attn_backend):
+            raise CanopyError(
+                f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; "
+                "use --attention-backend torch_native (CPU) or triton"
+            )
+        self.runner, self.options = runner, options
+        self.model = view.model_view(runner)
+        self.dtype_bytes = self.model.dtype.itemsize
+        self.store = self._new_store()
+        self.versions: dict[str, set[str]] = {}
+        self.pinned: set[str] = set()
+        self.learner = Learner(self.model, self.store, self._score, self._kept)
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.credit = 0.0
+        self.time_s = 0.0
+        self.ratios: dict[str, float] = {}
+
+    def _new_store(self) -> ChunkStore:
+        options = self.options
+        return ChunkStore(
+            self.model.identity,
+            options.capacity_bytes(),
+            options.directory,
+            options.policy,
+            device=str(self.model.device),
+        )
+
+    def weights_changed(self) -> bool:
+        """After a flush: other weights make other KV, so their chunks are another store's."""
+        model = view.model_view(self.runner)
+        if model.identity == self.model.identity:
+            return False
+        self.model = model
+        self.store = self._new_store()
+        self.versions.clear()
+        self.learner = Learner(model, self.store, self._score, self._kept)
+        return True
+
+    def wish(self, req: Any) -> Wish | None:
+        """What a new request wants; ``None`` where it names no chunks."""
+        params = custom_params(req)
+        if BOUNDS not in params:
+            return None
+        asked = said(params, self.options.max_chunks)
+        if asked.off:
+            self.reasons["off"] += 1
+            return None
+        stamp = params.get(STAMP_KEY) or {}
+        self.time_s = max(self.time_s, float(stamp.get("time", 0.0)))
+        ids = list(req.origin_input_ids)
+        wish = self._wish(ids, asked, str(req.extra_key or ""))
+        wish.why = self._refusal(req, wish)
+        if wish.why:
+            self.reasons[wish.why] += 1
+        return wish
+
+    def _wish(self, ids: Sequence[int], asked: Said, salt: str) -> Wish:
+        options = self.options
+        bounds = tuple(
+            (a, min(b, len(ids)))
+            for a, b in asked.bounds or ()
+            if min(b, len(ids)) - a >= options.min_tokens
+        )
+        behind = options.chosen_encode == "prefix"
+        first = asked.bounds[0][0] if asked.bounds else 0
+        prefix = tuple(ids[:first]) if behind and first <= options.learn_prefix_tokens else ()
+        keys = tuple(self.store.key(ids[a:b], prefix, salt) for a, b in bounds)
+        alone = tuple(self.store.key(ids[a:b], (), salt) for a, b in bounds) if prefix else keys
+        return Wish(
+            bounds,
+            keys,
+            alone,
+            prefix,
+            salt,
+            options.chosen_ratio if asked.ratio is None else asked.ratio,
+            asked.selector or options.chosen_selector,
+            self.time_s,
+            said_ratio=asked.ratio is not None,
+        )
+
+    def _refusal(self, req: Any, wish: Wish) -> str | None:
+        """Why a request runs normally whatever the store has; ``None`` if it may be fused."""
+        if not self.options.fuses:
+            return f"mode {self.options.mode}"
+        if not wish.bounds:
+            return "no chunk is long enough"
+        if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
+            return "prompt logprobs"
+        for name, why in _NOT_FUSED:
+            if getattr(req, name, None):
+                return why
+        return None
+
+    def known(self, wish: Wish, touch: bool = False) -> list[Known]:
+        """The chunks of a wish, with the KV the store has of them."""
+        found = []
+        for (start, end), behind, alone in zip(wish.bounds, wish.keys, wish.alone):
+            key, tier, chunk = behind, self.store.where(behind), None
+            if tier is None and alone != behind:  # registered ahead of time
+                key, tier = alone, self.store.where(alone)
+            if touch and tier is not None:
+                chunk = self.store.get(key, wish.time_s)
+            found.append(Known(start, end, key, tier, chunk))
+        return found
+
+    def worth(self, known: Sequence[Known], prefix: int, total: int) -> int:
+        """Tokens whose KV would be reused, before any is recomputed; 0 where it is not worth it."""
+        usable = sum(max(0, k.end - max(k.start, prefix)) for k in known if k.tier is not None)
+        return usable if usable and usable >= WORTH * (total - prefix) else 0
+
+    def ratio_of(self, wish: Wish, known: Sequence[Known]) -> float:
+        """The request's ratio, or the calibrated one of the slowest tier among its chunks."""
+        if wish.said_ratio or self.options.ratio_is_fixed:
+            return wish.ratio
+        tiers = {k.tier for k in known if k.tier is not None}
+        rates = [self.ratios[t] for t in tiers if t in self.ratios]
+        return max(rates, default=wish.ratio)
+
+    def plan(self, req: Any, wish: Wish, prefix: int, row: torch.Tensor) -> Plan | None:
+        """The plan of a request's prompt, made at its first window; ``None``: run normally.
+
+        row: the slots allocated so far; prefix: tokens of exact KV in it.
+        """
+        started = time.perf_counter()
+        ids = list(req.full_untruncated_fill_ids)
+        known = self.known(wish)
+        if not self.worth(known, prefix, len(ids)):
+            self.note(wish, prefix, known, "too little is known")
+            return None
+        known = self.known(wish, touch=True)
+        placed = tuple(p for k in known if (p := k.placed(prefix)) is not None)
+        ratio = self.ratio_of(wish, known)
+        tokens = torch.tensor(ids, dtype=torch.long, device=self.model.device)
+        computed, ready = choose(
+            self.model, self.runner, tokens, row, prefix, placed, wish.selector, ratio
+        )
+        plan = Plan(computed, placed, prefix)
+        if not ready:
+            self.spread(plan, row, prefix, min(len(ids), row.numel()))
+        wish.report = self._report(wish, known, plan, ratio, time.perf_counter() - started)
+        self.counts["fused_requests"] += 1
+        self.counts["reused_tokens"] += wish.report["reused"]
+        self.counts["recomputed_tokens"] += wish.report["recomputed"]
+        return plan
+
+    def spread(self, plan: Plan, row: torch.Tensor, first: int, end: int) -> None:
+        """Write the reused KV of positions ``first..end`` into the row's slots."""
+        wanted = ~plan.computed
+        wanted[:first] = False
+        wanted[end:] = False
+        keys, values = view.pool_views(self.runner)
+        place(self.model, plan.placed, Cache(keys, values, row), wanted)
+
+    def learn_from(self, req: Any, wish: Wish, row: torch.Tensor) -> None:
+        """After a prefill: ask for the chunks that the store does not have.
+
+        A first chunk that was computed plainly, behind exactly what it is to be encoded behind, is
+        taken from the pool as it is; ``row`` has its slots.
+        """
+        if wish.why is not None and wish.why not in _STILL_LEARN:
+            return
+        ids = req.origin_input_ids
+        for (start, end), key in zip(wish.bounds, wish.keys):
+            if self.store.where(key) is not None:
+                continue
+            if start == len(wish.prefix) and not wish.fused:
+                cache = view.row_cache(self.runner, row, len(ids))
+                chunk = capture(self.model, cache, ids[start:end], start, wish.prefix)
+                self.learner.keep(key, chunk, wish.salt, wish.time_s)
+            else:
+                self.learner.want(ids[start:end], wish.prefix, wish.salt)
+
+    def earn(self, tokens: int) -> None:
+        """Under load: a prefill of so many tokens pays for a share of them to be encoded."""
+        if not self.learner.busy:
+            self.credit = 0.0
+            return
+        self.credit += self.options.learn_share * tokens
+        while self.credit >= 1.0:
+            done = self.learner.step(self.time_s)
+            if not done:
+                return
+            self.credit -= done
+
+    def note(self, wish: Wish, prefix: int, known: Sequence[Known], why: str) -> None:
+        """A request runs normally after all: count why, and tell it."""
+        wish.why = why
+        self.reasons[why] += 1
+        wish.report = {
+            "fused": False,
+            "why": why,
+            "prefix": prefix,
+            "chunks": len(wish.bounds),
+            "unknown_chunks": sum(k.tier is None for k in known),
+        }
+
+    def command(self, verb: str, key: str) -> bool:
+        """Pin, unpin or delete a document (in every version) or a stored chunk, by its key.
+
+        False where nothing of it is stored, or nothing was pinned.
+        """
+        keys = self.versions.get(key, {key})
+        if verb == "pin" and key in self.versions and len(self.pinned) < MAX_DOCUMENTS:
+            self.pinned.add(key)
+        elif verb != "pin":
+            self.pinned.discard(key)
+        if verb == "delete":
+            self.versions.pop(key, None)
+            for one in keys:
+                self.learner.forget(one)
+            gone = [self.store.delete(one) for one in keys]
+            return any(gone)
+        move = self.store.pin if verb == "pin" else self.store.unpin
+        done = False
+        for one in keys:
+            with contextlib.suppress(CanopyError):
+                done |= move(one)
+        return done
+
+    def listing(self, most: int = 1000) -> list[tuple[str, str, int, int]]:
+        """``(key, tier, tokens, pins)`` of at most ``most`` stored chunks."""
+        return list(itertools.islice(self.store.listing(), most))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start; tokens, bytes, requests."""
+        learner = self.learner
+        return {
+            **{k: self.counts[k] for k in ("fused_requests", "reused_tokens", "recomputed_tokens")},
+            "fallbacks": self.counts["fallbacks"],
+            "not_fused": dict(self.reasons),
+            "store": self.store.stats(),
+            "waiting_chunks": len(learner.waiting) + int(learner.busy and not learner.waiting),
+            "waiting_tokens": learner.waiting_tokens,
+            "encoded_chunks": learner.encoded_chunks,
+            "encoded_tokens": learner.encoded_tokens,
+            "forgotten_chunks": learner.forgotten,
+            "ratios": dict(self.ratios),
+        }
+
+    def _score(self, chunk: Chunk) -> None:
+        """Before a chunk is stored: its scores, where the server's selector has any."""
+        selector = make_selector(self.options.chosen_selector)
+        if isinstance(selector, Offline):
+            selector.scores(chunk)
+
+    def _kept(self, key: str, chunk: Chunk, salt: str) -> None:
+        """After a chunk was stored: remember which document it is a version of; keep pins."""
+        name = chunk_key(chunk.ids, DOCUMENT, (), salt)
+        self.versions.setdefault(name, set()).add(key)
+        while len(self.versions) > MAX_DOCUMENTS:
+            self.versions.pop(next(iter(self.versions)))
+        if name in self.pinned:
+            self.store.pin(key)
+
+    def _report(
+        self, wish: Wish, known: Sequence[Known], plan: Plan, ratio: float, seconds: float
+    ) -> dict[str, Any]:
+        inside = torch.zeros_like(plan.computed)
+        for p in plan.placed:
+            inside[p.start : p.end] = True
+        tiers: Counter[str] = Counter()
+        for k in known:
+            if k.tier is not None and k.end > plan.prefix:
+                tiers[k.tier] += int((~plan.computed[max(k.start, plan.prefix) : k.end]).sum())
+        return {
+            "fused": True,
+            "prefix": plan.prefix,
+            "reused": sum(tiers.values()),
+            **{f"reused_{name}": count for name, count in sorted(tiers.items())},
+            "recomputed": int((plan.computed & inside).sum()),
+            "computed": int(plan.computed.sum()),
+            "chunks": len(wish.bounds),
+            "unknown_chunks": sum(k.tier is None for k in known),
+            "ratio": round(ratio, 4),
+            "plan_ms": round(1000 * seconds, 3),
+        }
+
+
+_NOT_FUSED = (
+    ("lora_id", "lora"),
+    ("input_embeds", "input embeddings"),
+    ("positional_embed_overrides", "embedding overrides"),
+    ("multimodal_inputs", "multimodal"),
+    ("session", "session"),
+    ("return_hidden_states", "hidden states"),
+    ("return_routed_experts", "routed experts"),
+    ("beam_list", "beam search"),
+)
+_STILL_LEARN = ("too little is known", "planning failed")

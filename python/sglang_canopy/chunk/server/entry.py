@@ -1,0 +1,180 @@
+"""The HTTP process's side: documents are found, tokenised and bounded before the scheduler hears.
+
+A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with status 400.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from sglang_canopy.chunk.server import fields
+from sglang_canopy.chunk.server.documents import (
+    MARK,
+    Documents,
+    between,
+    cut,
+    tokenise,
+    with_bounds,
+)
+from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.errors import CanopyError
+
+documents = Documents()
+"""What was registered at ``/canopy/chunks``, of this process."""
+
+
+def options_of(manager: Any) -> Options | None:
+    """The options of a tokenizer manager's server, or ``None`` where chunk reuse is off."""
+    return getattr(manager.server_args, ATTRIBUTE, None)
+
+
+def prepare(manager: Any, obj: Any) -> None:
+    """Before ``TokenizerManager.generate_request``: check the fields, cut and bound the documents."""
+    options = options_of(manager)
+    if options is None or not hasattr(obj, "sampling_params"):
+        return
+    if isinstance(obj.text, list) or _is_batch(obj.input_ids):
+        _prepare_batch(manager, obj, options)
+        return
+    params = obj.sampling_params
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    text, ids, custom = _one(manager, options, obj.text, obj.input_ids, custom, obj.extra_key)
+    if text is None and obj.text is not None:
+        obj.text, obj.input_ids = None, ids
+    if custom is not None and isinstance(params, dict):
+        params["custom_params"] = custom
+
+
+def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
+    """A batch: each prompt by itself; all become ids if one of them does."""
+    texts, lists = obj.text, obj.input_ids
+    count = len(texts if texts is not None else lists)
+    params = obj.sampling_params
+    many = params if isinstance(params, list) else [dict(params or {}) for _ in range(count)]
+    keys = obj.extra_key if isinstance(obj.extra_key, list) else [obj.extra_key] * count
+    changed, new_ids = False, []
+    for i in range(count):
+        custom = many[i].get("custom_params")
+        text, ids, custom = _one(
+            manager,
+            options,
+            texts[i] if texts is not None else None,
+            lists[i] if lists is not None else None,
+            custom,
+            keys[i],
+        )
+        changed |= text is None and texts is not None
+        new_ids.append(ids)
+        if custom is not None:
+            many[i]["custom_params"] = custom
+    obj.sampling_params = many
+    if changed:
+        encode = manager.tokenizer.encode
+        obj.input_ids = [
+            ids if ids is not None else encode(texts[i]) for i, ids in enumerate(new_ids)
+        ]
+        obj.text = None
+
+
+def _one(
+    manager: Any, options: Options, text: str | None, ids: Any, custom: Any, salt: Any
+) -> tuple[str | None, Any, dict[str, Any] | None]:
+    """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
+    said = fields.said(custom, options.max_chunks)
+    if said.bounds is not None:
+        if ids is None:
+            raise CanopyError(
+                f"custom_params key {fields.BOUNDS!r} counts tokens, so the prompt must be given as "
+                "input_ids; with text use a separator or /canopy/chunks"
+            )
+        fields.check_inside(said.bounds, len(ids))
+        return text, ids, None
+    if text is None or not isinstance(text, str) or manager.tokenizer is None:
+        return text, ids, None
+    separated = options.separator is not None and text.count(options.separator) > 1
+    if not MARK.search(text) and (said.off or not separated):
+        return text, ids, None
+    pieces = cut(text, None if said.off else options.separator, documents, str(salt or ""))
+    found, bounds = tokenise(manager.tokenizer, pieces)
+    if said.off:
+        return None, found, None
+    checked = fields.check_bounds(bounds, options.max_chunks)
+    return None, found, with_bounds(custom, [x for pair in checked for x in pair])
+
+
+def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``OpenAIServingChat._convert_to_internal_request``: document parts and ``documents``.
+
+    Documents are marked with signs that no user can guess, the template is applied, and the signs
+    show where the documents ended up.
+    """
+    options = options_of(serving.tokenizer_manager)
+    if options is None:
+        return original(serving, request, *args, **kwargs)
+    said = fields.said(getattr(request, "custom_params", None), options.max_chunks)
+    listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
+    if said.off or not (said.parts or listed):
+        return original(serving, request, *args, **kwargs)
+    nonce = secrets.token_hex(8)
+    opening, closing = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
+    if said.parts:
+        _mark_parts(request, opening, closing)
+    if listed:
+        request.chat_template_kwargs = {
+            **request.chat_template_kwargs,
+            "documents": _marked(listed, opening, closing),
+        }
+    adapted, processed = original(serving, request, *args, **kwargs)
+    if not isinstance(adapted.text, str) or opening not in adapted.text:
+        if listed and not said.parts:
+            raise CanopyError(
+                "chat_template_kwargs.documents: this model's chat template shows no documents; "
+                'send them as text parts with custom_params {"canopy_documents": "parts"}'
+            )
+        raise CanopyError('canopy_documents "parts": no message has several text parts')
+    pieces = between(adapted.text, opening, closing)
+    ids, bounds = tokenise(serving.tokenizer_manager.tokenizer, pieces)
+    custom = with_bounds(adapted.sampling_params.get("custom_params"), bounds)
+    custom.pop(fields.DOCUMENTS, None)
+    fields.check_bounds(bounds, options.max_chunks)
+    adapted.text, adapted.input_ids = None, ids
+    adapted.sampling_params["custom_params"] = custom
+    return adapted, processed
+
+
+def _mark_parts(request: Any, opening: str, closing: str) -> None:
+    """In messages with several text parts, put the signs around all but the last."""
+    messages = []
+    for message in request.messages:
+        parts = getattr(message, "content", None)
+        if isinstance(parts, list) and len(parts) > 1:
+            if any(getattr(part, "type", None) != "text" for part in parts):
+                raise CanopyError('canopy_documents "parts" is for text parts only')
+            empty = next((i for i, p in enumerate(parts[:-1]) if not p.text.strip()), None)
+            if empty is not None:
+                raise CanopyError(f"document part {empty} is empty; leave it out")
+            texts = [f"{opening}{p.text}{closing}" for p in parts[:-1]] + [parts[-1].text]
+            message = message.model_copy(update={"content": "\n".join(texts)})
+        messages.append(message)
+    request.messages = messages
+
+
+def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
+    if not isinstance(listed, list) or not all(
+        isinstance(d, dict) and isinstance(d.get("text", d.get("content")), str) for d in listed
+    ):
+        raise CanopyError(
+            'chat_template_kwargs.documents must be a list of {"title": ..., "text": ...}'
+        )
+    out = []
+    for document in listed:
+        field = "text" if "text" in document else "content"
+        if not document[field].strip():
+            raise CanopyError("chat_template_kwargs.documents has an empty document; leave it out")
+        out.append({**document, field: f"{opening}{document[field]}{closing}"})
+    return out
+
+
+def _is_batch(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)

@@ -1,0 +1,111 @@
+"""The quality gate: reuse is measured on a small built-in task at start, and refused below a floor.
+
+The task is ``EXAMPLES`` prompts of made-up facts in filler documents, with the server's own weights,
+tokenizer, selector and ratio: KL and agreement along full recompute's own answer, and the share of
+the right answers that stay right. It runs only where the operator set a floor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.chunk import calibrate
+from sglang_canopy.chunk.quality import encode_case, holds, measure, refer, tokenise
+from sglang_canopy.chunk.ratio import Calibrations
+from sglang_canopy.chunk.tasks import SYNTHETIC, default_filler, synthetic
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+EXAMPLES = 6
+TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
+"""The store's tiers -> the names calibrations are saved under."""
+
+
+def apply_calibration(engine: Any, model_path: str) -> None:
+    """Ratios by tier from ``--canopy-chunk-calibration``; an explicit ratio wins over them.
+
+    Raises CanopyError where the file holds none for this model and machine.
+    """
+    options = engine.options
+    if options.calibration is None:
+        return
+    from sglang_canopy.chunk.model import identity_of
+
+    found = Calibrations(options.calibration)
+    model, device = identity_of(model_path), calibrate.device_name(engine.model)
+    for tier, name in TIERS.items():
+        saved = found.get(model, device, name)
+        if saved is not None:
+            engine.ratios[tier] = saved.ratio
+    if not engine.ratios:
+        raise CanopyError(
+            f"--canopy-chunk-calibration {options.calibration} has nothing for this model on "
+            f"{device}; run `canopy calibrate --model {model_path} --out {options.calibration}`"
+        )
+    logger.info("canopy: calibrated ratios %s", engine.ratios)
+
+
+def pass_gate(engine: Any, tokenizer: Any) -> None:
+    """Raise CanopyError, with the figures, where reuse is worse than the operator allows."""
+    options = engine.options
+    floors = (options.max_kl, options.min_top1, options.min_kept)
+    if all(f is None for f in floors):
+        return
+    if tokenizer is None:
+        raise CanopyError("the quality gate needs a tokenizer; drop --skip-tokenizer-init")
+    ratio = max(engine.ratios.values(), default=options.chosen_ratio)
+    found = measure_quality(
+        engine.model, tokenizer, options.chosen_selector, ratio, options.chosen_encode
+    )
+    shown = ", ".join(f"{k} {v:.3g}" if v is not None else f"{k} unknown" for k, v in found.items())
+    logger.info("canopy: quality gate at ratio %s: %s", ratio, shown)
+    reasons = refusals(found, *floors)
+    if reasons:
+        raise CanopyError(
+            f"the quality gate refuses chunk reuse at ratio {ratio}: {'; '.join(reasons)}. "
+            f"Measured: {shown}. Raise --canopy-chunk-ratio, use another model, or lower the floor"
+        )
+
+
+def measure_quality(
+    model: Any, tokenizer: Any, selector: str, ratio: float, encode: str, count: int = EXAMPLES
+) -> dict[str, float | None]:
+    """``kl`` (nats a token), ``top1``, ``kept`` (of the answers full recompute gets right; None if
+    it gets none), means over the built-in examples."""
+    rows, right, kept = [], 0, 0
+    for example in synthetic(SYNTHETIC, -(-count // len(SYNTHETIC)), default_filler())[:count]:
+        case = tokenise(tokenizer, example, 6, 160)
+        reference = refer(model, tokenizer, case)
+        chunks = encode_case(model, case, encode)
+        row = measure(model, tokenizer, case, reference, chunks, selector, ratio, True)
+        rows.append(row)
+        if holds(reference.text, case.answers):
+            right += 1
+            kept += holds(row["text"], case.answers)
+    return {
+        "kl": sum(r["kl"] for r in rows) / len(rows),
+        "top1": sum(r["top1"] for r in rows) / len(rows),
+        "kept": kept / right if right else None,
+    }
+
+
+def refusals(
+    found: Mapping[str, float | None],
+    max_kl: float | None,
+    min_top1: float | None,
+    min_kept: float | None,
+) -> list[str]:
+    """Which floors the figures miss, in words. A figure that could not be measured misses its own."""
+    out = []
+    kl, top1, kept = found["kl"], found["top1"], found["kept"]
+    if max_kl is not None and (kl is None or kl > max_kl):
+        out.append(f"KL {kl:.3g} is above --canopy-chunk-max-kl {max_kl}")
+    if min_top1 is not None and (top1 is None or top1 < min_top1):
+        out.append(f"{top1:.3g} of the tokens agree, below --canopy-chunk-min-top1 {min_top1}")
+    if min_kept is not None and (kept is None or kept < min_kept):
+        share = "no answer is right even without reuse" if kept is None else f"{kept:.3g} kept"
+        out.append(f"{share}, below --canopy-chunk-min-kept {min_kept}")
+    return out

@@ -1,0 +1,142 @@
+"""Encoding chunks for their next use, a piece at a time, when the server has nothing better to do.
+
+A chunk that came in an ordinary prompt was computed behind other documents and perhaps behind
+private text; its KV there must not go into another user's prompt. So it is encoded again: behind
+the tokens that precede the first chunk (the system prompt), or alone. That costs a prefill of the
+chunk, once; it is done in pieces of ``PIECE`` tokens while the server is idle, and under load
+within a share of the tokens the requests themselves need.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from sglang_canopy.chunk.cache import Cache, dense_cache
+from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.encode import capture
+from sglang_canopy.chunk.engine import prefill
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.store import ChunkStore
+
+PIECE = 64
+"""Tokens encoded before looking whether a request has come."""
+MAX_WAITING_TOKENS = 1 << 20
+"""Tokens that may wait to be encoded; what comes on top is forgotten until it comes again."""
+
+
+class Wanted(NamedTuple):
+    """A chunk to encode: its tokens, what to encode it behind, the tenant's salt."""
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+    salt: str
+
+
+@dataclass(slots=True)
+class _Job:
+    key: str
+    wanted: Wanted
+    cache: Cache
+    done: int
+
+
+class Learner:
+    """Chunks that wait to be encoded, oldest first.
+
+    ``score(chunk)`` is called before a chunk is stored, ``kept(key, chunk, salt)`` after.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        store: ChunkStore,
+        score: Callable[[Chunk], None] = lambda chunk: None,
+        kept: Callable[[str, Chunk, str], None] = lambda key, chunk, salt: None,
+    ) -> None:
+        self.model, self.store, self.score, self.kept = model, store, score, kept
+        self.waiting: OrderedDict[str, Wanted] = OrderedDict()
+        self.waiting_tokens = self.encoded_tokens = self.encoded_chunks = self.forgotten = 0
+        self._job: _Job | None = None
+        self._prefix: tuple[tuple[int, ...], Cache] | None = None
+
+    def want(self, ids: Sequence[int], prefix: Sequence[int], salt: str) -> None:
+        """Ask for a chunk. Once it waits or is stored, asking again does nothing."""
+        wanted = Wanted(tuple(ids), tuple(prefix), salt)
+        key = self.store.key(wanted.ids, wanted.prefix, salt)
+        busy = self._job is not None and self._job.key == key
+        if key in self.waiting or busy or self.store.where(key) is not None:
+            return
+        if self.waiting_tokens + len(wanted.ids) > MAX_WAITING_TOKENS:
+            self.forgotten += 1
+            return
+        self.waiting[key] = wanted
+        self.waiting_tokens += len(wanted.ids)
+
+    def forget(self, key: str) -> None:
+        """Take a chunk out of the queue (it was deleted)."""
+        wanted = self.waiting.pop(key, None)
+        if wanted is not None:
+            self.waiting_tokens -= len(wanted.ids)
+        if self._job is not None and self._job.key == key:
+            self._job = None
+
+    def drop(self) -> None:
+        """Give up the chunk that is being encoded."""
+        self._job = None
+
+    def keep(self, key: str, chunk: Chunk, salt: str, now: float) -> None:
+        """Store a chunk that was encoded, here or by an ordinary prefill."""
+        self.score(chunk)
+        self.store.put(chunk, salt, now)
+        self.encoded_chunks += 1
+        self.kept(key, chunk, salt)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to encode."""
+        return self._job is not None or bool(self.waiting)
+
+    def step(self, now: float) -> int:
+        """Encode one piece; returns its tokens (0: nothing to do). ``now`` stamps a new chunk."""
+        job = self._job or self._next()
+        if job is None:
+            return 0
+        self._job = job
+        whole = (*job.wanted.prefix, *job.wanted.ids)
+        piece = whole[job.done : job.done + PIECE]
+        ids = torch.tensor(piece, dtype=torch.long, device=self.model.device)
+        prefill(self.model, ids, job.cache, start=job.done)
+        job.done += len(piece)
+        self.encoded_tokens += len(piece)
+        if job.done == len(whole):
+            self._job = None
+            self._finish(job, now)
+        return len(piece)
+
+    def _next(self) -> _Job | None:
+        if not self.waiting:
+            return None
+        key, wanted = self.waiting.popitem(last=False)
+        self.waiting_tokens -= len(wanted.ids)
+        cache = dense_cache(self.model, len(wanted.prefix) + len(wanted.ids))
+        done = 0
+        if self._prefix is not None and self._prefix[0] == wanted.prefix:
+            done = len(wanted.prefix)
+            for mine, known in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+                mine[:done] = known
+        return _Job(key, wanted, cache, done)
+
+    def _finish(self, job: _Job, now: float) -> None:
+        start = len(job.wanted.prefix)
+        chunk = capture(self.model, job.cache, job.wanted.ids, start, job.wanted.prefix)
+        self.keep(job.key, chunk, job.wanted.salt, now)
+        if start and (self._prefix is None or self._prefix[0] != job.wanted.prefix):
+            kept = dense_cache(self.model, start)
+            for mine, known in zip(kept.k + kept.v, job.cache.k + job.cache.v):
+                mine.copy_(known[:start])
+            self._prefix = (job.wanted.prefix, kept)

@@ -1,0 +1,331 @@
+"""The server's settings for chunk reuse: flags, their checks, and what each mode stands for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+ATTRIBUTE = "_canopy_chunks"
+"""Where the plugin notes the options on ``ServerArgs`` (``None``: chunk reuse is off)."""
+
+FULL, PREFIX, REUSE = "full", "prefix", "reuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What one ``--canopy-chunk-mode`` does.
+
+    selector: who chooses the recomputed tokens; ratio: their share, ``None`` for the server's;
+    encode: what a chunk is encoded behind; fuses: whether KV is reused at all.
+    """
+
+    selector: str = "default"
+    ratio: float | None = None
+    encode: str = "prefix"
+    fuses: bool = True
+
+
+MODES = {
+    "default": Mode(),
+    FULL: Mode(fuses=False),
+    PREFIX: Mode(fuses=False),
+    REUSE: Mode("first-k", 0.0, "alone"),
+    "epic": Mode("first-k", None, "alone"),
+    "cacheblend": Mode("hkvd", None, "alone"),
+    "cachetune": Mode("frequency", None, "alone"),
+}
+"""``full``: no cache at all; ``prefix``: SGLang's own prefix cache; ``reuse``: no recompute."""
+
+SERVABLE = (
+    "default",
+    "asked",
+    "last-token",
+    "head+asked",
+    "head+last-token",
+    "query",
+    "head+query",
+    "first-k",
+    "frequency",
+    "high-frequency",
+    "v-norm",
+    "random",
+    "hkvd",
+)
+"""Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
+layers) and not the yardstick ``oracle``."""
+
+ENCODES = ("prefix", "alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Chunk reuse as this server was started. Sizes in MiB, ratios as shares, tokens as counts."""
+
+    mode: str = "default"
+    separator: str | None = None
+    ratio: float = 0.15
+    given_ratio: bool = False
+    selector: str | None = None
+    encode: str | None = None
+    device_mb: int = 0
+    memory_mb: int = 1024
+    disk_mb: int = 0
+    directory: str | None = None
+    policy: str = "lru"
+    learn_share: float = 0.1
+    learn_prefix_tokens: int = 1024
+    min_tokens: int = 16
+    max_chunks: int = 256
+    max_kl: float | None = None
+    min_top1: float | None = None
+    min_kept: float | None = None
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("--canopy-chunk-mode", self.mode, tuple(MODES))
+        if self.selector is not None:
+            _one_of("--canopy-chunk-selector", self.selector, SERVABLE)
+        if self.encode is not None:
+            _one_of("--canopy-chunk-encode", self.encode, ENCODES)
+        for flag, value, low, high in (
+            ("--canopy-chunk-ratio", self.ratio, 0, 1),
+            ("--canopy-chunk-learn-share", self.learn_share, 0, 1),
+            ("--canopy-chunk-learn-prefix-tokens", self.learn_prefix_tokens, 0, 1 << 20),
+            ("--canopy-chunk-device-mb", self.device_mb, 0, 1 << 30),
+            ("--canopy-chunk-memory-mb", self.memory_mb, 0, 1 << 30),
+            ("--canopy-chunk-disk-mb", self.disk_mb, 0, 1 << 30),
+            ("--canopy-chunk-min-tokens", self.min_tokens, 1, 1 << 20),
+            ("--canopy-chunk-max-chunks", self.max_chunks, 1, 4096),
+            ("--canopy-chunk-max-kl", self.max_kl, 0, 100),
+            ("--canopy-chunk-min-top1", self.min_top1, 0, 1),
+            ("--canopy-chunk-min-kept", self.min_kept, 0, 1),
+        ):
+            if value is not None and not low <= value <= high:
+                raise CanopyError(f"{flag} {value}: allowed are {low} to {high}")
+        if self.separator is not None and not self.separator.strip():
+            raise CanopyError(
+                f"--canopy-chunk-separator {self.separator!r} is blank: give a string that "
+                'documents do not contain, for example " # # "'
+            )
+        if not (self.device_mb or self.memory_mb or self.disk_mb):
+            raise CanopyError(
+                "chunks have nowhere to live: --canopy-chunk-device-mb, -memory-mb and -disk-mb "
+                "are all 0; give one of them"
+            )
+        if self.disk_mb and not self.directory:
+            raise CanopyError("--canopy-chunk-disk-mb needs --canopy-chunk-dir, a directory")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether this mode reuses chunk KV at all."""
+        return MODES[self.mode].fuses
+
+    @property
+    def chosen_selector(self) -> str:
+        """The selector of a request that names none."""
+        return self.selector or MODES[self.mode].selector
+
+    @property
+    def ratio_is_fixed(self) -> bool:
+        """Whether the operator or the mode gave the ratio, so that calibration does not."""
+        return self.given_ratio or MODES[self.mode].ratio is not None
+
+    @property
+    def chosen_ratio(self) -> float:
+        """The ratio of a request that gives none."""
+        fixed = MODES[self.mode].ratio
+        return self.ratio if fixed is None else fixed
+
+    @property
+    def chosen_encode(self) -> str:
+        """What chunks are encoded behind: the tokens before the first chunk, or nothing."""
+        return self.encode or MODES[self.mode].encode
+
+    def capacity_bytes(self) -> dict[str, int]:
+        """Bytes by tier name of the chunk store."""
+        sizes = {"device": self.device_mb, "host": self.memory_mb, "disk": self.disk_mb}
+        return {name: size << 20 for name, size in sizes.items() if size}
+
+
+def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
+    """After ``ServerArgs.add_cli_args``: the flags of chunk reuse."""
+    if "--canopy-chunks" in parser._option_string_actions:
+        return
+    group = parser.add_argument_group("canopy chunks", "Reuse of documents in any order.")
+    add = group.add_argument
+    add(
+        "--canopy-chunks",
+        choices=("off", "on"),
+        default="off",
+        help="Reuse the KV of documents wherever they come in a prompt. Approximate: docs/rag.md.",
+    )
+    add(
+        "--canopy-chunk-separator",
+        metavar="TEXT",
+        help="The text between two of these in a prompt is a document.",
+    )
+    add(
+        "--canopy-chunk-mode",
+        choices=tuple(MODES),
+        default="default",
+        help="What is reused and recomputed: ours, or a baseline to compare with.",
+    )
+    add(
+        "--canopy-chunk-ratio",
+        type=float,
+        default=None,
+        metavar="R",
+        help="Share of a chunk's tokens that is recomputed (0.15, or as calibrated).",
+    )
+    add(
+        "--canopy-chunk-selector",
+        choices=SERVABLE,
+        default=None,
+        help="Who chooses the tokens that are recomputed.",
+    )
+    add(
+        "--canopy-chunk-encode",
+        choices=ENCODES,
+        default=None,
+        help="Encode chunks behind what precedes the first one, or alone.",
+    )
+    add(
+        "--canopy-chunk-device-mb",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="Device memory for chunks.",
+    )
+    add(
+        "--canopy-chunk-memory-mb",
+        type=int,
+        default=1024,
+        metavar="MIB",
+        help="Host memory for chunks.",
+    )
+    add("--canopy-chunk-disk-mb", type=int, default=0, metavar="MIB", help="Disk space for chunks.")
+    add("--canopy-chunk-dir", default=None, metavar="DIR", help="Where chunks on disk are.")
+    add(
+        "--canopy-chunk-learn-share",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="Under load, tokens encoded for later reuse, as a share of the prompt tokens computed.",
+    )
+    add(
+        "--canopy-chunk-min-tokens",
+        type=int,
+        default=16,
+        metavar="N",
+        help="Shorter documents are computed as they come.",
+    )
+    add(
+        "--canopy-chunk-max-kl",
+        type=float,
+        default=None,
+        metavar="NATS",
+        help="Quality gate: refuse to start if reuse loses more than this (measured at start).",
+    )
+    add(
+        "--canopy-chunk-min-top1",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="Quality gate: refuse to start if fewer tokens than this stay the same.",
+    )
+    add(
+        "--canopy-chunk-min-kept",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="Quality gate: refuse to start if fewer right answers than this stay right.",
+    )
+    add(
+        "--canopy-chunk-calibration",
+        default=None,
+        metavar="FILE",
+        help="What `canopy calibrate` measured: ratios by tier.",
+    )
+
+
+def from_args(args: Any) -> Options | None:
+    """The options of parsed flags, or ``None`` where chunk reuse is off. Raises CanopyError."""
+    if getattr(args, "canopy_chunks", "off") != "on":
+        return None
+    given = {
+        "mode": args.canopy_chunk_mode,
+        "separator": args.canopy_chunk_separator,
+        "selector": args.canopy_chunk_selector,
+        "encode": args.canopy_chunk_encode,
+        "device_mb": args.canopy_chunk_device_mb,
+        "memory_mb": args.canopy_chunk_memory_mb,
+        "disk_mb": args.canopy_chunk_disk_mb,
+        "directory": args.canopy_chunk_dir,
+        "learn_share": args.canopy_chunk_learn_share,
+        "min_tokens": args.canopy_chunk_min_tokens,
+        "max_kl": args.canopy_chunk_max_kl,
+        "min_top1": args.canopy_chunk_min_top1,
+        "min_kept": args.canopy_chunk_min_kept,
+        "calibration": args.canopy_chunk_calibration,
+    }
+    if args.canopy_chunk_ratio is not None:
+        given |= {"ratio": args.canopy_chunk_ratio, "given_ratio": True}
+    return Options(**given)
+
+
+def note_options(_cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    """Before ``ServerArgs.from_cli_args``: mode ``full`` is a server without a prefix cache."""
+    if getattr(args, "canopy_chunks", "off") == "on" and args.canopy_chunk_mode == FULL:
+        args.disable_radix_cache = True
+
+
+def keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    """After ``ServerArgs.from_cli_args``: check the flags and keep them with the arguments."""
+    try:
+        options = from_args(args)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: {error}") from None
+    setattr(result, ATTRIBUTE, options)
+    if options is not None and options.fuses:
+        refusal = unsupported(result)
+        if refusal:
+            raise SystemExit(f"sglang-canopy: --canopy-chunks on: {refusal}")
+
+
+_REFUSED = (
+    ("speculative_algorithm", "speculative decoding keeps KV of a second model"),
+    ("enable_lmcache", "--enable-lmcache brings its own reuse"),
+    ("enable_dp_attention", "data-parallel attention is not verified"),
+    ("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
+    ("enable_return_hidden_states", "hidden states of reused tokens are never computed"),
+    ("enable_encoder_swa_bounded_replay", "the encoder replay rewrites the same batches"),
+)
+
+
+def unsupported(server_args: Any) -> str | None:
+    """Why these server arguments cannot reuse chunks; ``None`` if they can."""
+    for name, why in _REFUSED:
+        if getattr(server_args, name, None):
+            return f"{why}; drop that option, or chunk reuse"
+    for name in ("tp_size", "pp_size", "dp_size", "tokenizer_worker_num"):
+        size = getattr(server_args, name, 1) or 1
+        if size > 1:
+            flag = "--" + name.replace("_", "-")
+            return f"{flag} {size} is not done yet, only 1; drop it, or chunk reuse"
+    kv = getattr(server_args, "kv_cache_dtype", "auto")
+    if kv not in ("auto", None):
+        return f"--kv-cache-dtype {kv} keeps quantised KV, which cannot be moved; use auto"
+    if getattr(server_args, "quantization", None):
+        return "quantised weights are not done yet; serve the model unquantised"
+    mode = getattr(server_args, "disaggregation_mode", "null")
+    if mode not in (None, "null"):
+        return f"--disaggregation-mode {mode} is not done; drop it, or chunk reuse"
+    return None
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise CanopyError(f"{flag} {value!r}: allowed are {', '.join(allowed)}")

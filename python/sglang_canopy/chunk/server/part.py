@@ -1,0 +1,50 @@
+"""A stored chunk from some token on: what is left of it where a prefix hit ends inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.disk import DiskChunk
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
+
+    base: Chunk | DiskChunk
+    skip: int
+
+    def __len__(self) -> int:
+        return len(self.base) - self.skip
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.base.ids[self.skip :]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What the part stands behind: the chunk's prefix and its tokens before the part."""
+        return self.base.prefix + self.base.ids[: self.skip]
+
+    @property
+    def scores(self) -> dict[str, torch.Tensor]:
+        return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
+
+    @property
+    def raw_k(self) -> torch.Tensor:
+        return self.base.raw_k[:, self.skip :]
+
+    @property
+    def v(self) -> torch.Tensor:
+        return self.base.v[:, self.skip :]
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes * len(self) // max(1, len(self.base))
+
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K before RoPE and V of these tokens of the part."""
+        return self.base.rows(layer, tokens + self.skip)

@@ -1,0 +1,54 @@
+"""Writing reused KV to its new place, and reading exact KV out of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from canopy_kernel import pages
+from canopy_kernel.rope_scatter import rope_scatter
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.chunk import Placed
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.rope import rotate
+
+
+def place(model: Model, placed: Sequence[Placed], cache: Cache, wanted: torch.Tensor) -> int:
+    """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
+
+    One layer at a time over all chunks together; of a chunk on disk only these tokens are read.
+    Returns how many tokens were written. Raises CanopyError for a damaged file.
+    """
+    parts = []
+    for p in placed:
+        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        if inside.numel():
+            parts.append((p.chunk, inside, inside + p.start))
+    if not parts:
+        return 0
+    device = cache.slots.device
+    positions = torch.cat([at for _, _, at in parts]).to(device)
+    slots = cache.slots[positions]
+    table = model.rope.table(positions)
+    every = torch.arange(positions.numel(), device=device)
+    for layer in range(model.shape.layers):
+        rows = [chunk.rows(layer, inside) for chunk, inside, _ in parts]
+        k = torch.cat([k.to(device) for k, _ in rows])
+        v = torch.cat([v.to(device) for _, v in rows])
+        if k.is_cuda:
+            rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
+        else:
+            pages.write(cache.k[layer], slots, rotate(k.to(model.dtype), table))
+            pages.write(cache.v[layer], slots, v.to(model.dtype))
+    return int(positions.numel())
+
+
+def copy_rows(source: Cache, target: Cache, count: int) -> None:
+    """Copy the KV of positions ``0..count`` from one cache to another."""
+    if not count:
+        return
+    positions = torch.arange(count, device=source.slots.device)
+    for layer in range(len(source.k)):
+        k, v = source.read(layer, positions)
+        Cache.write(target, layer, positions, k, v)

@@ -1,0 +1,133 @@
+"""The scheduler's side: the engine is made at start, requests are marked, idle time is used."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from sglang_canopy.chunk.server import attention, budget
+from sglang_canopy.chunk.server.engine import ChunkEngine
+from sglang_canopy.chunk.server.gate import apply_calibration, pass_gate
+from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.wish import wish_of
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+COMMANDS = ("pin", "unpin", "delete")
+PREFIX = "canopy_chunk:"
+"""How a command's key begins in ``SetInternalStateReq.server_args``: ``canopy_chunk:pin:KEY``."""
+
+
+def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """Around ``Scheduler.__init__``: the attention backends before, the engine after."""
+    options: Options | None = getattr(server_args, ATTRIBUTE, None)
+    if options is None:
+        return original(scheduler, server_args, *args, **kwargs)
+    attention.register()
+    original(scheduler, server_args, *args, **kwargs)
+    runner = scheduler.tp_worker.model_runner
+    try:
+        engine = ChunkEngine(runner, options)
+        if options.fuses:
+            apply_calibration(engine, server_args.model_path)
+            pass_gate(engine, scheduler.tokenizer)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
+    runner.canopy_chunks = engine
+    logger.info(
+        "canopy: chunk reuse is on, mode %s, selector %s, ratio %s, model %s",
+        options.mode,
+        options.chosen_selector,
+        options.chosen_ratio,
+        engine.model.identity[:12],
+    )
+    return None
+
+
+def engine_of(scheduler: Any) -> ChunkEngine | None:
+    """The scheduler's chunk engine, or ``None`` where chunk reuse is off."""
+    worker = getattr(scheduler, "tp_worker", None)
+    return getattr(getattr(worker, "model_runner", None), "canopy_chunks", None)
+
+
+def request_created(req: Any, scheduler: Any) -> None:
+    """After ``Scheduler._create_generation_req``."""
+    engine = engine_of(scheduler)
+    if engine is None:
+        return
+    try:
+        req.canopy_chunks = engine.wish(req)
+    except Exception:
+        logger.exception("canopy: a request's chunks could not be read; it runs normally")
+        engine.counts["fallbacks"] += 1
+
+
+def adder_class(found: type, scheduler: Any) -> type | None:
+    """After ``Scheduler.get_prefill_adder_class``."""
+    engine = engine_of(scheduler)
+    if engine is None or not engine.options.fuses:
+        return None
+    made = budget.adder_class(found)
+    made.canopy_engine = engine  # type: ignore[attr-defined]
+    return made
+
+
+def use_idle_time(scheduler: Any) -> None:
+    """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
+    engine = engine_of(scheduler)
+    if engine is None or not engine.learner.busy or not scheduler.is_fully_idle():
+        return
+    socket = scheduler.ipc_channels.recv_from_tokenizer
+    while engine.learner.busy and not (socket is not None and socket.poll(0)):
+        try:
+            engine.learner.step(engine.time_s)
+        except Exception:
+            logger.exception("canopy: a chunk could not be encoded; it is dropped")
+            engine.counts["fallbacks"] += 1
+            engine.learner.drop()
+
+
+def flushed(success: Any, scheduler: Any) -> None:
+    """After ``Scheduler.flush_cache``: the exact cache is gone; chunks stay unless weights changed."""
+    engine = engine_of(scheduler)
+    if engine is not None and success and engine.weights_changed():
+        logger.info("canopy: the weights changed, so chunks begin anew")
+
+
+def tell(result: Any, scheduler: Any) -> None:
+    """After ``Scheduler.get_internal_state``: counters, and the stored chunks."""
+    engine = engine_of(scheduler)
+    if engine is not None:
+        result.internal_state["canopy_chunks"] = {
+            **engine.stats(),
+            "time_s": time.monotonic(),
+            "stored": [
+                {"key": k, "tier": t, "tokens": n, "pins": p} for k, t, n, p in engine.listing()
+            ],
+        }
+
+
+def command(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Around ``Scheduler.set_internal_state``: pin, unpin or delete a chunk by its key."""
+    asked = [k for k in recv_req.server_args if k.startswith(PREFIX)]
+    engine = engine_of(scheduler)
+    if engine is None or not asked:
+        return original(scheduler, recv_req)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    done = False
+    for one in asked:
+        _, verb, key = one.split(":", 2)
+        if verb in COMMANDS:
+            done |= engine.command(verb, key)
+    return SetInternalStateReqOutput(updated=done)
+
+
+def insert_guard(_cache: Any, req: Any) -> None:
+    """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
+    wish = wish_of(req)
+    assert wish is None or not wish.fused, (
+        f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
+    )

@@ -1,0 +1,152 @@
+"""SGLang's own weights and KV pool, seen as the chunk engine's ``Model`` and ``Cache``: no copies.
+
+The engine runs the parts of chunk reuse that SGLang's forward has no place for: choosing tokens
+(some layers of a few rows) and encoding a chunk for later. Both use the weights the server has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_kernel import pages
+from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.model import Layer, Model, Shape
+from sglang_canopy.chunk.rope import from_config, rotate, unrotate
+from sglang_canopy.errors import CanopyError
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRope:
+    """The rotation as SGLang's table has it, rounding included (it may be bf16 on a CPU)."""
+
+    cos_sin: torch.Tensor
+
+    def table(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[n]`` positions -> ``[n, head_dim]`` fp32, cos then sin."""
+        return self.cos_sin[positions.to(self.cos_sin.device)].float()
+
+    def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``."""
+        return rotate(x, self.table(positions))
+
+    def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`apply`, in fp32."""
+        return unrotate(x, self.table(positions))
+
+
+def model_view(runner: Any) -> Model:
+    """The engine's view of a loaded SGLang model.
+
+    Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
+    """
+    inner, config = runner.model, runner.model_config.hf_config
+    name = type(inner).__name__
+    if name not in ARCHITECTURES:
+        raise CanopyError(
+            f"chunk reuse knows {', '.join(ARCHITECTURES)}, not {name}; serve without "
+            "--canopy-chunks"
+        )
+    from_config(config)  # refuses a rotation that cannot be moved, by name
+    layers = inner.model.layers
+    attention = layers[0].self_attn
+    rotary = attention.rotary_emb
+    if not rotary.is_neox_style or rotary.rotary_dim != attention.head_dim:
+        raise CanopyError(
+            "only half-split RoPE over the whole head can be moved; serve without --canopy-chunks"
+        )
+    if hasattr(attention, "q_norm"):
+        raise CanopyError("normalised queries and keys are not done; serve without --canopy-chunks")
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
+    shape = Shape(
+        layers=len(layers),
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+    )
+    views = tuple(_layer(layer, shape) for layer in layers)
+    embed = inner.model.embed_tokens.weight
+    head = inner.lm_head.weight[: config.vocab_size]
+    return Model(
+        shape,
+        views,
+        embed,
+        inner.model.norm.weight,
+        head,
+        ServerRope(rotary.cos_sin_cache),  # type: ignore[arg-type]
+        identity(inner, config),
+    )
+
+
+def identity(inner: Any, config: Any) -> str:
+    """A digest of the config and of samples of the weights themselves: another fine-tune differs."""
+    digest = hashlib.sha256(config.to_json_string().encode())
+    for weight in inner.parameters():
+        flat = weight.detach().reshape(-1)
+        step = max(1, flat.numel() // 64)
+        sample = flat[::step][:64].float().cpu()
+        digest.update(str((tuple(weight.shape), str(weight.dtype))).encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class RowCache(Cache):
+    """One request's row of SGLang's pools. Positions before ``floor`` belong to the exact prefix
+    tree (or to another request's prefix): they are read and never written."""
+
+    floor: int = 0
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """As ``Cache.write``, for positions from ``floor`` on."""
+        own = positions >= self.floor
+        if bool(own.all()):
+            Cache.write(self, layer, positions, k, v)
+        elif bool(own.any()):
+            Cache.write(self, layer, positions[own], k[own], v[own])
+
+
+def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:
+    """The engine's cache over ``row [n]`` (pool slots by position)."""
+    keys, values = pool_views(runner)
+    return RowCache(keys, values, row, floor=floor)
+
+
+def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """K and V of every layer as pages of one token, ``[slots, 1, kv_heads, head_dim]``."""
+    pool, keys, values = runner.token_to_kv_pool, [], []
+    for layer in runner.model.model.layers:
+        index = layer.self_attn.attn.layer_id
+        keys.append(pages.flat(pool.get_key_buffer(index)))
+        values.append(pages.flat(pool.get_value_buffer(index)))
+    return keys, values
+
+
+def _layer(layer: Any, shape: Shape) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = attention.qkv_proj.weight
+    rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    if tuple(qkv.shape) != (rows, shape.hidden) or not qkv.is_floating_point():
+        raise CanopyError(
+            f"the attention weights are {tuple(qkv.shape)} {qkv.dtype}, not [{rows}, "
+            f"{shape.hidden}]: a packed or quantised layout, which chunk reuse cannot read"
+        )
+    return Layer(
+        norm_in=layer.input_layernorm.weight,
+        qkv=qkv,
+        qkv_bias=attention.qkv_proj.bias,
+        out=attention.o_proj.weight,
+        norm_mid=layer.post_attention_layernorm.weight,
+        gate_up=mlp.gate_up_proj.weight,
+        down=mlp.down_proj.weight,
+    )

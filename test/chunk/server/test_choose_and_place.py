@@ -1,0 +1,158 @@
+"""Choosing and placing over a server's pool gives what the engine gives over a cache of its own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sglang_canopy.chunk import disk, engine  # noqa: E402
+from sglang_canopy.chunk.cache import Cache, dense_cache  # noqa: E402
+from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
+from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
+from sglang_canopy.chunk.server.choose import choose  # noqa: E402
+from sglang_canopy.chunk.server.part import Part  # noqa: E402
+from sglang_canopy.chunk.server.place import place  # noqa: E402
+from sglang_canopy.chunk.server.view import pool_views, row_cache  # noqa: E402
+
+PREFIX, CHUNK, TAIL = 12, 50, 9
+SLOTS = 400
+
+
+@pytest.fixture
+def runner(llama):
+    """A pool filled with garbage and layers that name their buffers, as a model runner has them."""
+    shape = llama.shape
+    size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
+    keys, values = torch.randn(size), torch.randn(size)
+    layers = [
+        SimpleNamespace(self_attn=SimpleNamespace(attn=SimpleNamespace(layer_id=i)))
+        for i in range(shape.layers)
+    ]
+    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
+    return SimpleNamespace(
+        token_to_kv_pool=pool, model=SimpleNamespace(model=SimpleNamespace(layers=layers))
+    )
+
+
+@pytest.fixture
+def prompt(llama, ids):
+    """A prefix, three chunks encoded behind it, placed in another order, and a question."""
+    prefix = ids[:PREFIX]
+    chunks = [
+        encode(llama, ids[a : a + CHUNK].tolist(), prefix.tolist())
+        for a in range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
+    ]
+    order = [chunks[i] for i in (2, 0, 1)]
+    whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
+    return Prompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+
+
+def row_of(n: int) -> torch.Tensor:
+    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[:n]
+
+
+def exact_prefix(llama, runner, prompt, row, count: int) -> None:
+    """What a radix hit of ``count`` tokens means: their KV is in the row's slots."""
+    keys, values = pool_views(runner)
+    if count:
+        engine.prefill(llama, prompt.ids[:count], Cache(keys, values, row[:count]))
+
+
+@pytest.mark.parametrize(
+    "selector", ["asked", "last-token", "query", "first-k", "frequency", "hkvd"]
+)
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
+    row = row_of(len(prompt))
+    computed, _ = choose(llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2)
+    cache = dense_cache(llama, len(prompt))
+    fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
+    if selector == "hkvd":  # the engine drops rows on the way; the server runs the last set through
+        inside = prompt.in_chunk()
+        assert int((computed & inside).sum()) == int(0.2 * prompt.reusable) + 0
+        return
+    assert torch.equal(computed.nonzero()[:, 0], fused.rows)
+
+
+def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
+    row = row_of(len(prompt))
+    computed, ready = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    assert ready
+    rows = computed.nonzero()[:, 0]
+    hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
+    mine = engine.logits(llama, hidden[-1:])[0]
+    theirs = fused_prefill(
+        llama, prompt, dense_cache(llama, len(prompt)), make_selector("asked"), 0.2
+    ).logits
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
+@pytest.mark.parametrize("selector", ["asked", "query", "frequency", "hkvd"])
+def test_a_cached_prefix_is_neither_computed_nor_written(
+    llama, runner, prompt, prefix, selector
+) -> None:
+    row = row_of(len(prompt))
+    exact_prefix(llama, runner, prompt, row, prefix)
+    keys, values = pool_views(runner)
+    before = [x[row[:prefix]].clone() for x in (*keys, *values)]
+    placed = tuple(
+        p if p.start >= prefix else Placed(Part(p.chunk, prefix - p.start), prefix)
+        for p in prompt.placed
+        if p.end > prefix
+    )
+    computed, _ = choose(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    assert not computed[:prefix].any()
+    assert computed[-TAIL:].all()
+    for old, now in zip(before, (*keys, *values)):
+        assert torch.equal(old, now[row[:prefix]])
+    budget = int(0.2 * sum(len(p.chunk) for p in placed))
+    chosen = int((computed & prompt.in_chunk()).sum())
+    assert chosen <= budget
+    if selector in ("asked", "hkvd"):
+        assert chosen >= budget - 1
+
+
+def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
+    llama, runner, prompt
+) -> None:
+    row = row_of(len(prompt))
+    every, _ = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
+    assert every.all()
+    none, _ = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
+    assert torch.equal(none, ~prompt.in_chunk())
+
+
+def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) -> None:
+    row = row_of(len(prompt))
+    keys, values = pool_views(runner)
+    cache = Cache(keys, values, row)
+    wanted = prompt.in_chunk()
+    count = place(llama, prompt.placed, cache, wanted)
+    assert count == int(wanted.sum())
+    first = [x[row].clone() for x in (*keys, *values)]
+    on_disk = []
+    for i, p in enumerate(prompt.placed):
+        disk.write(tmp_path / f"{i}.chunk", p.chunk)
+        on_disk.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
+    for x in (*keys, *values):
+        x[row[wanted]] = 7.0
+    place(llama, on_disk, cache, wanted)
+    for old, now in zip(first, (*keys, *values)):
+        assert torch.equal(old, now[row])
+
+
+def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
+    chunk = prompt.placed[0].chunk
+    part = Part(chunk, 20)
+    assert len(part) == CHUNK - 20
+    assert part.ids == chunk.ids[20:]
+    assert part.prefix == chunk.prefix + chunk.ids[:20]
+    at = torch.tensor([0, 5])
+    for mine, theirs in zip(part.rows(1, at), chunk.rows(1, at + 20)):
+        assert torch.equal(mine, theirs)

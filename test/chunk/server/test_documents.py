@@ -1,0 +1,97 @@
+"""Documents are cut out of a prompt and tokenised by themselves, wherever they stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_canopy.chunk.server.documents import Documents, between, cut, tokenise, with_bounds
+from sglang_canopy.errors import CanopyError
+
+
+class Letters:
+    """A tokenizer of pairs of letters with a BOS, so that seams show: 'ab' is one token."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = [hash_of(text[i : i + 2]) for i in range(0, len(text), 2)]
+        return [1, *ids] if add_special_tokens else ids
+
+
+def hash_of(pair: str) -> int:
+    return sum(ord(c) << (8 * i) for i, c in enumerate(pair)) + 10
+
+
+def document(text: str) -> list[int]:
+    return Letters().encode(text, add_special_tokens=False)
+
+
+def test_between_two_separators_is_a_document_and_separators_stay() -> None:
+    pieces = cut("system##doc one##two##question", "##", Documents(), "")
+    assert [p.text for p in pieces if p.document] == ["doc one", "two"]
+    assert "".join(p.text for p in pieces) == "system##doc one##two##question"
+
+
+def test_the_same_document_has_the_same_ids_in_every_prompt() -> None:
+    for text in ("sys##odd##q", "longer system##x##odd##q", "##odd##"):
+        ids, bounds = tokenise(Letters(), cut(text, "##", Documents(), ""))
+        found = [ids[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
+        assert document("odd") in found
+        assert ids.count(1) == 1
+        assert ids[0] == 1
+
+
+def test_text_without_documents_is_tokenised_as_ever() -> None:
+    ids, bounds = tokenise(Letters(), cut("plain text", "##", Documents(), ""))
+    assert bounds == []
+    assert ids == Letters().encode("plain text")
+
+
+def test_empty_documents_are_left_out() -> None:
+    _, bounds = tokenise(Letters(), cut("s####a##q", "##", Documents(), ""))
+    assert len(bounds) == 2
+
+
+def test_a_registered_document_stands_where_its_mark_is() -> None:
+    known = Documents()
+    name = known.add(document("fact"), "tenant")
+    pieces = cut(f"sys [[canopy:{name}]] why?", None, known, "tenant")
+    ids, bounds = tokenise(Letters(), pieces)
+    assert [ids[a:b] for a, b in zip(bounds[::2], bounds[1::2])] == [document("fact")]
+
+
+def test_a_mark_of_another_tenant_or_a_deleted_one_is_refused() -> None:
+    known = Documents()
+    name = known.add(document("fact"), "tenant")
+    for salt in ("", "other"):
+        with pytest.raises(CanopyError, match="no document"):
+            cut(f"[[canopy:{name}]]", None, known, salt)
+    known.remove(name, "tenant")
+    with pytest.raises(CanopyError, match="deleted"):
+        cut(f"[[canopy:{name}]]", None, known, "tenant")
+    assert known.tokens == 0
+
+
+def test_two_tenants_get_two_ids_and_registering_twice_one() -> None:
+    known = Documents()
+    assert known.add([1, 2], "a") != known.add([1, 2], "b")
+    assert known.add([1, 2], "a") == known.add([1, 2], "a")
+    assert known.tokens == 4
+
+
+def test_registrations_are_bounded() -> None:
+    known = Documents(most_tokens=5)
+    known.add([1, 2, 3], "")
+    with pytest.raises(CanopyError, match="at most 5"):
+        known.add([4, 5, 6], "")
+
+
+def test_signs_of_a_rendered_chat_bound_its_documents() -> None:
+    pieces = between("<u><one>\n<two>\nask", "<", ">")
+    assert [p.text for p in pieces if p.document] == ["u", "one", "two"]
+    with pytest.raises(CanopyError, match="cut a document"):
+        between("a<b", "<", ">")
+
+
+def test_bounds_of_the_client_and_found_ones_exclude_each_other() -> None:
+    assert with_bounds({"x": 1}, [0, 4]) == {"x": 1, "canopy_chunks": [0, 4]}
+    with pytest.raises(CanopyError, match="use one of them"):
+        with_bounds({"canopy_chunks": [0, 2]}, [0, 4])

@@ -1,0 +1,134 @@
+"""What a request or an operator may say about chunks; everything else is refused with the reason."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from sglang_canopy.chunk.server import fields, options
+from sglang_canopy.errors import CanopyError
+
+
+def test_a_request_without_chunk_fields_asks_for_nothing() -> None:
+    assert fields.said(None) == fields.Said()
+    assert fields.said({"canopy_turn": 3}) == fields.Said()
+
+
+def test_bounds_are_read_as_pairs() -> None:
+    asked = fields.said({"canopy_chunks": [3, 7, 7, 12], "canopy_recompute_ratio": 0})
+    assert asked.bounds == ((3, 7), (7, 12))
+    assert asked.ratio == 0.0
+    assert fields.said({"canopy_chunks": "off"}).off
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([0, 10, 5, 20], "overlaps"),
+        ([10, 20, 0, 5], "overlaps"),
+        ([4, 4], "empty"),
+        ([9, 4], "start before end"),
+        ([0, 5, 9], "pairs"),
+        ([-1, 4], "from 0 on"),
+        ([0, 2.5], "whole numbers"),
+        ([True, 4], "whole numbers"),
+        ([[0, 4]], "whole numbers"),
+        ("on", "flat list"),
+        ({"a": 1}, "flat list"),
+        ([x for i in range(10_000) for x in (2 * i, 2 * i + 1)], "10000 chunks"),
+    ],
+)
+def test_wrong_bounds_are_refused_with_what_is_wrong(given: object, reason: str) -> None:
+    with pytest.raises(CanopyError, match=reason) as told:
+        fields.said({"canopy_chunks": given})
+    assert len(str(told.value)) < 400
+
+
+def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
+    fields.check_inside(((0, 5), (6, 10)), 10)
+    with pytest.raises(CanopyError, match="the prompt has 9 tokens"):
+        fields.check_inside(((0, 5), (6, 10)), 9)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"canopy_recompute_ratio": 1.5},
+        {"canopy_recompute_ratio": float("nan")},
+        {"canopy_recompute_ratio": True},
+        {"canopy_selector": "oracle"},
+        {"canopy_selector": 3},
+        {"canopy_documents": "all"},
+    ],
+)
+def test_other_wrong_fields_are_refused(given: dict) -> None:
+    with pytest.raises(CanopyError, match=next(iter(given))):
+        fields.said(given)
+
+
+def parsed(*argv: str) -> options.Options | None:
+    parser = argparse.ArgumentParser()
+    options.add_flags(None, parser)
+    options.add_flags(None, parser)  # twice is once
+    return options.from_args(parser.parse_args(argv))
+
+
+def test_chunk_reuse_is_off_by_default() -> None:
+    assert parsed() is None
+    assert parsed("--canopy-chunk-ratio", "0.3") is None
+
+
+def test_modes_stand_for_selector_ratio_and_encoding() -> None:
+    ours = parsed("--canopy-chunks", "on")
+    assert ours is not None
+    assert (ours.chosen_selector, ours.chosen_ratio, ours.chosen_encode) == (
+        "default",
+        0.15,
+        "prefix",
+    )
+    epic = parsed(
+        "--canopy-chunks", "on", "--canopy-chunk-mode", "epic", "--canopy-chunk-ratio", ".3"
+    )
+    assert epic is not None
+    assert (epic.chosen_selector, epic.chosen_ratio, epic.chosen_encode) == (
+        "first-k",
+        0.3,
+        "alone",
+    )
+    reuse = parsed("--canopy-chunks", "on", "--canopy-chunk-mode", "reuse")
+    assert reuse is not None
+    assert reuse.chosen_ratio == 0.0
+    assert reuse.ratio_is_fixed
+    plain = parsed("--canopy-chunks", "on", "--canopy-chunk-mode", "prefix")
+    assert plain is not None
+    assert not plain.fuses
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("--canopy-chunk-ratio", "1.2"), "--canopy-chunk-ratio"),
+        (("--canopy-chunk-separator", "  "), "blank"),
+        (("--canopy-chunk-memory-mb", "0"), "nowhere to live"),
+        (("--canopy-chunk-disk-mb", "5"), "--canopy-chunk-dir"),
+        (("--canopy-chunk-learn-share", "-1"), "--canopy-chunk-learn-share"),
+    ],
+)
+def test_wrong_flags_stop_the_start(argv: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(CanopyError, match=reason):
+        parsed("--canopy-chunks", "on", *argv)
+
+
+def test_unsupported_servers_are_named() -> None:
+    good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
+    assert options.unsupported(good) is None
+    for name, value in (
+        ("tp_size", 2),
+        ("kv_cache_dtype", "fp8_e5m2"),
+        ("speculative_algorithm", "EAGLE"),
+        ("disaggregation_mode", "prefill"),
+        ("quantization", "fp8"),
+    ):
+        bad = argparse.Namespace(**{**vars(good), name: value})
+        assert options.unsupported(bad), name

@@ -1,0 +1,138 @@
+"""Chunks are encoded a piece at a time, within bounds; a batch is folded without touching the original."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.server import learner as learning  # noqa: E402
+from sglang_canopy.chunk.server.fold import fold  # noqa: E402
+from sglang_canopy.chunk.server.learner import Learner  # noqa: E402
+from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
+
+
+@pytest.fixture
+def store(llama) -> ChunkStore:
+    return ChunkStore("model", {"host": 1 << 24})
+
+
+def run(learner: Learner) -> int:
+    done = 0
+    while learner.busy:
+        done += learner.step(1.0)
+    return done
+
+
+def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> None:
+    learner = Learner(llama, store)
+    prefix, document = ids[:10].tolist(), ids[10:170].tolist()
+    learner.want(document, prefix, "")
+    learner.want(ids[170:230].tolist(), prefix, "")
+    run(learner)
+    for part in (document, ids[170:230].tolist()):
+        got = store.get(store.key(part, prefix))
+        want = encode(llama, part, prefix)
+        torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
+
+
+def test_the_prefix_is_encoded_once_for_all_chunks_behind_it(llama, store, ids) -> None:
+    learner = Learner(llama, store)
+    prefix = ids[:100].tolist()
+    learner.want(ids[100:150].tolist(), prefix, "")
+    learner.want(ids[150:200].tolist(), prefix, "")
+    assert run(learner) == 150 + 50
+
+
+def test_asking_again_for_what_waits_or_is_stored_does_nothing(llama, store, ids) -> None:
+    learner = Learner(llama, store)
+    for _ in range(3):
+        learner.want(ids[:50].tolist(), (), "")
+    assert len(learner.waiting) == 1
+    run(learner)
+    learner.want(ids[:50].tolist(), (), "")
+    assert not learner.busy
+    learner.want(ids[:50].tolist(), (), "tenant")
+    assert learner.busy
+
+
+def test_the_queue_is_bounded_and_counts_what_it_forgets(llama, store, ids, monkeypatch) -> None:
+    monkeypatch.setattr(learning, "MAX_WAITING_TOKENS", 100)
+    learner = Learner(llama, store)
+    learner.want(ids[:60].tolist(), (), "")
+    learner.want(ids[60:120].tolist(), (), "")
+    assert len(learner.waiting) == 1
+    assert learner.forgotten == 1
+    assert learner.waiting_tokens == 60
+
+
+def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
+    learner = Learner(llama, store)
+    learner.want(ids[:100].tolist(), (), "")
+    learner.step(0.0)
+    learner.forget(store.key(ids[:100].tolist()))
+    assert not learner.busy
+    assert len(store) == 0
+
+
+def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
+    """An extend batch of requests with ``(prefix, length)``; request i has row i."""
+    lengths = [n for _, n in windows]
+    table = torch.arange(len(windows) * 100).view(len(windows), 100) + 7
+    slots = torch.cat([table[i, p:n] for i, (p, n) in enumerate(windows)])
+    total = sum(n - p for p, n in windows)
+    return SimpleNamespace(
+        seq_lens=torch.tensor(lengths),
+        seq_lens_cpu=torch.tensor(lengths),
+        prefix_lens=[p for p, _ in windows],
+        extend_lens=[n - p for p, n in windows],
+        extend_num_tokens=total,
+        extend_logprob_start_lens=[n - p for p, n in windows],
+        input_ids=torch.arange(total),
+        out_cache_loc=slots,
+        prefill_input_ids_cpu=None,
+        req_pool_indices=torch.arange(len(windows)),
+        table=table,
+    )
+
+
+def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
+    batch = batch_of([(10, 30), (0, 5), (49, 50)])
+    chosen = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]
+    folded, plan = fold(batch, batch.table, chosen)
+    assert folded.extend_lens == [3, 5, 1]
+    assert folded.extend_num_tokens == 9
+    assert folded.prefix_lens == [27, 0, 49]
+    assert folded.input_ids.tolist() == [2, 3, 19, 20, 21, 22, 23, 24, 25]
+    assert folded.out_cache_loc.tolist() == [19, 20, 36, 107, 108, 109, 110, 111, 256]
+    assert plan.positions.tolist() == [12, 13, 29, 0, 1, 2, 3, 4, 49]
+    assert plan.rows.query_starts.tolist() == [0, 3, 8, 9]
+    assert plan.rows.key_starts.tolist() == [0, 30, 35, 85]
+    assert batch.extend_lens == [20, 5, 1]
+    assert folded.seq_lens is batch.seq_lens
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [torch.tensor([9, 12])],  # before the prefix
+        [torch.tensor([12, 30])],  # past the window
+        [torch.tensor([13, 12])],  # out of order
+        [torch.tensor([], dtype=torch.long)],  # nothing
+    ],
+)
+def test_rows_that_break_an_invariant_are_never_run(chosen) -> None:
+    batch = batch_of([(10, 30)])
+    with pytest.raises(AssertionError):
+        fold(batch, batch.table, chosen)
+
+
+def test_slots_that_are_not_the_rows_are_never_written() -> None:
+    batch = batch_of([(10, 30)])
+    batch.out_cache_loc = batch.out_cache_loc.flip(0)
+    with pytest.raises(AssertionError):
+        fold(batch, batch.table, [torch.tensor([12, 29])])
