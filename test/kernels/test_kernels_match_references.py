@@ -168,10 +168,44 @@ def test_low_pass_keeps_a_slow_wave_and_drops_a_fast_one():
     assert torch.allclose(both, x, atol=1e-5)
 
 
-def test_the_flashinfer_variant_agrees():
+@pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("high", [False, True])
+def test_energy_layer_by_layer_is_the_reference_of_the_reconstruction(tokens, alpha, high):
+    k, v = (torch.randn(3, tokens, 24) for _ in range(2))
+    expected = lowpass.reference(*(lowpass.reconstruct(x, alpha, high) for x in (k, v)))
+    assert torch.allclose(lowpass.lowpass_energy(k, v, alpha, high), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(6, 2), (2, 2), (4, 1)])
+def test_masks_kept_for_all_layers_change_nothing(heads, monkeypatch):
+    torch.manual_seed(4)
+    n, m = 301, 130
+    positions = torch.randperm(n)[:m].sort()[0]
+    q, k, v = torch.randn(m, heads[0], 64), *torch.randn(2, n, heads[1], 64).unbind()
+    group = heads[0] // heads[1]
+    kept = attention.plan_blocks(positions, group, q.dtype)
+    assert kept is not None
+    once = attention.blocked_dense(q, k, v, positions, 0.125, kept)
+    rows = attention.Rows.one(positions, torch.arange(n))
+    close(once, attention.reference(q, k[:, None], v[:, None], rows, 0.125), torch.float32)
+    monkeypatch.setattr(attention, "CPU_MASK", 1000)
+    assert attention.plan_blocks(positions, group, q.dtype) is None
+    close(attention.blocked_dense(q, k, v, positions, 0.125), once, torch.float32)
+
+
+def test_every_position_in_order_is_causal_attention():
+    q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
+    rows = attention.Rows.one(torch.arange(70), torch.arange(70))
+    expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
+    close(attention.causal_dense(q, k, v, 0.125), expected, torch.float32)
+
+
+@pytest.mark.parametrize("how", ["positions", "mask"])
+def test_the_flashinfer_variants_agree(how):
     from canopy_kernel import flashinfer_attention
 
-    reason = flashinfer_attention.unavailable()
+    reason = flashinfer_attention.unavailable(how=how)
     if reason:
         pytest.skip(reason)
     torch.manual_seed(5)
@@ -179,7 +213,8 @@ def test_the_flashinfer_variant_agrees():
     rows = batch([150, 97], [41, 97], 400)
     q = torch.randn(138, 8, 128, device=DEVICE).to(torch.bfloat16)
     expected = attention.reference(q, k, v, rows, 128**-0.5)
-    got = attention.sparse_prefill(q, k, v, rows, 128**-0.5, "flashinfer")
+    backend = {"positions": "flashinfer", "mask": "flashinfer-mask"}[how]
+    got = attention.sparse_prefill(q, k, v, rows, 128**-0.5, backend)
     close(got, expected, torch.bfloat16)
 
 

@@ -24,6 +24,7 @@ class Cache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
+    _planned: tuple[torch.Tensor, list[attention.Block] | None] | None = None
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -46,7 +47,13 @@ class Cache:
         k, v = self.k[layer], self.v[layer]
         if self.in_order and self.backend in ("auto", "blocked") and not q.is_cuda:
             n = len(self)
-            return attention.blocked_dense(q, k[:n, 0], v[:n, 0], positions, scale)
+            k, v = k[:n, 0], v[:n, 0]
+            if q.shape[0] == n:
+                return attention.causal_dense(q, k, v, scale)
+            if self._planned is None or self._planned[0] is not positions:  # once, for all layers
+                group = q.shape[1] // k.shape[1]
+                self._planned = positions, attention.plan_blocks(positions, group, q.dtype)
+            return attention.blocked_dense(q, k, v, positions, scale, self._planned[1])
         rows = attention.Rows.one(positions, self.slots)
         return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
 

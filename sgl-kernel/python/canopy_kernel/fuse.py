@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from canopy_kernel import pages
+from canopy_kernel.rows import load_halves, rotated, store_halves, turn
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -30,11 +31,8 @@ def reference(
     pages.write(k_pool, slots[new], fresh_k[origin[new]])
     pages.write(v_pool, slots[new], fresh_v[origin[new]])
     take = -1 - origin[old]
-    x = raw_k[take].float()
-    cos, sin = table[positions[old].long()].float()[:, None].chunk(2, dim=-1)
-    half = cos.shape[-1]
-    a, b = x[..., :half], x[..., half:]
-    pages.write(k_pool, slots[old], torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1))
+    turned = rotated(raw_k[take], table[positions[old].long()])
+    pages.write(k_pool, slots[old], turned)
     pages.write(v_pool, slots[old], raw_v[take])
 
 
@@ -73,40 +71,26 @@ def _fuse_kernel(
     slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
     new = (alive & (origin >= 0))[:, None]
     old = (alive & (origin < 0))[:, None]
-    new_row = tl.where(origin >= 0, origin, 0)[:, None]
-    old_row = tl.where(origin < 0, -1 - origin, 0)[:, None]
-    HALF: tl.constexpr = DIM // 2
-    dims = tl.arange(0, HALF)[None, :]
-    column = head * DIM + dims
-    a = tl.load(raw_k_ptr + old_row * rk_row + column, mask=old, other=0.0).to(tl.float32)
-    b = tl.load(raw_k_ptr + old_row * rk_row + column + HALF, mask=old, other=0.0).to(tl.float32)
-    angle = position[:, None] * DIM + dims
-    cos = tl.load(table_ptr + angle, mask=old, other=0.0).to(tl.float32)
-    sin = tl.load(table_ptr + angle + HALF, mask=old, other=0.0).to(tl.float32)
-    # The other branch loads zeros, so a sum is a choice without a third pass.
-    low = a * cos - b * sin
-    high = b * cos + a * sin
-    low += tl.load(fresh_k_ptr + new_row * fk_row + column, mask=new, other=0.0).to(tl.float32)
-    high += tl.load(fresh_k_ptr + new_row * fk_row + column + HALF, mask=new, other=0.0).to(
-        tl.float32
-    )
-    page = slot // PAGE
-    offset = slot % PAGE
+    new_row = tl.where(origin >= 0, origin, 0)
+    old_row = tl.where(origin < 0, -1 - origin, 0)
+    dims = tl.arange(0, DIM // 2)
     both = alive[:, None]
-    out = (page * kp_page + offset * kp_token)[:, None] + head * kp_head + dims
-    kind = k_pool_ptr.dtype.element_ty
-    tl.store(k_pool_ptr + out, low.to(kind), mask=both)
-    tl.store(k_pool_ptr + out + HALF, high.to(kind), mask=both)
-    low = tl.load(raw_v_ptr + old_row * rv_row + column, mask=old, other=0.0).to(tl.float32)
-    high = tl.load(raw_v_ptr + old_row * rv_row + column + HALF, mask=old, other=0.0).to(tl.float32)
-    low += tl.load(fresh_v_ptr + new_row * fv_row + column, mask=new, other=0.0).to(tl.float32)
-    high += tl.load(fresh_v_ptr + new_row * fv_row + column + HALF, mask=new, other=0.0).to(
-        tl.float32
+    # What is masked loads zeros, so a sum is a choice without a third pass.
+    low, high = load_halves(raw_k_ptr, old_row, rk_row, head, dims, old, DIM)
+    low, high = turn(low, high, table_ptr, position, dims, old, DIM)
+    fresh_low, fresh_high = load_halves(fresh_k_ptr, new_row, fk_row, head, dims, new, DIM)
+    low += fresh_low
+    high += fresh_high
+    store_halves(
+        k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
     )
-    out = (page * vp_page + offset * vp_token)[:, None] + head * vp_head + dims
-    kind = v_pool_ptr.dtype.element_ty
-    tl.store(v_pool_ptr + out, low.to(kind), mask=both)
-    tl.store(v_pool_ptr + out + HALF, high.to(kind), mask=both)
+    low, high = load_halves(raw_v_ptr, old_row, rv_row, head, dims, old, DIM)
+    fresh_low, fresh_high = load_halves(fresh_v_ptr, new_row, fv_row, head, dims, new, DIM)
+    low += fresh_low
+    high += fresh_high
+    store_halves(
+        v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
+    )
 
 
 BLOCK = 16

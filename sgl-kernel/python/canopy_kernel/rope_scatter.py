@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from canopy_kernel import pages
+from canopy_kernel.rows import load_halves, rotated, store_halves, turn
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -27,11 +28,8 @@ def reference(
     ``[n]`` new position; slots: ``[n]`` where it goes; table: ``[positions, d]`` fp32 cos then
     sin (SGLang's ``cos_sin_cache``); pools: views ``[pages, page_size, kv_heads, d]``, written.
     """
-    x = raw_k[source.long()].float()
-    cos, sin = table[positions.long()].float()[:, None].chunk(2, dim=-1)
-    half = cos.shape[-1]
-    a, b = x[..., :half], x[..., half:]
-    pages.write(k_pool, slots, torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1))
+    turned = rotated(raw_k[source.long()], table[positions.long()])
+    pages.write(k_pool, slots, turned)
     pages.write(v_pool, slots, v[source.long()])
 
 
@@ -64,28 +62,17 @@ def _rope_scatter_kernel(
     source = tl.load(source_ptr + token, mask=alive, other=0).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=alive, other=0).to(tl.int64)
     slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
-    HALF: tl.constexpr = DIM // 2
-    dims = tl.arange(0, HALF)
+    dims = tl.arange(0, DIM // 2)
     both = alive[:, None]
-    read = source[:, None] * k_row + head * DIM + dims[None, :]
-    a = tl.load(raw_k_ptr + read, mask=both, other=0.0).to(tl.float32)
-    b = tl.load(raw_k_ptr + read + HALF, mask=both, other=0.0).to(tl.float32)
-    angle = position[:, None] * DIM + dims[None, :]
-    cos = tl.load(table_ptr + angle, mask=both, other=0.0).to(tl.float32)
-    sin = tl.load(table_ptr + angle + HALF, mask=both, other=0.0).to(tl.float32)
-    page = slot // PAGE
-    offset = slot % PAGE
-    out = (page * kp_page + offset * kp_token)[:, None] + head * kp_head + dims[None, :]
-    kind = k_pool_ptr.dtype.element_ty
-    tl.store(k_pool_ptr + out, (a * cos - b * sin).to(kind), mask=both)
-    tl.store(k_pool_ptr + out + HALF, (b * cos + a * sin).to(kind), mask=both)
-    read = source[:, None] * v_row + head * DIM + dims[None, :]
-    out = (page * vp_page + offset * vp_token)[:, None] + head * vp_head + dims[None, :]
-    low = tl.load(v_ptr + read, mask=both, other=0.0)
-    high = tl.load(v_ptr + read + HALF, mask=both, other=0.0)
-    kind = v_pool_ptr.dtype.element_ty
-    tl.store(v_pool_ptr + out, low.to(kind), mask=both)
-    tl.store(v_pool_ptr + out + HALF, high.to(kind), mask=both)
+    low, high = load_halves(raw_k_ptr, source, k_row, head, dims, both, DIM)
+    low, high = turn(low, high, table_ptr, position, dims, both, DIM)
+    store_halves(
+        k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
+    )
+    low, high = load_halves(v_ptr, source, v_row, head, dims, both, DIM)
+    store_halves(
+        v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
+    )
 
 
 BLOCK = 16

@@ -1,0 +1,56 @@
+"""What the kernels that move KV rows share: page addressing, and rotation on the way."""
+
+from __future__ import annotations
+
+import torch
+
+from canopy_kernel.triton_shim import tl, triton
+
+
+def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """``[n, kv_heads, d]`` keys turned by a ``[n, d]`` cos-sin table (half-split), in fp32."""
+    cos, sin = table.float()[:, None].chunk(2, dim=-1)
+    half = cos.shape[-1]
+    a, b = raw_k[..., :half].float(), raw_k[..., half:].float()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+@triton.jit
+def load_halves(ptr, row, row_stride, head, dims, mask, DIM: tl.constexpr):
+    """Both halves of a head of rows ``[block]``, fp32; zeros where the mask is off."""
+    at = row[:, None] * row_stride + head * DIM + dims[None, :]
+    low = tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(ptr + at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def turn(low, high, table_ptr, position, dims, mask, DIM: tl.constexpr):
+    """Rotate both halves to ``position [block]``; zeros where the mask is off."""
+    angle = position[:, None] * DIM + dims[None, :]
+    cos = tl.load(table_ptr + angle, mask=mask, other=0.0).to(tl.float32)
+    sin = tl.load(table_ptr + angle + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return low * cos - high * sin, high * cos + low * sin
+
+
+@triton.jit
+def store_halves(
+    pool_ptr,
+    slot,
+    head,
+    dims,
+    low,
+    high,
+    mask,
+    page_stride,
+    token_stride,
+    head_stride,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Write both halves at ``slot [block]`` of a pool of pages, in the pool's type."""
+    first = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride + head * head_stride
+    at = first[:, None] + dims[None, :]
+    kind = pool_ptr.dtype.element_ty
+    tl.store(pool_ptr + at, low.to(kind), mask=mask)
+    tl.store(pool_ptr + at + DIM // 2, high.to(kind), mask=mask)
