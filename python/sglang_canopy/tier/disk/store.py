@@ -372,7 +372,10 @@ class DiskStore(Upkeep):
     # ---- use ----
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
-        """A request used this run of pages, here or in a tier above. Returns pages found."""
+        """A request used this run of pages, here or in a tier above. Returns pages found.
+
+        ``meta.hits`` is the true number of uses where it is not 0; else this is one more.
+        """
         if self.unavailable:
             return 0
         raw = [raw_key(key) for key in keys]
@@ -384,7 +387,7 @@ class DiskStore(Upkeep):
                     break
                 run.append(row)
             if run:
-                self._use(run, meta, now, count=True)
+                self._use(run, meta, now, count=meta.hits < 1)
         return len(run)
 
     def arrive(self, request: Request) -> None:
