@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -78,12 +78,15 @@ def fused_prefill(
     timing, start = Timing(), time.perf_counter()
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
+    ready = 0
     context = Context(model, prompt, cache, ratio)
     if selector.reads_cache and 0 < ratio < 1:
         place(model, prompt, cache, inside)
         timing.place = _lap(model, start)
-        choice = selector.choose(context)
-        timing.select = _lap(model, start) - timing.place
+        ready = _run_head(model, prompt, cache)
+        timing.recompute = _lap(model, start) - timing.place
+        choice = selector.choose(replace(context, ready=ready))
+        timing.select = _lap(model, start) - timing.place - timing.recompute
     else:
         choice = (
             selector.choose(context)
@@ -98,11 +101,23 @@ def fused_prefill(
         timing.place = _lap(model, start) - timing.select
     needed = ~inside
     needed[choice.tokens] = True
-    rows = needed.nonzero()[:, 0].to(model.device)
+    every = needed.nonzero()[:, 0].to(model.device)
+    rows = every[ready:]
     hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, narrow=choice.narrow)
     out = engine.logits(model, hidden[-1:])[0]
     timing.recompute = _lap(model, start) - timing.select - timing.place
-    return Fused(out, rows, timing)
+    return Fused(out, every, timing)
+
+
+def _run_head(model: Model, prompt: Prompt, cache: Cache) -> int:
+    """Compute what stands before the first chunk, once and for all; returns how many tokens.
+
+    No chunk precedes it, so its KV is exact: a selector that probes need not run it again.
+    """
+    count = prompt.placed[0].start if prompt.placed else 0
+    if count:
+        engine.prefill(model, prompt.ids[:count], cache)
+    return count
 
 
 def _lap(model: Model, start: float) -> float:

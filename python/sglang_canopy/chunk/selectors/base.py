@@ -18,12 +18,16 @@ from sglang_canopy.chunk.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a selector may look at. The cache holds the reused KV only if ``reads_cache``."""
+    """What a selector may look at. The cache holds the reused KV only if ``reads_cache``.
+
+    ready: tokens at the prompt's start whose exact KV is in the cache already.
+    """
 
     model: Model
     prompt: Prompt
     cache: Cache
     ratio: float
+    ready: int = 0
 
     @property
     def budget(self) -> int:

@@ -25,6 +25,7 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     model, prompt, cache = context.model, context.prompt, context.cache
     shape = model.shape
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside = outside[outside >= context.ready]
     tail = prompt.tail()
     probed = tail[-most:]
     lowest, depth = int(FIRST * shape.layers), max(1, math.ceil(LAST * shape.layers))
