@@ -49,6 +49,7 @@ class LiveTree:
         host_tokens: int = 0,
         write_policy: str = "write_through",
         tiers: TierOptions | None = None,
+        storage: dict[str, Any] | None = None,
     ) -> None:
         server_args = ServerArgs(
             model_path="dummy",
@@ -57,6 +58,7 @@ class LiveTree:
             hicache_mem_layout="layer_first",
             hicache_write_policy=write_policy,
             hicache_ratio=max(host_tokens / tokens, 1e-9),
+            **(storage or {}),
         )
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
@@ -110,9 +112,12 @@ class LiveTree:
 
     def request(self, time: float = 0.0, **fields: Any) -> LiveRequest:
         """A policy request as the scheduler's link would make it, announced to the tree."""
-        request = LiveRequest(time=time, **fields)
+        request = self.made(time, **fields)
         self.core.arrive(request)
         return request
+
+    def made(self, time: float, **fields: Any) -> LiveRequest:
+        return LiveRequest(time=time, **fields)
 
     def insert(self, tokens: list[int], request: Request | None = None, salt: str | None = None):
         """Insert ``tokens`` as freshly computed KV; evicts to make room. Returns the result."""
@@ -125,6 +130,7 @@ class LiveTree:
             self.cache.evict(EvictParams(num_tokens=short))
         fresh = self.allocator.alloc(need)
         assert fresh is not None, (need, self.allocator.available_size())
+        self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
         held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
         self.core.request = request
         result = self.cache.insert(
@@ -134,6 +140,19 @@ class LiveTree:
         self.cache.unlock(lock)
         self.settle()
         return result
+
+    def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
+        """What a forward pass writes: here every token's KV is its own id."""
+        pool = self.allocator.get_kvcache()
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype)[:, None, None]
+
+    def kv(self, tokens: list[int]) -> list[int]:
+        """The device's KV of the cached part of a path, as token ids."""
+        hit = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
+        core, pool = self.core, self.allocator.get_kvcache()
+        slots = core.collect_full_device_indices(hit.last_device_node, core.root_node.id)
+        return pool.v_buffer[0][slots][:, -1, -1].int().tolist()
 
     def match(self, tokens: list[int], salt: str | None = None) -> int:
         """Tokens of the longest cached prefix."""

@@ -18,6 +18,7 @@ from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.disk_link import DiskLink
 from sglang_canopy.radix.groups import LiveGroups
 from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf, measure
+from sglang_canopy.radix.ttl_window import TtlWindow
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -49,6 +50,10 @@ class CanopyTreeCore(UnifiedTreeCore):
         """Largest arrival stamp seen, seconds. Eviction's notion of now."""
         self.disk = DiskLink(self)
         self.groups = LiveGroups(self.live.tiers)
+        window_s = self.live.tiers.ttl_window_s
+        self.ttl_window = (
+            None if window_s is None else TtlWindow(window_s, self.live.settings.block_tokens)
+        )
         self.request: Request | None = None
         """The request whose KV is being inserted; set by the component for one insert."""
         super().__init__(params, components)
@@ -281,6 +286,12 @@ class CanopyTreeCore(UnifiedTreeCore):
         self.disk.came_back(result.inserted_host_node, hashes)
         return result
 
+    def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False):
+        action = super()._build_backup_kv_action(node, write_back)
+        if write_back and self.disk.active:
+            action.node_ids[:0] = [above.id for above in self.disk.not_there_yet(node)]
+        return action
+
     def build_storage_backup_spec(self, node_id: int, *args: Any, **kwargs: Any):
         spec = super().build_storage_backup_spec(node_id, *args, **kwargs)
         if spec is not None:
@@ -299,6 +310,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         for hint in getattr(request, "hints", ()):
             self.hint(hint)
         self.disk.arrive(request.epoch)  # type: ignore[attr-defined]
+        if self.ttl_window is not None:
+            self.ttl_window.arrive(self)
         self._label(request, "arrive")
 
     def hint(self, hint: dict[str, Any]) -> None:
@@ -334,6 +347,8 @@ class CanopyTreeCore(UnifiedTreeCore):
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""
         self._label(request, "finish")
+        if self.ttl_window is not None:
+            self.ttl_window.finished(request)
         if self.live.profile is not None:
             self.live.profile.save_sometimes(self.live.device_policy, self.clock)
 

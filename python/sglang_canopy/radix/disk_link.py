@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.core import CanopyTreeCore
     from sglang_canopy.radix.link import LiveRequest
+    from sglang_canopy.tier.ttl import TTLTable
 
 TELL_S = 1.0
 """A node in use is told to the disk tier at most once in so many seconds."""
@@ -53,8 +54,7 @@ class DiskLink:
 
     def arrive(self, epoch: float) -> None:
         """A request came in: what was used since the last time is told now."""
-        backend = getattr(getattr(self.cache, "cache_controller", None), "storage_backend", None)
-        self.active = getattr(backend, "pages", None) is PAGES
+        self.active = getattr(self._backend(), "pages", None) is PAGES
         self.epoch = epoch
         if not self._dirty:
             return
@@ -72,6 +72,37 @@ class DiskLink:
         """The tree is being reset. What is on disk stays there."""
         self._dirty.clear()
 
+    def room(self) -> tuple[int, float] | None:
+        """Bytes the disk tier may hold and bytes a token takes there; ``None`` without one."""
+        store = self._backend().store if self.active else None
+        if store is None:
+            return None
+        return store.capacity_bytes, store.content.page_bytes / self.core.page_size
+
+    def set_ttl(self, table: TTLTable) -> None:
+        """From now on the disk tier keeps pages for as long as ``table`` says."""
+        if self.active:
+            self._backend().set_ttl(table)
+
+    def not_there_yet(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+        """Nodes above ``node`` that the disk tier never got, shallowest first.
+
+        Under ``write_back`` SGLang copies down what it evicts, tails before heads; the disk tier
+        keeps no page without its prefix. So the prefix is copied along, once. Its copies on the
+        host are the first to go when room is needed there.
+        """
+        pool = self.cache.cache_controller.mem_pool_host  # type: ignore[union-attr]
+        room = pool.size // 2 - len(node.key)
+        above: list[UnifiedTreeNode] = []
+        node = node.parent
+        while node is not self.core.root_node and not node.canopy.on_disk:
+            room -= len(node.key)
+            if room < 0 or node.backuped or node.evicted:
+                break
+            above.append(node)
+            node = node.parent
+        return above[::-1]
+
     def note(self, node: UnifiedTreeNode) -> None:
         """``node`` is about to be written to the disk tier: say what its pages are."""
         keys = node.hash_value
@@ -79,6 +110,7 @@ class DiskLink:
             return
         measure(node)
         leaf, page = node.canopy, self.core.page_size
+        leaf.on_disk = True
         common = _says(self._meta(leaf))
         metas = [
             PageMeta(leaf.offset + i * page, page, *common)  # fields in order: offset, tokens, ...
@@ -125,7 +157,9 @@ class DiskLink:
             head, action = self.core._split_node(node.key, node, pages * page)
             assert action is None, action  # nothing is copied from a node that just came
             self._restore(head.canopy, meta)
+            head.canopy.on_disk = True
         self._restore(node.canopy, runs[-1][1])
+        node.canopy.on_disk = True
 
     # ---- in and out of seconds since 1970 ----
 
@@ -180,6 +214,9 @@ class DiskLink:
         )
 
     # ---- telling ----
+
+    def _backend(self) -> Any:
+        return getattr(getattr(self.cache, "cache_controller", None), "storage_backend", None)
 
     def _tell(self, node: UnifiedTreeNode) -> None:
         keys = node.hash_value

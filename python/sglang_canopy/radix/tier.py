@@ -29,6 +29,7 @@ class NodeLeaf(Leaf):
         "host_group",
         "host_since",
         "node",
+        "on_disk",
         "pin_until",
         "policy",
         "reason",
@@ -55,6 +56,8 @@ class NodeLeaf(Leaf):
         """Until when a request asked to keep the disk copy."""
         self.host_group = RESIDUAL
         """Like ``group``, in the host tier's table."""
+        self.on_disk = False
+        """Whether these pages were written to the disk tier, or came from it."""
         self.told = float("-inf")
         """The core's clock when the disk tier last heard of a use."""
 
@@ -62,7 +65,8 @@ class NodeLeaf(Leaf):
         Leaf.inherit(self, other)
         if isinstance(other, NodeLeaf):
             self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
-            self.host_group, self.told = other.host_group, other.told
+            self.host_group = other.host_group
+            self.on_disk, self.told = other.on_disk, other.told
 
     def ask(self, request: LiveRequest) -> None:
         """A request asks for a TTL of its own or for a pin, or for neither.

@@ -1,0 +1,278 @@
+"""Three tiers on a real server: the same answers, what each tier serves, restarts and kills.
+
+    python benchmark/tiers/live.py
+    python benchmark/tiers/live.py --overhead
+
+Serves ``--prompts`` prompts of growing conversations (greedy, float32) with no cache at all,
+then with a device pool and a host pool far too small and a disk that holds everything, twice
+over. Stops that server, starts another on the same folder and asks again with memory empty;
+then kills servers (SIGKILL, all processes) in the middle of load and starts them again. Prints
+one JSON object; exit status 1 if an answer differs, a start fails or a tier served nothing.
+
+``--overhead`` measures what the tiers' metadata costs the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from sglang_canopy.launch import Server, cpu_arguments, free_port, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+PAGE = 16
+TIERS = ("device", "host", "storage")
+Prompt = dict[str, Any]
+
+
+def prompts(count: int, seed: int, turns: int = 5) -> list[Prompt]:
+    """Conversations of ``turns`` turns, the turns of all of them mixed; a third share a head."""
+    draw = random.Random(seed)
+    shared = [draw.randrange(100, 40_000) for _ in range(96)]
+    talks: list[list[Prompt]] = []
+    for number in range(-(-count // turns)):
+        tokens = list(shared) if number % 3 == 0 else []
+        talk = []
+        for turn in range(1, turns + 1):
+            tokens = tokens + [draw.randrange(100, 40_000) for _ in range(draw.randrange(30, 80))]
+            said = {
+                "canopy_category": ("chat", "agent", "batch")[number % 3],
+                "canopy_turn": turn,
+                "canopy_conversation": f"c{number}",
+            }
+            talk.append({"tokens": tokens, "said": said})
+        talks.append(talk)
+    mixed = []
+    while any(talks):
+        talk = draw.choice([t for t in talks if t])
+        mixed.append(talk.pop(0))
+    return mixed[:count]
+
+
+def post(url: str, path: str, body: Any = None, timeout_s: float = 300.0) -> Any:
+    request = urllib.request.Request(
+        url + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text.startswith(("{", "[")) else text
+
+
+def ask(url: str, prompt: Prompt, tokens: int) -> tuple[list[int], Counter[str]]:
+    """The answer's token ids, and the prompt's cached tokens by tier."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {
+        "input_ids": prompt["tokens"],
+        "sampling_params": {**sampling, "custom_params": prompt["said"]},
+    }
+    answer = post(url, "/generate", body)
+    details = answer["meta_info"].get("cached_tokens_details") or {}
+    return answer["output_ids"], Counter({tier: details.get(tier, 0) for tier in TIERS})
+
+
+def ask_all(
+    url: str, asked: Sequence[Prompt], tokens: int, what: str, at_once: int = 2
+) -> tuple[list[list[int]], Counter[str]]:
+    found: Counter[str] = Counter()
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        answers = list(
+            tqdm(pool.map(lambda p: ask(url, p, tokens), asked), desc=what, total=len(asked))
+        )
+    for _, by_tier in answers:
+        found += by_tier
+    return [ids for ids, _ in answers], found
+
+
+class Setup:
+    """How the servers of one run are started."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path, logs: Path) -> None:
+        model = arguments.model
+        self.base = cpu_arguments(model, kv_tokens=arguments.device_tokens, dtype="float32")
+        self.base += ["--page-size", str(PAGE)]
+        if not (model / "model.safetensors").exists():
+            self.base += ["--load-format", "dummy"]
+        storage = {"prefetch_threshold": PAGE}
+        if arguments.backend == "canopy":
+            storage |= {"path": str(folder), "capacity_gb": arguments.disk_gb}
+        self.tiers = [
+            *("--enable-hierarchical-cache", "--hicache-ratio", str(arguments.host_ratio)),
+            *("--hicache-storage-backend", arguments.backend),
+            *("--hicache-storage-prefetch-policy", "wait_complete"),
+            *("--hicache-write-policy", arguments.write_policy),
+            *("--hicache-storage-backend-extra-config", json.dumps(storage)),
+            *("--radix-eviction", arguments.policy),
+        ]
+        self.environment = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}
+        self.logs = logs
+        self.started = 0
+
+    @contextlib.contextmanager
+    def server(self, *more: str) -> Iterator[Server]:
+        self.started += 1
+        log = self.logs / f"server-{self.started}.log"
+        with serving(
+            [*self.base, *more],
+            log=log,
+            port=free_port(),
+            environment=self.environment,
+            describe=f"server {self.started}",
+        ) as server:
+            yield server
+
+
+def settle(url: str) -> None:
+    """Let copies and writes end, and forget what is in memory."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            post(url, "/flush_cache")
+            return
+        time.sleep(0.2)
+
+
+def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[list[int]]) -> Any:
+    """Ask with empty memory each time: what the disk still gives, and wrong answers."""
+    hits = possible = wrong = 0
+    longest: dict[str, Prompt] = {}
+    for prompt in asked:
+        longest[prompt["said"]["canopy_conversation"]] = prompt
+    by_prompt = {id(prompt): ids for prompt, ids in zip(asked, truth)}
+    for prompt in tqdm(longest.values(), desc="after the restart"):
+        settle(url)
+        ids, found = ask(url, prompt, tokens)
+        wrong += ids != by_prompt[id(prompt)]
+        hits += found["storage"]
+        possible += (len(prompt["tokens"]) - 1) // PAGE * PAGE
+    return {"asked": len(longest), "tokens": possible, "from_storage": hits, "wrong": wrong}
+
+
+def kill_under_load(
+    server: Server, asked: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
+) -> int:
+    """Kill every process of ``server`` while it works. Returns the answers it gave before."""
+    stop, given = threading.Event(), [0]
+
+    def load() -> None:
+        mine = random.Random(draw.random())
+        while not stop.is_set():
+            with contextlib.suppress(OSError, ValueError):
+                ask(server.url, mine.choice(asked), tokens)
+                given[0] += 1
+
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(after_s)
+    os.killpg(server.process.pid, signal.SIGKILL)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    return given[0]
+
+
+def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, Any]:
+    asked = prompts(arguments.prompts, arguments.seed)
+    tokens, draw = arguments.tokens, random.Random(arguments.seed)
+    setup = Setup(arguments, folder, logs)
+    with setup.server("--disable-radix-cache") as server:
+        truth, none = ask_all(server.url, asked, tokens, "no cache")
+    assert not +none, none
+    result: dict[str, Any] = {"prompts": len(asked), "backend": arguments.backend}
+    with setup.server(*setup.tiers) as server:
+        first, found = ask_all(server.url, asked, tokens, "three tiers")
+        again = list(range(len(asked)))
+        draw.shuffle(again)
+        second, more = ask_all(server.url, [asked[i] for i in again], tokens, "and again")
+        settle(server.url)
+        log = server.log_text()
+    result["hits"] = {tier: (found + more)[tier] for tier in TIERS}
+    result["prompt_tokens"] = 2 * sum(len(p["tokens"]) for p in asked)
+    result["wrong"] = sum(a != b for a, b in zip(first, truth))
+    result["wrong"] += sum(second[k] != truth[i] for k, i in enumerate(again))
+    result["tracebacks"] = log.count("Traceback")
+    with setup.server(*setup.tiers) as server:
+        result["restart"] = served_again(server.url, asked, tokens, truth)
+    result["kills"] = []
+    sample = draw.sample(range(len(asked)), min(arguments.sample, len(asked)))
+    for _ in range(arguments.kills):
+        after_s = draw.uniform(1.0, 5.0)
+        with setup.server(*setup.tiers) as server:
+            before = kill_under_load(server, asked, tokens, after_s, draw)
+        with setup.server(*setup.tiers) as server:
+            ids, found = ask_all(server.url, [asked[i] for i in sample], tokens, "after a kill")
+        wrong = sum(a != truth[i] for a, i in zip(ids, sample))
+        result["kills"].append(
+            {
+                "after_s": round(after_s, 2),
+                "answers_before": before,
+                "asked": len(sample),
+                "wrong": wrong,
+                "from_storage": found["storage"],
+            }
+        )
+    result["starts"] = setup.started
+    return result
+
+
+def good(result: dict[str, Any]) -> bool:
+    restart = result["restart"]
+    return (
+        not result["wrong"]
+        and not restart["wrong"]
+        and all(result["hits"].values())
+        and restart["from_storage"] >= 0.95 * restart["tokens"]
+        and not any(kill["wrong"] for kill in result["kills"])
+        and not result["tracebacks"]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of each answer")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--sample", type=int, default=20, help="prompts asked after each kill")
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--policy", default="wa")
+    parser.add_argument("--backend", default="canopy", help="or file, SGLang's own")
+    parser.add_argument("--write-policy", default="write_through")
+    parser.add_argument("--device-tokens", type=int, default=2048)
+    parser.add_argument("--host-ratio", type=float, default=2.0)
+    parser.add_argument("--disk-gb", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--keep", type=Path, help="folder for logs (default: a temporary one)")
+    arguments = parser.parse_args()
+    if arguments.overhead:
+        from overhead import measure
+
+        print(json.dumps(measure(), indent=2))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "disk"
+        folder.mkdir(mode=0o700)
+        result = run(arguments, folder, arguments.keep or Path(scratch))
+    print(json.dumps(result, indent=2))
+    return 0 if good(result) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

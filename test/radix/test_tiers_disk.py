@@ -1,0 +1,304 @@
+"""The disk tier below a live tree: what goes down, what comes back, what a restart keeps."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from disk_tree import DiskTree
+from live_tree import check
+
+from sglang_canopy.config import TierOptions
+from sglang_canopy.radix import disk_link
+from sglang_canopy.radix.pages import PAGES, PageTable
+from sglang_canopy.tier.page import PageMeta
+from sglang_canopy.tier.ttl import Group, TTLTable
+
+ONE_TOKEN = {"quantum_tokens": 1}
+BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+
+
+def tokens(name: int, count: int) -> list[int]:
+    return [name * 100 + i for i in range(count)]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every use is told to the disk tier at once, not after a second."""
+    monkeypatch.setattr(disk_link, "TELL_S", 0.0)
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """``start(...)``: a tree on the test's folder; the one before is closed first."""
+    running: list[DiskTree] = []
+
+    def begin(**options) -> DiskTree:
+        while running:
+            running.pop().close()
+        options.setdefault("config", ONE_TOKEN)
+        running.append(DiskTree(tmp_path / "disk", **options))
+        return running[0]
+
+    yield begin
+    while running:
+        running.pop().close()
+
+
+def leaves(tree: DiskTree, first: int) -> list:
+    """Leaves of the nodes on the path that begins with token ``first``, shallowest first."""
+    node, found = tree.core.root_node, []
+    while True:
+        node = next(
+            (c for c in node.children.values() if found or c.key.raw_token_ids()[0] == first), None
+        )
+        if node is None:
+            return found
+        found.append(node.canopy)
+
+
+def said(leaf) -> tuple:
+    return (leaf.category, leaf.conversation, leaf.turn, leaf.tenant, leaf.hits, leaf.shared)
+
+
+def test_a_backed_up_page_has_its_nodes_record(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", turn=3, tenant="t", over=True)
+    metas = tree.store.meta(tree.keys(tokens(1, 8)))
+    assert [m.offset for m in metas] == [0, 2, 4, 6]
+    assert {(m.category, m.conversation, m.turn, m.tenant, m.over) for m in metas} == {
+        ("chat", "c", 3, "t", True)
+    }
+
+
+def test_times_on_disk_are_seconds_since_1970(start) -> None:
+    tree = start()
+    tree.epoch = 1_000_000.0
+    tree.serve(tokens(1, 4), 5.0, keep_until=9.0)
+    (meta, _) = tree.store.meta(tree.keys(tokens(1, 4)))
+    assert (meta.created, meta.last_access, meta.keep_until) == (1_000_005, 1_000_005, 1_000_009)
+
+
+@BOTH
+def test_a_restart_serves_what_was_on_disk_with_all_that_is_known_of_it(
+    start, at_once, write_policy: str
+) -> None:
+    tree = start(write_policy=write_policy)
+    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="a", turn=2)
+    tree.serve(tokens(1, 4) + tokens(2, 4), 3.0, category="api", conversation="b")
+    tree.serve(tokens(1, 8), 7.0, category="chat", conversation="a", turn=3)
+    tree.evict(1000)  # under write_back, that is when copies are made
+    tree.settle()
+    before = {leaf.offset: said(leaf) for leaf in leaves(tree, 100)}
+    times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
+
+    tree = start(write_policy=write_policy)
+    tree.epoch = -100.0  # another boot: the requests' clock began at another time
+    request = tree.request(120.0)
+    assert tree.fetch(tokens(1, 8)) == 8
+    after = leaves(tree, 100)
+    assert {leaf.offset: said(leaf) for leaf in after} == before
+    assert before[0] == ("chat", "a", 3, None, 3, True)
+    assert before[4] == ("chat", "a", 3, None, 2, False)
+    again = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in after}
+    assert again == times
+    tree.core.finish(request)
+    assert tree.load_back(tokens(1, 8)) == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+    check(tree)
+
+
+def test_a_node_whose_pages_differ_comes_back_as_several(start, at_once) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 1.0, category="system")
+    tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
+    tree.cache.reset()
+    tree.allocator.clear()
+    tree.request(3.0)
+    assert tree.fetch(tokens(1, 8)) == 8
+    spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves(tree, 100)]
+    assert spans == [(0, 4, 2, "chat"), (4, 4, 1, "chat")]
+    check(tree)
+
+
+@BOTH
+def test_what_left_the_host_is_found_on_disk(start, write_policy: str) -> None:
+    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
+    for name in range(1, 10):
+        tree.serve(tokens(name, 8), float(name), category=f"c{name}")
+    assert tree.match(tokens(1, 8)) == 0
+    assert tree.load_back(tokens(1, 8)) == 0
+    assert tree.on_disk(tokens(1, 8)) == 8
+    assert tree.serve(tokens(1, 8), 19.0, category="c1") == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+    check(tree)
+
+
+@BOTH
+def test_a_tail_cut_from_a_leaf_is_found_on_disk(start, write_policy: str) -> None:
+    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
+    tree.serve(tokens(1, 12), 1.0, category="long")
+    tree.evict(4)
+    tree.settle()
+    assert tree.match(tokens(1, 12)) == 8
+    for name in range(2, 10):
+        tree.serve(tokens(name, 8), float(name))
+    assert tree.load_back(tokens(1, 12)) == 0
+    assert tree.serve(tokens(1, 12), 19.0) == 12
+    assert tree.kv(tokens(1, 12)) == tokens(1, 12)
+
+
+def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
+    now = [0.0]
+    tree = start(disk={"ttl": 10.0})
+    tree.store.clock = lambda: now[0]
+    tree.serve(tokens(1, 4), 0.0)
+    tree.serve(tokens(2, 4), 0.0)
+    for time in (4.0, 8.0, 12.0):
+        now[0] = time
+        tree.serve(tokens(1, 4), time)  # a hit on the device
+    tree.settle()
+    assert tree.store.sweep(12.0) == 2
+    assert tree.on_disk(tokens(1, 4)) == 4
+    assert tree.on_disk(tokens(2, 4)) == 0
+
+
+def test_a_node_in_use_all_the_time_is_told_of_once_a_second(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 0.0)
+    tree.passes_on = False
+    PAGES.uses()
+    for step in range(100):
+        tree.serve(tokens(1, 4), 2.0 + step / 100)
+    told = len(PAGES.uses())
+    assert 1 <= told <= 3
+    tree.request(9.0)  # the rest of it comes with a later request
+    (keys, meta) = PAGES.uses()[-1]
+    assert list(keys) == tree.keys(tokens(1, 4))
+    assert meta.hits == 101
+
+
+def test_a_request_may_ask_for_a_ttl_and_a_pin_on_disk(start, at_once) -> None:
+    tree = start()
+    now = [1.0]
+    tree.store.clock = lambda: now[0]
+    tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
+    tree.serve(tokens(2, 4), 1.0, pin_s=500.0)
+    (own, _) = tree.store.meta(tree.keys(tokens(1, 4)))
+    (pinned, _) = tree.store.meta(tree.keys(tokens(2, 4)))
+    assert (own.ttl_s, pinned.keep_until) == (30.0, 501.0)
+    tree.store.sweep(32.0)
+    assert (tree.on_disk(tokens(1, 4)), tree.on_disk(tokens(2, 4))) == (0, 4)
+
+
+def test_a_pin_keeps_nothing_in_memory_longer_than_a_request_may_ask(start, at_once) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 1.0, pin_s=80_000.0)
+    tree = start()
+    tree.request(2.0)
+    tree.fetch(tokens(1, 4))
+    (leaf,) = leaves(tree, 100)
+    assert leaf.pin_until == 80_001.0
+    assert leaf.keep_until == 3601.0
+
+
+def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
+    table = TTLTable((Group(7, 60.0),), block_tokens=4)
+    tree = start(tiers=TierOptions(ttl=table), disk={"ttl": table.to_json()})
+    tree.serve(tokens(1, 8), 1.0, path=[7, 8], block_tokens=4)
+    tree.serve(tokens(2, 8), 2.0, path=[5, 6], block_tokens=4)
+    groups = [tree.store.meta(tree.keys(tokens(name, 8)))[0].group for name in (1, 2)]
+    assert groups == [0, -1]
+
+
+def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
+    tree = start(policy="wa", disk={"policy": "wa"})
+    request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
+    tree.core.finish(request)
+    request.done = True
+    tree.insert(tokens(1, 8), request)
+    heard = PAGES.announced()
+    if not heard:  # the settling tree passed them on already
+        heard = []
+        assert tree.storage.store.shelf.policy.model.stats()  # type: ignore[attr-defined]
+    for event, copy in heard:
+        assert copy is not request
+        assert len(copy.path) == (2 if event == "arrive" else 3)
+
+
+def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
+    tree = start()
+    tree.storage.pages = PageTable()
+    tree.serve(tokens(1, 8), 1.0)
+    tree.serve(tokens(1, 8), 9.0)
+    assert not tree.core.disk.active
+    assert len(PAGES) == 0
+    assert not PAGES.uses()
+
+
+def test_ranks_that_read_different_records_use_none(start) -> None:
+    """Two ranks in two threads; ``all_reduce`` takes the minimum of both, as the real one does."""
+    tree = start()
+    links = [disk_link.DiskLink(tree.core) for _ in range(2)]
+    barrier = threading.Barrier(2)
+    sent: list[torch.Tensor] = []
+
+    class Rank:
+        tp_world_size, pp_size = 2, 1
+
+        def _all_reduce(self, data: torch.Tensor, _op) -> None:
+            sent.append(data.clone())
+            barrier.wait(10)
+            data.copy_(torch.minimum(sent[-1], sent[-2]))
+            barrier.wait(10)
+
+    def agree(first: list, second: list) -> list:
+        results: list = [None, None]
+
+        def work(rank: int, metas: list) -> None:
+            links[rank].cache = Rank()  # type: ignore[assignment]
+            results[rank] = links[rank]._agreed(metas)
+
+        threads = [threading.Thread(target=work, args=args) for args in ((0, first), (1, second))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return results
+
+    one, late = PageMeta(hits=2), PageMeta(hits=1)
+    assert agree([one, late], [one, late]) == [[one, late]] * 2
+    assert agree([one, one], [one, late]) == [[None, None]] * 2
+    assert agree([one], [None]) == [[None]] * 2
+
+
+def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> None:
+    tree = start(config={**ONE_TOKEN, "block_tokens": 2}, tiers=TierOptions(ttl_window_s=60.0))
+    begun = None
+    for second in range(0, 150):
+        name = second % 3
+        request = tree.request(float(second), path=[name * 10 + i for i in range(3)])
+        request.block_tokens, request.prompt_tokens = 2, 6
+        tree.core.finish(request)
+        request.done = True
+        tree.insert(tokens(name + 1, 6), request)
+        if tree.core.ttl_window._work is not None and begun is None:
+            begun = second
+        if tree.core.ttl_window.changes:
+            break
+    assert begun == 60
+    assert second == 90  # half a window later, however long the work took
+    assert tree.core.groups.disk is not None
+    assert tree.store.ttl == tree.core.groups.disk
+
+
+def test_a_flush_empties_memory_and_leaves_the_disk(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0)
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert tree.match(tokens(1, 8)) == 0
+    assert tree.serve(tokens(1, 8), 2.0) == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
