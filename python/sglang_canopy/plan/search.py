@@ -34,6 +34,8 @@ rows of its evaluated neighbours."""
 
 _BATCH = 8
 """Midpoints of one round. Fixed, so that the result does not depend on the number of processes."""
+_Line = list[tuple[int, Configuration]]
+"""Evaluated points of one line of the lattice, with their indices on it."""
 _CHOICES = ("ttl", "disk_policy", "host_policy", "device_policy")
 
 
@@ -63,7 +65,7 @@ class Found:
     stages: dict[str, int] = field(default_factory=dict)
     """Evaluations by step of the algorithm."""
     pruned: int = 0
-    """Midpoints dropped because they could not add ``tolerance``."""
+    """Midpoints left out at the end because they could not add ``tolerance``."""
     budget: int = 0
     out_of_budget: bool = False
 
@@ -89,6 +91,7 @@ def search(
     run.refine(0.65 if alternatives else 1.0)
     run.choices()
     run.refine(1.0)
+    run.polish()
     return run.found
 
 
@@ -125,7 +128,6 @@ class _Search:
         self._evaluate, self._known, self._progress = evaluate, known, progress
         self.found = Found(budget=max(1, math.floor(options.budget_share * len(space.grid()))))
         self._slices: dict[Slice, None] = dict.fromkeys(space.first_slices())
-        self._dropped: set[Configuration] = set()
 
     def coarse(self) -> None:
         """Step 1."""
@@ -168,26 +170,77 @@ class _Search:
         """Steps 3 and 4, until nothing is left that could add ``tolerance``."""
         most = math.floor(share * self.found.budget)
         while len(self.found.rows) < most:
-            chosen = sorted(self._midpoints(), key=lambda m: -m.priority)
+            found = self._midpoints(self.options.tolerance)
+            chosen = sorted(found, key=lambda m: -m.priority)
             batch = [m.configuration for m in chosen][: min(_BATCH, most - len(self.found.rows))]
             if not self._add("midpoints", batch):
                 return
-        self.found.out_of_budget = share == 1.0 and any(True for _ in self._midpoints())
+        left = any(True for _ in self._midpoints(self.options.tolerance))
+        self.found.out_of_budget = share == 1.0 and left
+
+    def polish(self) -> None:
+        """What is left of the budget, on the neighbours of the front, while they add to it.
+
+        Where more room made something slower, the bound of step 4 was too low.
+        """
+        while len(self.found.rows) < self.found.budget:
+            before = self._volume()
+            beside = [
+                point
+                for of in self._front()
+                for point in self.space.neighbours(of)
+                if point not in self.found.rows and _slice_of(point) in self._slices
+            ]
+            if not self._add("polish", list(dict.fromkeys(beside))[:_BATCH]):
+                return
+            if self._volume() - before <= self.options.tolerance:
+                return
 
     def choices(self) -> None:
-        """TTLs and policies: on a few points of the front, on all of it if that helped."""
+        """TTLs and policies: on a few points, on the front and the corners if that helped."""
         for name in _CHOICES:
             for value in getattr(self.space, _plural(name))[1:]:
-                front = [c for c in self._front() if _applies(name, c)]
-                variants = list(dict.fromkeys(replace(c, **{name: value}) for c in front))
-                if not variants:
+                probes = self._probes(name)
+                if not probes:
                     continue
-                spread = np.linspace(0, len(variants) - 1, min(self.options.probes, len(variants)))
+                variants = {where: replace(where, **{name: value}) for where in probes}
                 before = self._volume()
-                self._add(name, [variants[round(at)] for at in spread])
-                if self._volume() - before > self.options.tolerance:
-                    self._slices.update(dict.fromkeys(map(_slice_of, variants)))
-                    self._add(name, variants)
+                self._add(name, variants.values())
+                helped = {
+                    _slice_of(variant)
+                    for where, variant in variants.items()
+                    if variant in self.found.rows
+                    and self._gain(where, variant) > self.options.marginal_gain
+                }
+                if self._volume() - before <= self.options.tolerance and not helped:
+                    continue
+                front = [replace(c, **{name: value}) for c in self._front() if _applies(name, c)]
+                self._slices.update(dict.fromkeys(map(_slice_of, front)))
+                self._slices.update(dict.fromkeys(sorted(helped, key=repr)))
+                self._add(name, front)
+
+    def _probes(self, name: str) -> list[Configuration]:
+        """Where a choice is tried: spread over the front, and where its tier does most.
+
+        The front may hardly use a tier that a better choice would make worth its price.
+        """
+        front = [c for c in self._front() if _applies(name, c)]
+        at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
+        chosen = dict.fromkeys(front[round(i)] for i in at)
+        for disk in self.space.disks if name in ("ttl", "disk_policy") else ():
+            have = [c for c in self.found.rows if c.disk == disk]
+            if have:
+                most = max(c.disk_gib for c in have)
+                drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
+                for dram in sorted({drams[0], drams[-1]}):
+                    # The first choice of everything else is among them.
+                    chosen[next(c for c in have if (c.disk_gib, c.dram_gib) == (most, dram))] = None
+        return list(chosen)
+
+    def _gain(self, before: Configuration, after: Configuration) -> float:
+        """The most that any objective gained, as a share of its range."""
+        scale = self._scale()
+        return float((scale(self._vector(before)) - scale(self._vector(after))).max())
 
     def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
         """Evaluate what is new of ``points``, within the budget; how many were."""
@@ -204,8 +257,9 @@ class _Search:
             self._progress(stage, len(self.found.rows))
         return len(new)
 
-    def _midpoints(self) -> Iterator[_Midpoint]:
+    def _midpoints(self, tolerance: float) -> Iterator[_Midpoint]:
         """What lies between evaluated neighbours and could add to the front."""
+        dropped: set[Configuration] = set()
         scale = self._scale()
         points = self.objectives.matrix(self.found.rows.values())
         front = points[self.objectives.front(list(self.found.rows.values()))]
@@ -218,27 +272,40 @@ class _Search:
             ):
                 for other in others:
                     line = self._line(where, other, along_dram)
-                    bends = _curvature([scale(self._vector(c)) for _, c in line])
-                    for at in range(len(line) - 1):
-                        (low, left), (high, right) = line[at], line[at + 1]
-                        middle = (low + high) // 2
-                        if middle == low:
-                            continue
+                    for middle, ends, bend in self._gaps(line, along_dram, other, scale):
                         indices = (middle, other) if along_dram else (other, middle)
                         point = self.space.at(where, *indices)
-                        if point is None or point in self.found.rows or point in self._dropped:
+                        if point is None or point in self.found.rows or point in dropped:
                             continue
-                        bound = self._bound(point, (left, right))
+                        bound = self._bound(point, ends)
                         gain = scale.hypervolume(np.vstack([front, bound])) - volume
-                        if gain <= self.options.tolerance * max(volume, 1e-12):
-                            self._dropped.add(point)
-                            self.found.pruned += 1
+                        if gain <= tolerance * max(volume, 1e-12):
+                            dropped.add(point)
                             continue
-                        bend = max(bends[at], bends[at + 1])
                         mid = _Midpoint(point, gain, gain * (1 + bend))
                         if point not in best or best[point].priority < mid.priority:
                             best[point] = mid
+        self.found.pruned = len(dropped)
         yield from best.values()
+
+    def _gaps(
+        self, line: _Line, along_dram: bool, other: int, scale: Scale
+    ) -> Iterator[tuple[int, tuple[Configuration, ...], float]]:
+        """Middles of the gaps of a line: (index, evaluated ends, how much the line bends there).
+
+        Below its lowest point too, where a choice was tried on large sizes only: a smaller size
+        is at best as good as that point, and cheaper.
+        """
+        if not line:
+            return
+        bends = _curvature([scale(self._vector(c)) for _, c in line])
+        lowest = 1 if along_dram and other else 0
+        if line[0][0] > lowest:
+            yield (lowest + line[0][0]) // 2, (line[0][1],), 0.0
+        for at in range(len(line) - 1):
+            (low, left), (high, right) = line[at], line[at + 1]
+            if high - low > 1:
+                yield (low + high) // 2, (left, right), max(bends[at], bends[at + 1])
 
     def _bound(self, point: Configuration, ends: Sequence[Configuration]) -> np.ndarray:
         """The best that ``point`` could be, knowing its neighbours and its price."""
@@ -251,7 +318,7 @@ class _Search:
                     bound[at] = -certain[m.key] if m.maximise else certain[m.key]
         return bound
 
-    def _line(self, where: Slice, other: int, along_dram: bool) -> list[tuple[int, Configuration]]:
+    def _line(self, where: Slice, other: int, along_dram: bool) -> _Line:
         """The evaluated points of one line of the lattice, with their indices."""
         count = len(self.space.dram_gib if along_dram else self.space.disk_gib)
         found = []

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sglang_canopy.plan.groups import group_table, observe
 from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import Engine, metrics_of, system_of
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.run import simulate_system
-from sglang_canopy.tier.ttl import TTLTable
+from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
+from sglang_canopy.tier.window import WindowSnapshot
 from sglang_canopy.trace.record import TraceRequest
 
 
@@ -32,17 +34,17 @@ class Work:
     engine: Engine
     prices: Prices
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    _windows: dict[float, Any] = field(default_factory=dict)
+    hash: str = TRACE_HASH
+    """Whose ids the trace's blocks are (``tier.ttl.HASHES``)."""
+    _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
         """The group TTLs of a disk of this size."""
-        from sglang_canopy.plan.groups import group_table, observe
-
         key = (disk_gib, load)
         if key not in self._tables:
             if load not in self._windows:
-                self._windows[load] = observe(at_load(self.trace, load))
+                self._windows[load] = observe(at_load(self.trace, load), self.hash)
             self._tables[key] = group_table(
                 self._windows[load], disk_gib * GIB, self.engine.profile.kv_bytes_per_token
             )

@@ -1,0 +1,123 @@
+"""Constraints, extremes and reasons."""
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.choice import (
+    against,
+    choose,
+    extremes,
+    parse_constraint,
+    parse_constraints,
+    why_not,
+)
+from sglang_canopy.plan.objective import METRICS
+from sglang_canopy.plan.space import Configuration
+
+COST = METRICS["cost"]
+
+
+def row(dram, ttft, throughput, cost, p99=None, disk=None):
+    c = Configuration(dram_gib=dram, disk=disk, disk_gib=100.0 if disk else 0.0)
+    return {
+        **c.to_json(),
+        "mean_ttft_s": ttft,
+        "p99_ttft_s": 4 * ttft if p99 is None else p99,
+        "throughput_tokens_per_s": throughput,
+        "cost": cost,
+        "cost_per_hour": cost,
+        "token_hit_ratio": 0.5,
+    }
+
+
+ROWS = [
+    row(0, 2.0, 1000.0, 4.0),
+    row(64, 1.0, 1200.0, 5.0),
+    row(64, 0.8, 1190.0, 5.5, disk="gp3"),
+    row(512, 0.5, 1200.5, 9.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "limit"),
+    [
+        ("p99_ttft<2s", "p99_ttft_s", 2.0),
+        (" mean_ttft <= 500 ms ", "mean_ttft_s", 0.5),
+        ("p90_ttft_s<1.5", "p90_ttft_s", 1.5),
+        ("throughput>1.2e4", "throughput_tokens_per_s", 12_000),
+        ("throughput>=12k", "throughput_tokens_per_s", 12_000),
+        ("token_hit_ratio>60%", "token_hit_ratio", 0.6),
+        ("cost_per_hour<12$/h", "cost_per_hour", 12),
+    ],
+)
+def test_a_constraint_is_read_in_its_units(text, key, limit):
+    constraint = parse_constraint(text)
+    assert constraint.metric.key == key
+    assert constraint.limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p99_tfft<2s", "unknown metric 'p99_tfft'.*did you mean 'p99_ttft'"),
+        ("p99_ttft", "not of the form METRIC<VALUE"),
+        ("p99_ttft<", "not of the form"),
+        ("p99_ttft<2 parsecs", "unit 'parsecs' is not one of 's', 'ms'"),
+        ("p99_ttft>2s", "write p99_ttft<2s"),
+        ("throughput<5", "write throughput>5"),
+        ("p99_ttft<1e", "'1e' is not a number"),
+        ("p99_ttft<1e999s", "is not a number"),
+    ],
+)
+def test_a_constraint_with_a_typo_says_what_to_write(text, message):
+    with pytest.raises(CanopyError, match=message) as raised:
+        parse_constraint(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_cheapest_that_meets_the_limits_is_chosen():
+    limits = parse_constraints(["mean_ttft<1.5s,throughput>1100"])
+    choice = choose(ROWS, limits, COST)
+    assert choice.feasible
+    assert choice.row is ROWS[1]
+    assert choose(ROWS, (), COST).row is ROWS[0]
+    assert choose(ROWS, (), METRICS["throughput"]).row is ROWS[3]
+
+
+def test_limits_that_nothing_meets_name_the_one_that_binds_and_the_nearest_point():
+    limits = parse_constraints(["mean_ttft<0.4s", "cost<20"])
+    choice = choose(ROWS, limits, COST)
+    assert not choice.feasible
+    assert choice.row is ROWS[3]
+    assert [c.text for c in choice.binding] == ["mean_ttft<0.4s"]
+
+
+def test_limits_that_exclude_each_other_both_bind_or_the_missed_one_does():
+    limits = parse_constraints(["mean_ttft<0.6s", "cost<6"])
+    choice = choose(ROWS, limits, COST)
+    assert not choice.feasible
+    assert choice.binding
+    assert all(not c.met(choice.row) for c in choice.binding)
+    # 0.8 s misses 0.6 s by a third, a cost of 9 misses 6 by a half.
+    assert choice.row is ROWS[2]
+
+
+def test_extremes_take_the_cheapest_of_nearly_equal_ones():
+    baseline = row(128, 1.0, 1150.0, 6.0)
+    found = extremes(ROWS, baseline)
+    assert found["most throughput"] is ROWS[1]  # 0.04 % less than the dearest
+    assert found["least mean TTFT"] is ROWS[3]
+    assert found["least cost"] is ROWS[0]
+    assert found["cheapest as good as fixed"] is ROWS[1]
+    gains = against(ROWS[1], baseline)
+    assert gains["throughput_gain"] == pytest.approx(1200 / 1150 - 1)
+    assert gains["mean_ttft_saved"] == 0
+    assert gains["cost_saved"] == pytest.approx(1 / 6)
+
+
+def test_reasons_name_what_a_neighbour_costs_and_wins():
+    limits = parse_constraints(["mean_ttft<1.5s"])
+    assert "misses mean_ttft<1.5s (mean_ttft is 2 s)" in why_not(ROWS[1], ROWS[0], limits, COST)
+    reason = why_not(ROWS[1], ROWS[2], limits, COST)
+    assert reason == "10 % more cost, for 20 % less mean_ttft and 20 % less p99_ttft"
+    assert why_not(ROWS[1], row(96, 1.0, 1200.0, 5.4), (), COST).endswith("nothing better")

@@ -1,0 +1,128 @@
+"""Price lists: cliffs, bandwidth tied to size, and what a wrong one is answered with."""
+
+import json
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.prices import MIB, load_prices, parse_prices, price_list_names
+
+SMALL = {
+    "name": "small",
+    "gpu_per_hour": 2.0,
+    "dram_per_gib_hour": 0.01,
+    "disks": {"ssd": {"per_gib_month": 0.073, "bandwidth": {"base_mib_s": 100}}},
+}
+
+
+def changed(**fields):
+    return {**SMALL, **fields}
+
+
+def disk(**fields):
+    document = {"per_gib_month": 0.1, "bandwidth": {"base_mib_s": 100}, **fields}
+    return parse_prices(changed(disks={"d": document})).disk("d")
+
+
+def test_cost_of_an_hour_is_gpus_dram_of_each_instance_and_one_disk():
+    prices = parse_prices(changed(gpus_per_instance=2))
+    # 3 x (2 x 2 + 50 x 0.01) + 1000 x 0.073 / 730
+    assert prices.per_hour(instances=3, dram_gib=50, disk="ssd", disk_gib=1000) == pytest.approx(
+        13.6
+    )
+    assert prices.per_hour(instances=1, dram_gib=0) == pytest.approx(4.0)
+
+
+def test_iops_cost_each_step_at_its_own_price_beyond_what_is_included():
+    d = disk(
+        per_gib_month=0,
+        iops={"amount": 70_000, "included": 2_000, "per_month": [[32e3, 0.5], [64e3, 0.2], [None, 0.1]]},
+    )  # fmt: skip
+    month = 30_000 * 0.5 + 32_000 * 0.2 + 6_000 * 0.1
+    assert d.per_hour(10) * 730 == pytest.approx(month)
+
+
+def test_bandwidth_grows_with_the_size_up_to_its_limit():
+    d = disk(bandwidth={"base_mib_s": 120, "per_gib_mib_s": 0.5, "most_mib_s": 350})
+    assert d.read_bytes_per_s(100) == 170 * MIB
+    assert d.read_bytes_per_s(460) == 350 * MIB
+    assert d.read_bytes_per_s(9000) == 350 * MIB
+
+
+def test_a_size_is_sold_in_steps_and_from_a_smallest_on():
+    d = disk(smallest_gib=375, step_gib=375)
+    assert [d.bought_gib(gib) for gib in (1, 375, 376, 1500)] == [375, 375, 750, 1500]
+    assert d.per_hour(1) == d.per_hour(375) < d.per_hour(376)
+
+
+def test_a_disk_billed_by_use_costs_what_it_held():
+    d = disk(billing="used")
+    assert d.per_hour(1000, used_gib=40) * 730 == pytest.approx(4)
+    assert d.per_hour(1000) * 730 == pytest.approx(100)
+
+
+def test_too_large_a_size_says_how_large_it_may_be():
+    with pytest.raises(CanopyError, match=r"up to 100 GiB, 101 GiB were asked for"):
+        disk(largest_gib=100).bought_gib(101)
+
+
+@pytest.mark.parametrize("name", price_list_names())
+def test_every_shipped_list_is_a_dated_example_with_sources(name):
+    prices = load_prices(name)
+    assert prices.example
+    assert prices.sources
+    assert any("20" in source for source in prices.sources)
+    for d in prices.disks.values():
+        assert d.per_hour(d.smallest_gib) > 0
+        assert d.read_bytes_per_s(2000) >= d.read_bytes_per_s(d.smallest_gib) > 0
+
+
+def test_essd_follows_the_published_formulas():
+    prices = load_prices("alibaba-essd")
+    assert prices.disk("essd-pl1").read_bytes_per_s(300) == (120 + 150) * MIB
+    assert prices.disk("essd-pl0").read_bytes_per_s(100) == (100 + 25) * MIB
+    assert prices.disk("essd-pl3").read_bytes_per_s(9000) == 4000 * MIB
+    # Sold from 1,261 GiB on: the cliff of the fastest class.
+    assert prices.disk("essd-pl3").bought_gib(10) == 1261
+
+
+def test_io2_pays_for_its_throughput_in_iops():
+    io2 = load_prices("aws-us-east-1").disk("io2-16000")
+    assert io2.read_bytes_per_s(100) == 4000 * MIB
+    assert io2.per_hour(100) * 730 == pytest.approx(100 * 0.125 + 16_000 * 0.065)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "must be a JSON object"),
+        (changed(gpu_per_hour=-1), "gpu_per_hour must be a number of 0 or more"),
+        (changed(gpu_per_hours=1), "unknown field 'gpu_per_hours'; did you mean 'gpu_per_hour'"),
+        (changed(disks={"d": {"per_gib_month": 1}}), "has no bandwidth"),
+        (changed(disks={"d": {"per_gib_month": [[10, 1]]}}), r"\[\[up_to, price\]"),
+        (
+            changed(disks={"d": {"per_gib_month": [[10, 1], [5, 1], [None, 1]]}}),
+            "steps of per_gib_month must rise",
+        ),
+        (changed(disks={"d": {"per_gib_month": 1, "billing": "weekly"}}), "billing must be one of"),
+        (changed(format="other"), "canopy-prices"),
+        (changed(gpus_per_instance=1.5), "gpus_per_instance must be a whole number"),
+        (changed(dram_per_gib_hour=True), "dram_per_gib_hour must be a number"),
+    ],
+)
+def test_a_wrong_list_is_refused_with_the_field(document, message):
+    with pytest.raises(CanopyError, match=message):
+        parse_prices(document)
+
+
+def test_unknown_names_are_answered_with_the_list_and_the_nearest(tmp_path):
+    with pytest.raises(CanopyError, match=r"unknown disk class 'gp33'.*gp3, gp3-500.*'gp3'\?"):
+        load_prices("aws-us-east-1").disk("gp33")
+    with pytest.raises(CanopyError, match=r"no price list 'aws-us-east'.*did you mean 'aws-us-eas"):
+        load_prices("aws-us-east")
+    broken = tmp_path / "prices.json"
+    broken.write_text("{")
+    with pytest.raises(CanopyError, match="is not JSON"):
+        load_prices(broken)
+    broken.write_text(json.dumps(SMALL))
+    assert load_prices(broken).name == "small"

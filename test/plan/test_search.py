@@ -1,0 +1,133 @@
+"""The search on test functions whose front the full grid gives."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.plan.objective import Objectives, Scale
+from sglang_canopy.plan.search import Options, full_grid, search
+from sglang_canopy.plan.space import Space, sizes
+
+OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
+SPACE = Space(sizes(1024, 9), sizes(4096, 6), ("slow", "fast"), (None, 600.0, "group"))
+
+
+class Cache:
+    """Exponentially diminishing returns; a disk is slower than DRAM and cheaper."""
+
+    def __init__(self, working_set=300.0, hot=100.0, group_gain=0.2, best_hit=0.6):
+        self.working_set, self.hot = working_set, hot
+        self.group_gain, self.best_hit = group_gain, best_hit
+        self.batches = []
+
+    def row(self, c):
+        worth = {None: 1.0, 600.0: 0.9, "group": 1 + self.group_gain}[c.ttl]
+        room = c.dram_gib + 0.8 * c.disk_gib * worth
+        hit = self.best_hit * (1 - math.exp(-room / self.working_set))
+        late = {None: 0.0, "slow": 0.15, "fast": 0.05}[c.disk] * math.exp(-c.dram_gib / self.hot)
+        return {
+            **c.to_json(),
+            "mean_ttft_s": 2 * (1 - hit) + late,
+            "throughput_tokens_per_s": 1000 * (1 + 0.3 * hit - 0.05 * late),
+            "cost": self.cost(c),
+        }
+
+    def cost(self, c):
+        disk = {None: 0.0, "slow": 0.0004, "fast": 0.001}[c.disk] * c.disk_gib
+        return 4 + 0.01 * c.dram_gib + disk + (0.3 if c.disk == "fast" else 0)
+
+    def __call__(self, configurations):
+        self.batches.append(list(configurations))
+        return [self.row(c) for c in configurations]
+
+    def known(self, configuration, rows):
+        return {"cost": self.cost(configuration)}
+
+
+def share_of_grid(model, space=SPACE, **options):
+    """(hypervolume against the full grid's, evaluations against the grid's, result)."""
+    grid = full_grid(space, model)
+    found = search(space, OBJECTIVES, model, known=model.known, options=Options(**options))
+    points = OBJECTIVES.matrix(grid.rows.values())
+    scale = Scale.of(points)
+    mine = scale.hypervolume(OBJECTIVES.matrix(found.rows.values()))
+    return mine / scale.hypervolume(points), len(found.rows) / len(grid.rows), found
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    working_set=st.floats(30, 3000),
+    hot=st.floats(10, 1000),
+    group_gain=st.sampled_from([0.0, 0.1, 0.5]),
+    best_hit=st.floats(0.2, 0.9),
+)
+def test_a_quarter_of_the_grid_finds_99_percent_of_its_volume(
+    working_set, hot, group_gain, best_hit
+):
+    volume, evaluations, _ = share_of_grid(Cache(working_set, hot, group_gain, best_hit))
+    assert volume >= 0.99
+    assert evaluations <= 0.25
+
+
+def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_few():
+    helped = share_of_grid(Cache(group_gain=0.5))[2]
+    assert any(helped.rows[c]["ttl"] == "group" for c in helped.rows)
+    useless = share_of_grid(Cache(group_gain=0.0))[2]
+    assert useless.stages["ttl"] == 2 * Options().probes
+
+
+def test_dram_is_not_expanded_where_the_last_step_gained_nothing():
+    # A working set that the middle of the axis holds many times over.
+    found = share_of_grid(Cache(working_set=2.0))[2]
+    assert max(c.dram_gib for c in found.rows) <= SPACE.dram_gib[len(SPACE.dram_gib) // 2]
+    assert found.stages.get("expansion", 0) == 0
+    grown = share_of_grid(Cache(working_set=2000.0))[2]
+    assert max(c.dram_gib for c in grown.rows) == SPACE.dram_gib[-1]
+
+
+def test_the_budget_is_kept_and_its_end_is_said():
+    _, evaluations, found = share_of_grid(Cache(), budget_share=0.05)
+    assert evaluations <= 0.05
+    assert found.out_of_budget
+    assert not share_of_grid(Cache())[2].out_of_budget
+
+
+def test_equal_searches_evaluate_the_same_in_the_same_order():
+    one, two = (share_of_grid(Cache())[2] for _ in range(2))
+    assert list(one.rows) == list(two.rows)
+
+
+def test_nothing_is_evaluated_twice():
+    model = Cache()
+    search(SPACE, OBJECTIVES, model, known=model.known)
+    asked = [c for batch in model.batches for c in batch]
+    assert len(asked) == len(set(asked))
+
+
+def test_without_known_costs_the_search_still_ends_within_its_budget():
+    model = Cache()
+    found = search(SPACE, OBJECTIVES, model)
+    assert 0 < len(found.rows) <= found.budget
+
+
+def test_a_space_without_disks_is_a_line():
+    space = Space(sizes(1024, 9), (0.0,), ())
+    volume, _, found = share_of_grid(Cache(), space, budget_share=1.0)
+    assert volume > 0.99
+    assert len(found.rows) <= len(space.grid()) == 10
+
+
+def test_front_and_volume_of_three_points_by_hand():
+    rows = [
+        {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 10.0, "cost": 3.0},
+        {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 10.0, "cost": 1.0},
+        {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 9.0, "cost": 2.0},
+    ]
+    assert OBJECTIVES.front(rows) == [0, 1]
+    two = Objectives.of(["mean_ttft", "cost"])
+    scale = Scale(np.array([0.0, 0.0]), np.array([4.0, 4.0]))
+    # (1, 3) and (2, 1) below (4, 4): 3 x 1 + 2 x 2, of 16.
+    assert scale.hypervolume(two.matrix(rows)) == pytest.approx(7 / 16)
