@@ -94,6 +94,11 @@ def test_disk_gives_back_exactly_the_rows_asked_for(tmp_path, dtype, tokens):
     assert torch.equal(back.load().raw_k, chunk.raw_k)
 
 
+def test_a_chunk_file_is_its_owners_alone(tmp_path):
+    disk.write(tmp_path / "x.chunk", make(3))
+    assert (tmp_path / "x.chunk").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_damaged_record_is_found_when_it_is_read_and_only_then(tmp_path):
     path = tmp_path / "x.chunk"
     disk.write(path, make(3))

@@ -5,7 +5,9 @@
     checksums  [layers, n] uint64
     records    [layers, n, 2, kv_heads, d]: K before RoPE, then V
 
-A record's checksum is its 32-bit words weighted by odd numbers, mod 2^64: any changed word shows.
+Not a safetensors file: that has no checksums, and keeps a tensor in one piece, so that K and V of
+a token lie far apart and nothing can be checked without reading all of it. A record's checksum is
+its 32-bit words weighted by odd numbers, mod 2^64: any changed word shows.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def write(path: Path, chunk: Chunk) -> int:
     sums = _checksums(records, _weights(width))
     header = _encode_header(chunk, zlib.crc32(sums.tobytes()))
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as f:
+    mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(os.open(temporary, mode, 0o600), "wb") as f:  # a tenant's text can be read off
         f.write(header)
         f.write(sums.tobytes())
         f.write(records.tobytes())
