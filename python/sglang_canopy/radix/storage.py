@@ -219,21 +219,33 @@ class CanopyStorage(HiCacheStorage):
         self._catch_up()
         prefix = (extra_info.prefix_keys if extra_info is not None else None) or [None]
         first = self.pages.parent(keys[0], default=prefix[-1])
-        metas = [self.pages.of(key) or self._plain_meta() for key in keys]
+        metas = [self.pages.of(key) for key in keys]
+        if None in metas:
+            metas = self._described(metas, first)
         self._open_store().write(keys, views, metas, [first, *keys[:-1]])
         self.pages.written(keys)
 
     def _read(self, keys: Sequence[str], views: Sequence[Sequence[memoryview]]) -> list[bool]:
         store = self._open_store()
+        metas = store.meta(keys)  # before the read, which is a use
         ok = store.read(keys, views)
-        good = keys[: sum(ok)]
-        found = [(k, m) for k, m in zip(good, store.meta(good)) if m is not None]
+        found = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
         self.pages.returned([k for k, _ in found], [m for _, m in found])
         return ok
 
-    def _plain_meta(self) -> PageMeta:
-        now = self._open_store().clock() + getattr(self._open_store().clock, "skew_s", 0.0)
-        return PageMeta(tokens=self._layout.page_tokens, created=now, last_access=now, hits=1)
+    def _described(self, metas: list[PageMeta | None], parent: str | None) -> list[PageMeta]:
+        """What can be said of pages without the tree's word: where they lie, and that it is now."""
+        store = self._open_store()
+        now = store.clock() + getattr(store.clock, "skew_s", 0.0)
+        above = store.meta([parent])[0] if parent is not None else None
+        offset = above.offset + above.tokens if above is not None else 0
+        tokens, described = self._layout.page_tokens, []
+        for meta in metas:
+            if meta is None:
+                meta = PageMeta(offset, tokens, created=now, last_access=now, hits=1)
+            described.append(meta)
+            offset = meta.offset + meta.tokens
+        return described
 
     def _sweep(self) -> None:
         """The sweeper's thread: uses and requests are passed on, expired pages go."""

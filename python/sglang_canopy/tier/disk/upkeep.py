@@ -154,6 +154,8 @@ class Upkeep:
         until = self.index.keep_until[row]
         if not until > now:  # nan: nobody asked
             return False
+        if (self.shelf.pinned_until(row) or until - 1) >= until:
+            return True
         if not self.shelf.pin(row, until):
             self.counters.pins_refused += 1
             return False
@@ -185,7 +187,8 @@ class Upkeep:
             index.hits[row] = index.hits[row] + 1 if count else max(index.hits[row], meta.hits)
             if meta.history > index.history[row]:
                 index.history[row] = min(meta.history, 0x7FFFFFFF)
-            index.keep_until[row] = keep
+            until = self.shelf.pinned_until(row)
+            index.keep_until[row] = keep if until is None or keep > until else until
             index.ttl_s[row] = ttl_s
             index.return_at[row] = back
             index.slo_ms[row] = slo
