@@ -98,16 +98,28 @@ class Journal:
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
+        put, gone = list(put), [(row,) for row in delete]
         with self.lock:
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.executemany("DELETE FROM pages WHERE id = ?", ((row,) for row in delete))
-                connection.executemany(_PUT, put)
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+                self._transaction(connection, put, gone)
+            except sqlite3.OperationalError:
+                # The disk may be full: room in the log is had by moving it into the index.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._transaction(connection, put, gone)
+
+    @staticmethod
+    def _transaction(
+        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]
+    ) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany("DELETE FROM pages WHERE id = ?", gone)
+            connection.executemany(_PUT, put)
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
 
     def start_over(self) -> None:
         """Throw the index away and begin an empty one."""

@@ -231,8 +231,9 @@ class DiskStore(Upkeep):
         """Store pages, shallowest first; ``parents``: the page before each, ``None`` at a root.
 
         True: it is on disk, and on record if the process ends now. False: its prefix is not
-        here, there was no room for it, or the disk failed. A page that is here already is not
-        written again but counts as used.
+        here, there was no room for it, or the disk failed (a page whose record could not be
+        written is served all the same while the process lives). A page that is here already is
+        not written again but counts as used.
         """
         ok = [False] * len(keys)
         if self.unavailable:
@@ -293,8 +294,7 @@ class DiskStore(Upkeep):
                 self.shelf.release(row, now)
             for i, key in enumerate(raw):
                 ok[i] = ok[i] or key in self.index.rows
-        self.flush()
-        return ok
+        return ok if self.flush() else [False] * len(keys)
 
     def _place(
         self,
@@ -402,10 +402,13 @@ class DiskStore(Upkeep):
 
     # ---- the index file ----
 
-    def flush(self, *, everything: bool = False) -> None:
-        """Commit what changed: new and gone pages always, mere uses in bounded portions."""
+    def flush(self, *, everything: bool = False) -> bool:
+        """Commit what changed: new and gone pages always, mere uses in bounded portions.
+
+        Returns whether all of it is on record.
+        """
         if self.unavailable:
-            return
+            return False
         with self.journal.lock:
             with self.lock:
                 changed, self._dirty = self._dirty, set()
@@ -416,19 +419,20 @@ class DiskStore(Upkeep):
                 put = [record(self.index, row, self.ttl) for row in live]
                 gone = changed.difference(live)
             if not changed:
-                return
+                return True
             try:
                 self.journal.commit(put, gone)
             except (sqlite3.Error, OSError) as error:
-                self._commit_failed(error, changed)
+                return self._commit_failed(error, changed)
+            return True
 
-    def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> None:
+    def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """The pages stay known to this process, and are put on record as soon as that works."""
         self.faults.note(kind_of(error), f"index: {error}")
         with self.lock:
             self._dirty |= changed
         if not (isinstance(error, sqlite3.Error) and damaged(error)):
-            return
+            return False
         try:  # a broken file is made anew from what is in memory
             self.journal.start_over()
             with self.lock:
@@ -440,6 +444,8 @@ class DiskStore(Upkeep):
             self.faults.note(kind_of(again), f"index: {again}")
             with self.lock:
                 self._dirty.update(self.index.rows.values())
+            return False
+        return True
 
     def close(self) -> None:
         """Write everything down and let the folder go. The store is empty to callers then."""

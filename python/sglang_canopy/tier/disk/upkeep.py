@@ -97,7 +97,7 @@ class Upkeep:
         self.flush()
         return removed
 
-    def flush(self, *, everything: bool = False) -> None:
+    def flush(self, *, everything: bool = False) -> bool:
         raise NotImplementedError
 
     def _expire(self, now: float, limit: int) -> int:
