@@ -1,0 +1,190 @@
+"""A server with three tiers under mixed traffic: what `canopy top` shows of it, and what that costs.
+
+    python benchmark/metrics/live.py --svg docs/figures/top.svg
+    python benchmark/metrics/live.py --counters
+
+The first starts a server on CPU (two layers, random weights, policy `wa`, a device pool and a
+host pool far too small, our disk store with TTLs by category), sends it conversations, agents
+and one-off documents for `--seconds`, writes a frame of `canopy top` to FILE and prints what
+the reporting thread took. The second needs no server: it serves the same requests to two trees
+in one process, in turns, one of them without counting, and prints the microseconds a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "radix"))
+
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+KV_TOKENS = 6144
+TOKEN_BYTES = 1024
+PAGE = 16
+PLAN = {
+    "version": 1,
+    "host_bytes": 12_000 * TOKEN_BYTES,
+    "disk_bytes": 60_000 * TOKEN_BYTES,
+    "ttl": {"residual_ttl_s": 900, "categories": {"document": 10, "agent": 120}},
+    "made_by": {"who": "benchmark/metrics/live.py"},
+}
+
+
+def ask(url: str, tokens: list[int], said: dict[str, Any]) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True, "custom_params": said}
+    request = urllib.request.Request(
+        url + "/generate",
+        data=json.dumps({"input_ids": tokens, "sampling_params": sampling}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.loads(answer.read())["meta_info"]
+
+
+def client(url: str, kind: str, seed: int, until: float) -> None:
+    """One user after another: chats and agents go on, documents are asked once."""
+    draw = random.Random(seed)
+    talks: list[tuple[str, list[int]]] = []
+    number = 0
+    while time.monotonic() < until:
+        if kind == "document" or len(talks) < 6 or draw.random() < 0.15:
+            number += 1
+            first = 600 if kind == "document" else 240
+            talks.append(
+                (f"{kind}{seed}-{number}", [draw.randrange(100, 40_000) for _ in range(first)])
+            )
+            talk = talks[-1]
+        else:
+            talk = draw.choice(talks[-24:])
+            talk[1].extend(draw.randrange(100, 40_000) for _ in range(draw.randrange(30, 90)))
+        if len(talk[1]) > 1500:
+            talks.remove(talk)
+            continue
+        with contextlib.suppress(OSError):
+            ask(url, talk[1], {"canopy_category": kind, "canopy_conversation": talk[0]})
+        time.sleep(draw.random() * 0.2)
+
+
+def live(seconds: float, svg: Path | None) -> dict[str, Any]:
+    from sglang_canopy.launch import cpu_arguments, free_port, serving
+    from sglang_canopy.models.tiny import write_tiny_model
+    from sglang_canopy.top.source import fetch
+
+    with tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch:
+        folder = Path(scratch)
+        write_tiny_model(folder / "tiny", MODEL)
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps({**PLAN, "disk_path": str(folder / "disk")}))
+        arguments = [
+            *cpu_arguments(folder / "tiny", kv_tokens=KV_TOKENS, dtype="float32"),
+            *("--load-format", "dummy", "--radix-eviction", "wa", "--page-size", str(PAGE)),
+            *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
+            *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
+        ]
+        with serving(arguments, log=folder / "log", port=free_port()) as server:
+            until = time.monotonic() + seconds
+            threads = [
+                threading.Thread(target=client, args=(server.url, kind, seed, until))
+                for seed, kind in enumerate(("chat", "chat", "agent", "document"))
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            time.sleep(2)  # the last report
+            canopy = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--url", server.url]
+            subprocess.run([*canopy, "--once"], check=True)
+            if svg is not None:
+                subprocess.run([*canopy, "--svg", str(svg)], check=True)
+            status = fetch(server.url)
+            rank = status["ranks"][0]
+    return {
+        "requests": sum(row["requests"] for row in status["categories"]),
+        "nodes": rank["nodes"],
+        "uptime_s": round(rank["uptime_s"], 1),
+        "reporting_cpu_s": round(rank["reporting_s"], 3),
+        "reporting_share_of_a_core": round(status["reporting_share"], 5),
+    }
+
+
+def counters(requests: int, rounds: int) -> dict[str, Any]:
+    """Microseconds a request, counting and not, on the device tier alone and over a host tier."""
+    import logging
+
+    logging.disable(logging.WARNING)
+    from live_tree import LiveTree
+
+    from sglang_canopy.radix.counters import Counters
+
+    class Silent(Counters):
+        def served(self, *_: Any) -> None: ...
+        def evicted(self, *_: Any) -> None: ...
+
+    result: dict[str, Any] = {}
+    for host_tokens, name in ((0, "device only"), (16_384, "device and host")):
+        draw = random.Random(3)
+        prompts = [
+            [n % 97, *(draw.randrange(9) for _ in range(draw.randrange(40, 160)))]
+            for n in range(requests)
+        ]
+        taken: dict[str, list[float]] = {"counting": [], "silent": []}
+        evictions = 0
+        for turn in range(2 * rounds):
+            kind = ("counting", "silent")[turn % 2]
+            tree = LiveTree(4096, "wa", page_size=1, host_tokens=host_tokens)
+            if kind == "silent":
+                tree.core.counters = Silent()
+                tree.core._entered = lambda *_: None
+                tree.core._left = lambda *_, **__: None
+            start = time.perf_counter()
+            for i, prompt in enumerate(prompts):
+                request_hit = tree.serve(prompt, float(i), category="chat")
+                if kind == "counting":
+                    tree.core.counters.served("chat", len(prompt), (request_hit, 0, 0))
+            taken[kind].append((time.perf_counter() - start) / requests * 1e6)
+            if kind == "counting":
+                evictions = sum(sum(t.evicted) for r in tree.core.counters.rows() for t in r.tiers)
+        medians = {kind: statistics.median(of) for kind, of in taken.items()}
+        result[name] = {
+            **{f"{kind}_us_a_request": round(of, 1) for kind, of in medians.items()},
+            "more": f"{100 * (medians['counting'] / medians['silent'] - 1):.2f} %",
+            "spread_of_silent": f"{100 * (max(taken['silent']) / min(taken['silent']) - 1):.1f} %",
+            "evicted_tokens_a_round": evictions,
+        }
+    row = Counters()
+    times = 200_000
+    start = time.perf_counter()
+    for _ in range(times):
+        row.evicted(0, "chat|end|turn1", 64, 0, 3.0)
+    result["ns_an_eviction_counted"] = round((time.perf_counter() - start) / times * 1e9)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=75.0, help="of traffic (default 75)")
+    parser.add_argument("--svg", type=Path, help="where a frame of canopy top goes")
+    parser.add_argument("--counters", action="store_true", help="what counting costs a tree")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    done = counters(args.requests, args.rounds) if args.counters else live(args.seconds, args.svg)
+    print(json.dumps(done, indent=1))
+
+
+if __name__ == "__main__":
+    main()
