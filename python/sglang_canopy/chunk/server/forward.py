@@ -95,6 +95,7 @@ def _rows(
                 return None
             # Before any of this KV could be published: the scheduler reads it after the forward.
             wish.fused = req.skip_radix_cache_insert = True
+            wish.limit = 0
         else:
             engine.spread(wish.plan, row, prefix, length)
         computed = wish.plan.computed[prefix:length]
@@ -122,6 +123,8 @@ def _afterwards(engine: ChunkEngine, batch: Any, rows: int) -> None:
                 continue
             if wish.fused:
                 assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
+                if wish.plan is not None and wish.plan.placed:
+                    wish.head = wish.plan.placed[0].start
             wish.plan = None
             if not req.output_ids:
                 report = wish.report or {"fused": False, "why": wish.why}

@@ -65,9 +65,14 @@ def _positions(forward_batch: Any, cls: Any, batch: Any, runner: Any, *_: Any, *
         forward.after_init_new(forward_batch, cls, batch, runner)
 
 
-def _insert_guard(cache: Any, req: Any, *_: Any, **__: Any) -> None:
+def _insert_guard(cache: Any, req: Any, *_: Any, up_to: int, **__: Any) -> None:
     if getattr(req, "canopy_chunks", None) is not None:
-        _side().insert_guard(cache, req)
+        _side().insert_guard(cache, req, up_to)
+
+
+def _publish_head(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+    if getattr(req, "canopy_chunks", None) is not None:
+        _side().publish_head(req, tree_cache)
 
 
 def _request_level(original: Any, streamer: Any, key: str) -> bool:
@@ -108,6 +113,7 @@ def _side() -> Any:
 
 
 _SRT = "sglang.srt."
+_COMMON = _SRT + "mem_cache.common."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 
 HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
@@ -145,6 +151,8 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         _insert_guard,
         ("self", "req"),
     ),
+    (_COMMON + "checkpoint_kv_cache", "before", _publish_head, ("req", "tree_cache")),
+    (_COMMON + "release_kv_cache", "before", _publish_head, ("req", "tree_cache")),
     (
         _SRT
         + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"

@@ -125,9 +125,24 @@ def command(original: Any, scheduler: Any, recv_req: Any) -> Any:
     return SetInternalStateReqOutput(updated=done)
 
 
-def insert_guard(_cache: Any, req: Any) -> None:
+def publish_head(req: Any, tree_cache: Any) -> None:
+    """Before a request's KV is published or released: what precedes all reused KV is exact.
+
+    Without this the system prompt would fall out of the exact tree for good once every request
+    behind it is fused.
+    """
+    wish = wish_of(req)
+    if wish is None or not wish.fused or req.kv is None or not req.kv.holds_kv:
+        return
+    head, wish.head = wish.head, 0
+    if head > req.kv.cache_protected_len:
+        wish.limit = head
+        tree_cache.checkpoint(req, up_to=head)
+
+
+def insert_guard(_cache: Any, req: Any, up_to: int) -> None:
     """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
     wish = wish_of(req)
-    assert wish is None or not wish.fused, (
+    assert wish is None or not wish.fused or up_to <= wish.limit, (
         f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
     )

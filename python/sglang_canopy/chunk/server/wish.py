@@ -51,7 +51,8 @@ class Wish:
 
     keys, alone: each chunk's address behind ``prefix``, and encoded alone;
     why: the reason for running normally, or None; fused: reused KV has been in this request's
-    slots (never unset); report: what the response tells.
+    slots (never unset); head: tokens before any reused KV, exact, that may enter the exact tree once
+    they are computed (0: none yet); limit: how much of it was let into the tree; report: what the response tells.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -65,6 +66,8 @@ class Wish:
     said_ratio: bool = False
     why: str | None = None
     fused: bool = False
+    head: int = 0
+    limit: int = 0
     plan: Plan | None = None
     report: dict[str, Any] = field(default_factory=dict)
 

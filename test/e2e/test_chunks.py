@@ -1,0 +1,294 @@
+"""Chunk reuse in real servers: exact where it claims to be, kept apart, and hard to break."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+ON = ("--canopy-chunks", "on", "--canopy-chunk-separator", " # # ")
+SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
+FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
+         ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1000, 20_000) for _ in range(count)]
+
+
+def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[int]]:
+    """Ids and bounds of a prompt whose documents are these numbers."""
+    ids, bounds = tokens(SYSTEM, 900 + system), []
+    for i in order:
+        bounds += [len(ids), len(ids) + DOCUMENT]
+        ids = ids + tokens(DOCUMENT, i)
+    return ids + tokens(QUESTION, 500 + question), bounds
+
+
+def ask(client, ids, bounds, count: int = 6, **params):
+    extra = {"extra_key": params.pop("extra_key")} if "extra_key" in params else {}
+    said = {"canopy_chunks": bounds, **params}
+    return client.generate(ids, count, custom_params=said, **extra)
+
+
+def report(answer) -> dict:
+    return answer["meta_info"]["canopy_chunks"][0]
+
+
+def state(client) -> dict:
+    return json.loads(client.get("/server_info"))["internal_states"][0]["canopy_chunks"]
+
+
+def learn(client, orders, **params) -> None:
+    """Send prompts once and let the server encode their chunks (it does so when idle)."""
+    for order in orders:
+        ask(client, *prompt(order), 1, **params)
+    while True:  # every look is a request: between two of them the server is idle
+        found = state(client)
+        if not found["waiting_chunks"] and not found["waiting_tokens"]:
+            return
+
+
+def refused(client, path, body, method="POST") -> tuple[int, str]:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(
+        client.url + path, data, {"Content-Type": "application/json"}, method=method
+    )
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        urllib.request.urlopen(request, timeout=60)
+    return answer.value.code, answer.value.read().decode()
+
+
+@pytest.fixture
+def client(shared_server, smollm2):
+    return shared_server(smollm2, *ON, kv_tokens=8192)
+
+
+def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    before = state(client)["fused_requests"]
+    answer = ask(client, *prompt((2, 0, 3, 1), 1))
+    told = report(answer)
+    assert told["fused"]
+    assert told["reused"] + told["recomputed"] == 4 * DOCUMENT
+    assert told["recomputed"] == int(0.15 * 4 * DOCUMENT)
+    assert told["reused_host"] == told["reused"]
+    assert told["unknown_chunks"] == 0
+    assert answer["meta_info"]["cached_tokens"] == SYSTEM == told["prefix"]
+    assert state(client)["fused_requests"] == before + 1
+
+
+def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    prompts = [prompt(random.Random(i).sample(range(4), 4), i) for i in range(10)]
+    with ThreadPoolExecutor(4) as pool:
+        fused = list(pool.map(lambda p: ask(client, *p, 8, canopy_recompute_ratio=1.0), prompts))
+        plain = list(pool.map(lambda p: ask(client, p[0], "off", 8), prompts))
+    assert all(report(f)["fused"] and report(f)["reused"] == 0 for f in fused)
+    assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
+
+
+def test_reused_kv_never_enters_the_exact_tree(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    ids, bounds = prompt((3, 2, 1, 0), 7)
+    poisoned = ask(client, ids, bounds, 8, canopy_recompute_ratio=0.0)
+    assert report(poisoned)["reused"] == 4 * DOCUMENT
+    again = ask(client, ids, bounds, 8, canopy_recompute_ratio=0.0)
+    assert again["meta_info"]["cached_tokens"] == SYSTEM
+    clean = ask(client, ids, "off", 8)
+    assert clean["meta_info"]["cached_tokens"] == SYSTEM
+    client.flush()
+    assert clean["output_ids"] == client.generate(ids, 8)["output_ids"]
+
+
+def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    mixed = [prompt(random.Random(40 + i).sample(range(4), 4), 40 + i) for i in range(6)]
+    plain = [tokens(150 + 20 * i, 700 + i) for i in range(6)]
+
+    def one(job):
+        return ask(client, *job, 8) if isinstance(job, tuple) else client.generate(job, 8)
+
+    jobs = [x for pair in zip(mixed, plain) for x in pair]
+    alone = [one(job)["output_ids"] for job in jobs]
+    client.flush()
+    learn(client, [(0, 1, 2, 3)])  # the system prompt's exact KV is back
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(one, jobs))
+    assert [a["output_ids"] for a in together] == alone
+    assert sum(report(a)["fused"] for a in together if "canopy_chunks" in a["meta_info"]) == 6
+
+
+def test_tenants_share_nothing(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    other = ask(client, *prompt((1, 0, 2, 3)), 1, extra_key="another tenant")
+    assert not report(other)["fused"]
+    assert report(other)["unknown_chunks"] == 4
+
+
+def test_what_cannot_be_fused_runs_normally_and_is_counted(client) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    ids, bounds = prompt((1, 3, 0, 2), 3)
+    said = {"temperature": 0, "max_new_tokens": 2, "custom_params": {"canopy_chunks": bounds}}
+    body = {
+        "input_ids": ids,
+        "sampling_params": said,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    answer = client.post("/generate", body)
+    assert not report(answer)["fused"]
+    assert report(answer)["why"] == "prompt logprobs"
+    assert state(client)["not_fused"]["prompt logprobs"] >= 1
+    output = {**body, "logprob_start_len": -1, "top_logprobs_num": 2}
+    assert report(client.post("/generate", output))["fused"]
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "first-k", "frequency", "query", "last-token"])
+def test_every_way_to_choose_serves(client, selector) -> None:
+    learn(client, [(0, 1, 2, 3)])
+    told = report(ask(client, *prompt((3, 0, 2, 1), 11), 2, canopy_selector=selector))
+    assert told["fused"]
+    assert 0 < told["recomputed"] <= int(0.15 * 4 * DOCUMENT)
+
+
+BAD = [
+    [10, 50, 30, 80],
+    [10, 10],
+    [0, 10_000],
+    [x for i in range(10_000) for x in (2 * i, 2 * i + 1)],
+    "yes",
+    [1, 2, 3],
+    [-5, 7],
+]
+
+
+@pytest.mark.parametrize(
+    "bounds", BAD, ids=["overlap", "empty", "past", "many", "word", "odd", "negative"]
+)
+def test_bad_bounds_are_answered_with_400_and_the_server_goes_on(client, bounds) -> None:
+    params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
+    code, text = refused(
+        client, "/generate", {"input_ids": tokens(200, 1), "sampling_params": params}
+    )
+    assert code == 400
+    assert "canopy_chunks" in text
+    assert client.generate(tokens(10, 2), 1)["output_ids"]
+
+
+def test_a_separator_marks_documents_in_a_completion(client) -> None:
+    documents = [f"{f} It was built by hand, long ago, near the old market." * 2 for f in FACTS[:4]]
+    body = {"model": "m", "max_tokens": 2, "temperature": 0}
+    text = " # # ".join(["You know things.", *documents, "What is it?"])
+    client.post("/v1/completions", {**body, "prompt": text})
+    while state(client)["waiting_chunks"]:
+        pass
+    before = state(client)
+    turned = " # # ".join(["You know things.", *reversed(documents), "What is it?"])
+    client.post("/v1/completions", {**body, "prompt": turned})
+    after = state(client)
+    assert after["fused_requests"] == before["fused_requests"] + 1
+    declined = {"canopy_chunks": "off"}
+    client.post("/v1/completions", {**body, "prompt": text, "custom_params": declined})
+    assert state(client)["fused_requests"] == after["fused_requests"]
+
+
+def test_text_parts_of_a_chat_are_documents_if_the_client_says_so(client) -> None:
+    documents = [
+        f"{f} Nobody knows why, and nobody asks any more in these days." * 2 for f in FACTS
+    ]
+
+    def body(order):
+        parts = [{"type": "text", "text": documents[i]} for i in order]
+        parts.append({"type": "text", "text": "What is the size of the king?"})
+        return {
+            "model": "m",
+            "max_tokens": 2,
+            "messages": [{"role": "user", "content": parts}],
+            "custom_params": {"canopy_documents": "parts"},
+            "return_meta_info": True,
+        }
+
+    client.post("/v1/chat/completions", body((0, 1, 2, 3)))
+    while state(client)["waiting_chunks"]:
+        pass
+    answer = client.post("/v1/chat/completions", body((3, 1, 0, 2)))
+    assert answer["choices"][0]["meta_info"]["canopy_chunks"][0]["fused"]
+    listed = {**body((0, 1)), "chat_template_kwargs": {"documents": [{"text": documents[0]}]}}
+    del listed["custom_params"]
+    code, text = refused(client, "/v1/chat/completions", listed)
+    assert code == 400
+    assert "shows no documents" in text
+
+
+def test_registered_documents_are_used_by_id_and_gone_when_deleted(client) -> None:
+    facts = [f"{f} This was written down in the book of the town hall." * 3 for f in FACTS[4:8]]
+    made = [client.post("/canopy/chunks", {"text": f, "pin": i == 0}) for i, f in enumerate(facts)]
+    marks = " ".join(m["mark"] for m in made)
+    body = {"text": f"Read. {marks} What is it?", "sampling_params": {"max_new_tokens": 2}}
+    told = client.post("/generate", body)["meta_info"]["canopy_chunks"][0]
+    assert told["fused"]
+    assert told["chunks"] == 4
+    listed = json.loads(client.get("/canopy/chunks"))["documents"]
+    assert [d["pinned"] for d in listed if d["id"] in {m["id"] for m in made}] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    gone = urllib.request.Request(f"{client.url}/canopy/chunks/{made[0]['id']}", method="DELETE")
+    with urllib.request.urlopen(gone, timeout=60) as answer:
+        assert json.loads(answer.read())["kv_deleted"]
+    code, text = refused(client, "/generate", body)
+    assert code == 400
+    assert "no document" in text
+
+
+def test_wrong_documents_are_refused(client) -> None:
+    for body, reason in (
+        ({}, "text or input_ids"),
+        ({"text": ""}, "at least 16"),
+        ({"text": 3}, "must be a string"),
+        ({"input_ids": [1, 2, 10**9]}, "token ids below"),
+        ({"input_ids": [5] * 9000}, "context holds"),
+        ({"text": "x", "size": 3}, "unknown field"),
+        ([1], "JSON object"),
+    ):
+        code, text = refused(client, "/canopy/chunks", body)
+        assert code == 400
+        assert reason in text
+    assert client.generate(tokens(10, 2), 1)["output_ids"]
+
+
+def test_windows_pages_and_retraction(shared_server, smollm2) -> None:
+    client = shared_server(
+        smollm2, *ON, "--page-size", "16", "--chunked-prefill-size", "128", kv_tokens=1536
+    )
+    learn(client, [(0, 1, 2, 3)])
+    ids, bounds = prompt((2, 1, 3, 0), 1)
+    whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
+    assert report(whole)["fused"]
+    assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
+    prompts = [prompt(random.Random(i).sample(range(4), 4), 60 + i) for i in range(5)]
+    alone = [ask(client, *p, 4)["output_ids"] for p in prompts]
+    with ThreadPoolExecutor(5) as pool:  # five of them do not fit at once: some are retracted
+        together = list(pool.map(lambda p: ask(client, *p, 120), prompts))
+    assert [a["output_ids"][:4] for a in together] == alone
+    log = client.server.log_text()
+    assert "retracted" in log.lower()
+    assert "Traceback" not in log
+
+
+def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:
+    plain = shared_server(smollm2, kv_tokens=8192)
+    for i in range(3):
+        ids, bounds = prompt((i, 5, 6, 7), 80 + i)
+        off = ask(client, ids, "off", 8)
+        ignored = ask(plain, ids, bounds, 8)
+        assert "canopy_chunks" not in ignored["meta_info"]
+        assert off["output_ids"] == ignored["output_ids"]
