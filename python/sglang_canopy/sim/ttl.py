@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.categories import features
-from sglang_canopy.tier.learn import Learning, Learnt
+from sglang_canopy.tier.learn import Learning, Learnt, learn
 from sglang_canopy.tier.path_log import PathLog, PathSnapshot
 from sglang_canopy.tier.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
-from sglang_canopy.tier.window import Window
 from sglang_canopy.trace.record import TraceRequest
 
 __all__ = [
-    "Refresh",
     "TTLOutcome",
     "fixed_ttls",
     "observe",
     "online_schedule",
     "path_snapshot",
     "simulate_ttl",
+    "window_snapshots",
 ]
 
 
@@ -47,50 +44,45 @@ def observe(log: PathLog, record: TraceRequest) -> None:
     log.observe(record.blocks, record.time_s, record.input_tokens, "|".join(names))
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """One re-allocation of an online window."""
+def window_snapshots(
+    trace: Iterable[TraceRequest], window_s: float, refresh_s: float
+) -> list[tuple[float, PathSnapshot]]:
+    """(time, what a server's window of ``window_s`` held then), every ``refresh_s`` seconds.
 
-    time_s: float
-    learnt: Learnt
-    seconds: float
-    """Wall time it took."""
-
-
-def online_schedule(
-    trace: Iterable[TraceRequest],
-    budget_tokens: float,
-    learning: Learning,
-    *,
-    window_s: float,
-    first: TTLTable,
-) -> tuple[list[tuple[float, TTLTable]], list[Refresh]]:
-    """The tables a server would have had, each learnt from the ``window_s`` before it.
-
-    The first is in force until ``learning.refresh_s``; then there is one every so often. None
-    sees a request that comes after it was made.
+    None holds a request that came after its time.
     """
-    schedule: list[tuple[float, TTLTable]] = []
-    refreshes: list[Refresh] = []
-    window: Window | None = None
+    snapshots: list[tuple[float, PathSnapshot]] = []
+    log: PathLog | None = None
     due_s = inf
     for record in trace:
-        if window is None:
-            schedule.append((record.time_s, first))
-            due_s = record.time_s + learning.refresh_s
-            window = Window(
+        if log is None:
+            due_s = record.time_s + refresh_s
+            log = PathLog(
                 window_s=window_s,
                 block_tokens=record.block_tokens,
-                learning=learning,
-                hash=TRACE_HASH,
                 max_requests=1 << 40,
                 max_blocks=1 << 40,
             )
         while record.time_s > due_s:
-            began = time.perf_counter()
-            learnt = window.snapshot().learn(budget_tokens, 1.0)
-            refreshes.append(Refresh(due_s, learnt, time.perf_counter() - began))
-            schedule.append((due_s, learnt.table))
-            due_s += learning.refresh_s
-        observe(window.log, record)
-    return schedule, refreshes
+            snapshots.append((due_s, log.snapshot()))
+            due_s += refresh_s
+        observe(log, record)
+    return snapshots
+
+
+def online_schedule(
+    snapshots: Iterable[tuple[float, PathSnapshot]],
+    budget_tokens: float | None,
+    learning: Learning,
+    first: TTLTable,
+) -> tuple[list[tuple[float, TTLTable]], list[Learnt]]:
+    """The tables a server would have had: ``first``, then one from each of the snapshots.
+
+    ``learning.refresh_s`` ought to be that of ``window_snapshots``.
+    """
+    schedule, tables = [(-inf, first)], []
+    for time_s, log in snapshots:
+        learnt = learn(log, budget_tokens, learning, TRACE_HASH)
+        schedule.append((time_s, learnt.table))
+        tables.append(learnt)
+    return schedule, tables

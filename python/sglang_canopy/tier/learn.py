@@ -32,7 +32,7 @@ class Learning:
     """How a table is learnt. Raises ``CanopyError`` for a value out of range."""
 
     groups: int = 64
-    kinds: tuple[str, ...] = (GROUPS,)
+    kinds: tuple[str, ...] = (GROUPS, CATEGORIES, BOTH)
     """Kinds of tables that may win against a single TTL."""
     prior_requests: float = 64.0
     """Requests' worth of the common curve that each group's own leans on."""
@@ -42,6 +42,9 @@ class Learning:
     """The last part of the window that tables are tried on; 0 uses the first kind untried."""
     margin: float = 0.001
     """Hit ratio by which a table must win there."""
+    like_ttl_s: float | None = None
+    """Spend what this single TTL would, window by window, instead of a budget of bytes: the
+    disk then grows and shrinks with the load, as it does under one TTL."""
     min_requests: int = 8
     """Requests that came back to a subtree, below which it is no group."""
 
@@ -55,9 +58,10 @@ class Learning:
             ("held_out", 0, 0.9),
             ("margin", -1, 1),
             ("min_requests", 1, 1e6),
+            ("like_ttl_s", 1e-3, math.inf),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise CanopyError(f"{name} must be from {low:g} to {high:g}, got {value}")
 
 
@@ -95,24 +99,28 @@ class Learnt:
 
 def learn(
     log: PathSnapshot,
-    budget_tokens: float,
+    budget_tokens: float | None,
     learning: Learning | None = None,
     hash: str = SERVER_HASH,
 ) -> Learnt:
-    """The table for what follows ``log``, for a mean of ``budget_tokens`` on the disk.
+    """The table for what follows ``log``, for a mean of ``budget_tokens`` on the disk; ``None``
+    with ``learning.like_ttl_s``, which overrides it.
 
-    Without requests everything is kept for good: there is nothing to go by. Raises
-    ``CanopyError`` for a budget that is not positive.
+    Without requests everything is kept for good, or for ``like_ttl_s``: there is nothing to go
+    by. Raises ``CanopyError`` for a budget that is not positive.
     """
     learning = learning or Learning()
-    check_budget(budget_tokens)
+    if learning.like_ttl_s is None:
+        check_budget(math.nan if budget_tokens is None else budget_tokens)
     if not len(log) or log.end_s <= log.start_s:
-        return Learnt(TTLTable((), math.inf, log.block_tokens, hash), FIXED, {})
-    gains = _gains(log, budget_tokens, learning, hash) if learning.held_out > 0 else {}
+        ttl_s = math.inf if learning.like_ttl_s is None else learning.like_ttl_s
+        return Learnt(TTLTable((), ttl_s, log.block_tokens, hash), FIXED, {})
+    tried = learning.held_out > 0
+    gains = _gains(log, budget_tokens, learning, hash) if tried else {}
     kind, most = FIXED, learning.margin
-    for name in learning.kinds:
-        if gains.get(name, -1.0 if gains or learning.held_out > 0 else 1.0) > most:
-            kind, most = name, gains.get(name, 1.0)
+    for name in learning.kinds if gains or not tried else ():
+        if gains.get(name, math.inf) > most:
+            kind, most = name, gains.get(name, math.inf)
     return replace(_fit(log, budget_tokens, kind, learning, hash), gains=gains)
 
 
@@ -144,7 +152,7 @@ def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
 
 
 def _gains(
-    log: PathSnapshot, budget_tokens: float, learning: Learning, hash: str
+    log: PathSnapshot, budget_tokens: float | None, learning: Learning, hash: str
 ) -> dict[str, float]:
     cut_s = log.end_s - learning.held_out * (log.end_s - log.start_s)
     before = log.until(cut_s)
@@ -161,8 +169,9 @@ def _gains(
 
 
 def _fit(
-    log: PathSnapshot, budget_tokens: float, kind: str, learning: Learning, hash: str
+    log: PathSnapshot, budget_tokens: float | None, kind: str, learning: Learning, hash: str
 ) -> Learnt:
+    segments = segments_of(log)
     choice = Choice(
         groups=learning.groups if kind in (GROUPS, BOTH) else 0,
         categories=kind in (CATEGORIES, BOTH),
@@ -170,13 +179,23 @@ def _fit(
         lag_s=learning.refresh_s,
         min_reuses=learning.min_requests,
     )
-    found = choose_groups(segments_of(log), budget_tokens, choice)
+    all_in_one = choose_groups(segments, 1.0, replace(choice, groups=0, categories=False))
+    curves = all_in_one.curves
+    if learning.like_ttl_s is None:
+        assert budget_tokens is not None
+        step, budget = fixed_step(curves, budget_tokens), budget_tokens
+    else:
+        step = int(np.searchsorted(GRID_S, learning.like_ttl_s, side="right")) - 1
+        budget = max(float(curves.mean_tokens[0, step]), 1e-9)
     if kind == FIXED:
-        steps = np.array([fixed_step(found.curves, budget_tokens)])
-        hits, mean = found.curves.hits[0, steps[0]], found.curves.mean_tokens[0, steps[0]]
-        one = Allocation(steps, float(hits), float(mean), FIXED, {})
-        return _learnt(found, one, kind, log.block_tokens, hash)
-    return _learnt(found, allocate(found.curves, budget_tokens), kind, log.block_tokens, hash)
+        hits, mean = float(curves.hits[0, step]), float(curves.mean_tokens[0, step])
+        one = Allocation(np.array([step]), hits, mean, FIXED, {})
+        learnt = _learnt(all_in_one, one, kind, log.block_tokens, hash)
+        if learning.like_ttl_s is None:
+            return learnt
+        return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.like_ttl_s))
+    found = choose_groups(segments, budget, choice)
+    return _learnt(found, allocate(found.curves, budget), kind, log.block_tokens, hash)
 
 
 def _learnt(
