@@ -70,34 +70,6 @@ def _example(item: Any, index: int, path: Path) -> Example:
     )
 
 
-COLOURS = [
-    "red",
-    "green",
-    "blue",
-    "black",
-    "white",
-    "yellow",
-    "orange",
-    "purple",
-    "brown",
-    "silver",
-    "golden",
-    "grey",
-]
-ANIMALS = [
-    "tiger",
-    "eagle",
-    "falcon",
-    "otter",
-    "badger",
-    "salmon",
-    "rabbit",
-    "monkey",
-    "turtle",
-    "spider",
-    "camel",
-    "donkey",
-]
 PEOPLE = [
     "Alice",
     "Robert",
@@ -112,20 +84,7 @@ PEOPLE = [
     "Nina",
     "Oscar",
 ]
-PLACES = [
-    "Paris",
-    "London",
-    "Berlin",
-    "Madrid",
-    "Rome",
-    "Vienna",
-    "Tokyo",
-    "Cairo",
-    "Athens",
-    "Dublin",
-    "Oslo",
-    "Lisbon",
-]
+TRADES = ["teacher", "baker", "painter", "doctor", "farmer", "sailor", "lawyer", "singer"]
 
 
 def synthetic(
@@ -135,7 +94,9 @@ def synthetic(
 
     single: a fact in one sentence of one document; split: the fact's subject ends one document
     and its value begins the next; coreference: a person is named in one document, the next says
-    "he" or "she" and the value.
+    "this teacher" and the value. The value is a number of four digits, because small models copy
+    numbers reliably: SmolLM2-135M answers 20 of 21 with all documents in view, and 19 of 42 when
+    the value is two words. A task the model fails anyway would measure luck.
     """
     rng, out = random.Random(seed), []
     for task in tasks:
@@ -148,23 +109,22 @@ def synthetic(
 
 
 def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
-    code = f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}"
-    who, where = rng.choice(PEOPLE), rng.choice(PLACES)
+    code = str(rng.randrange(1000, 10000))
+    who, trade = rng.choice(PEOPLE), rng.choice(TRADES)
     at = rng.randrange(1, len(documents) - 1)
     if task == "single":
         words = documents[at].split()
         cut = rng.randrange(len(words) // 4, max(len(words) // 4 + 1, 3 * len(words) // 4))
-        fact = f"Remember: the secret password of {who} is {code}."
+        fact = f"The access code of {who} is {code}."
         documents[at] = " ".join([*words[:cut], fact, *words[cut:]])
     elif task == "split":
-        documents[at] = f"{documents[at]}\nRemember: the secret password of {who}"
+        documents[at] = f"{documents[at]}\nThe access code of {who}"
         documents[at + 1] = f"is {code}. {documents[at + 1]}"
     else:
-        documents[at] = f"{documents[at]}\nNow about {who}, who lives in {where}."
-        documents[at + 1] = f"The secret password of this person is {code}. {documents[at + 1]}"
-    asked = f"the secret password of {who}"
-    lead = f"The secret password of {who} is"
-    return Example(tuple(documents), f"What is {asked}?", (code,), task, lead)
+        documents[at] = f"{documents[at]}\n{who} is a {trade}."
+        documents[at + 1] = f"The access code of this {trade} is {code}. {documents[at + 1]}"
+    lead = f"The access code of {who} is"
+    return Example(tuple(documents), f"What is the access code of {who}?", (code,), task, lead)
 
 
 def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:
