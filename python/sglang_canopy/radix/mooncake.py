@@ -96,6 +96,10 @@ class CanopyMooncakeStore(MooncakeStore):
         self._renew()
         return super().batch_exists(keys, extra_info)
 
+    def set_ttl(self, table: TTLTable) -> None:
+        """New TTLs, for what is put from now on."""
+        self.ttl = table
+
     def _put_batch_zero_copy_impl(
         self,
         key_strs: list[str],
