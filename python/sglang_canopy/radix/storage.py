@@ -337,7 +337,7 @@ def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
 
 
 def _model(served_name: str | None) -> str:
-    """The model's name and, where it is a folder, a fingerprint of its files."""
+    """The model: its names and, where it is a folder, a fingerprint of its files."""
     from sglang.srt.runtime_context import get_server_args
 
     try:
@@ -353,7 +353,7 @@ def _model(served_name: str | None) -> str:
             if file.suffix in (".json", ".safetensors", ".bin", ".gguf", ".pt"):
                 status = file.stat()
                 digest.update(f"{file.name}:{status.st_size}:{status.st_mtime_ns};".encode())
-    return f"{path}@{revision}:{quantized}:{digest.hexdigest()[:16]}"
+    return f"{served_name}:{path}@{revision}:{quantized}:{digest.hexdigest()[:16]}"
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
