@@ -38,10 +38,7 @@ class Residency:
     tokens: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
     """Tokens by bin of ``EDGES_S``."""
     token_seconds: float = 0.0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        self.tokens[bisect_left(EDGES_S, seconds)] += tokens
-        self.token_seconds += seconds * tokens
+    """The same as a sum."""
 
 
 @dataclass(slots=True)
@@ -122,11 +119,14 @@ class Counters:
 
         ``demoted`` says that the tier below still has them.
         """
-        row = self.row(label).tiers[tier]
+        row = (self._of_label.get(label) or self._new_label(label)).tiers[tier]
         row.evicted[reason] += tokens
-        row.residency.add(max(0.0, seconds), tokens)
         if demoted:
             row.demoted += tokens
+        stay = row.residency
+        seconds = seconds if seconds > 0.0 else 0.0
+        stay.tokens[bisect_left(EDGES_S, seconds)] += tokens
+        stay.token_seconds += seconds * tokens
 
     def _new_label(self, label: str) -> Row:
         name = label.partition("|")[0]
