@@ -24,6 +24,7 @@ MAY_USE = {
     "cpu": set(),
     "models": set(),
     "report": {"characterize", "plan", "sim"},
+    "top": {"policy"},
     "config": {"policy", "tier"},
     "request": {"policy"},
     "hints": {"request"},
