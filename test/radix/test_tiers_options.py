@@ -134,6 +134,18 @@ def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) 
             True,
             "--hicache-storage-backend-extra-config",
         ),
+        (
+            {"hicache_storage_backend_extra_config": '{"colour": 1}'},
+            {},
+            True,
+            "unknown key 'colour'",
+        ),
+        (
+            {"hicache_storage_backend_extra_config": '{"capacity_gb": "much"}'},
+            {},
+            True,
+            "key 'capacity_gb' must be a number of gigabytes",
+        ),
         ({}, {"canopy_ttl_window": "5"}, False, "--canopy-ttl-window needs --radix-eviction"),
     ],
 )

@@ -21,6 +21,7 @@ from sglang_canopy.config import (
     tier_options,
 )
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.storage_settings import StorageSettings
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
     if not ours:
         # Our tree says what page each page follows; for another's, SGLang has to.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
+    StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
     return {**extra, **_DYNAMIC}
 
 
