@@ -73,10 +73,10 @@ def musique(tmp_path):
 def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
     args = ["chunk-eval", "--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
-    args += ["--selector", "default,random", "--ratio", "0,0.15,1", "--encode", "alone,prefix"]
+    args += ["--selector", "default,random", "--ratio", "0,0.15,1", "--encode", "alone,prefix,standin"]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 12
+    assert len(rows) == 18
     for row in rows:
         assert set(FIELDS) <= set(row)
         assert row["n"] == 2
@@ -105,7 +105,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--encode", "behind"], "allowed are alone, prefix"),
+        (["--encode", "behind"], "allowed are alone, prefix, standin"),
         (["--limit", "0"], "at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),
         (["--tasks", "hard"], "task 'hard' is not known"),

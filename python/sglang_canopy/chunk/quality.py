@@ -8,7 +8,7 @@ import string
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
-from sglang_canopy.chunk.encode import encode
+from sglang_canopy.chunk.encode import STAND_IN, encode
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.selectors import Offline, make_selector
@@ -28,13 +28,17 @@ FORCED = 16
 
 @dataclass(slots=True)
 class Case:
-    """One example as tokens: a system prefix, one run a document, and the question."""
+    """One example as tokens: a system prefix, one run a document, and the question.
+
+    stand_in: documents that are not in the prompt, to encode chunks behind.
+    """
 
     prefix: list[int]
     documents: list[list[int]]
     question: list[int]
     answers: tuple[str, ...]
     task: str
+    stand_in: list[int] = field(default_factory=list)
 
     @property
     def ids(self) -> list[int]:
@@ -84,7 +88,8 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     room = max(0, chunk_tokens - len(gap))
     documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
     question = ids(f"Question: {example.question}{after}{example.lead}")
-    return Case(ids(before), documents, question, example.answers, example.task)
+    stand_in = [t for text in STAND_IN for t in ids(text) + gap]
+    return Case(ids(before), documents, question, example.answers, example.task, stand_in)
 
 
 def refer(model: Model, tokenizer: Any, case: Case) -> Reference:
@@ -116,8 +121,13 @@ def _upto(cache: Cache, tokens: int) -> Cache:
 
 
 def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
-    """The documents as chunks, ``alone`` or behind the case's ``prefix``; offline scores are made."""
-    prefix = case.prefix if how == "prefix" else ()
+    """The documents as chunks: ``alone``, behind the case's ``prefix``, or behind the prefix and a
+    stand-in documents (``standin``)."""
+    prefix = {
+        "alone": [],
+        "prefix": case.prefix,
+        "standin": [*case.prefix, *case.stand_in],
+    }[how]
     return [encode(model, d, prefix) for d in case.documents]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 
+ENCODINGS = ("alone", "prefix", "standin")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -29,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
     )
-    parser.add_argument("--encode", default="prefix", help="alone, prefix, or both comma-separated")
+    parser.add_argument(
+        "--encode", default="prefix", help="of alone, prefix, standin, comma-separated"
+    )
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="documents a prompt, at most")
     parser.add_argument("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
@@ -127,6 +131,6 @@ def _ratios(text: str) -> tuple[float, ...]:
 
 def _encodings(text: str) -> tuple[str, ...]:
     found = _names(text)
-    if not found or any(e not in ("alone", "prefix") for e in found):
-        raise CanopyError(f"--encode {text}: allowed are alone, prefix, or both comma-separated")
+    if not found or any(e not in ENCODINGS for e in found):
+        raise CanopyError(f"--encode {text}: allowed are {', '.join(ENCODINGS)}, comma-separated")
     return found
