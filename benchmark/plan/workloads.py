@@ -1,0 +1,103 @@
+"""The four workloads of the planner's benchmarks, short enough for dozens of simulations each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from sglang_canopy.plan.planner import Request
+from sglang_canopy.plan.prices import GIB, load_prices
+from sglang_canopy.plan.search import Options
+from sglang_canopy.plan.system import Engine
+from sglang_canopy.plan.worker import Work, at_load
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.profile import load_profile
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import synthesise
+from sglang_canopy.trace.synth_presets import get_preset
+
+DISKS = ("gp3-1000", "io2-16000")
+TTLS = (None, 600.0, "group")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace, and the load at which one instance is busy but not drowned."""
+
+    name: str
+    synthetic: bool
+    load: float
+    device_gib: float
+    """KV pool of a device. Smaller than a real one's: short traces have little KV to keep."""
+
+
+WORKLOADS = (
+    Workload("trace-a", True, 1.0, 24),
+    Workload("trace-b", True, 1.0, 4),
+    Workload("agentic", False, 0.5, 48),
+    Workload("conversation", False, 0.1, 32),
+)
+RATES = {"trace-a": 3.0, "trace-b": 10.0}
+"""Requests a second of the synthetic presets: an instance's share, with the pauses as published."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What both benchmarks take."""
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder with mooncake/ and agentic_coding/")
+    add("--requests", type=int, default=800, help="of each workload (default %(default)s)")
+    add("--workloads", default=",".join(w.name for w in WORKLOADS))
+    add("--profile", default="llama-3.1-8b-a100")
+    add("--prices", default="aws-us-east-1")
+    add("--jobs", type=int, default=2)
+    add("--cache", type=Path, help="folder for simulations already done")
+    add("--json", type=Path, help="write the results")
+
+
+def chosen(args: argparse.Namespace) -> list[Workload]:
+    """The workloads that were asked for."""
+    names = args.workloads.split(",")
+    unknown = set(names) - {w.name for w in WORKLOADS}
+    if unknown:
+        raise SystemExit(f"unknown workloads: {', '.join(sorted(unknown))}")
+    return [w for w in WORKLOADS if w.name in names]
+
+
+def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) -> Work:
+    """The workload's requests, ``instances`` times as fast, on the profile's engine."""
+    profile = load_profile(args.profile)
+    engine = Engine(
+        profile, round(workload.device_gib * GIB / profile.kv_bytes_per_token), "prefix-aware"
+    )
+    source = at_load(islice(_source(workload, args), args.requests), workload.load * instances)
+    return Work(CompactTrace(source), engine, load_prices(args.prices))
+
+
+def request(instances: int = 1, grid: bool = False) -> Request:
+    """The space of both benchmarks: 8 sizes of DRAM, 4 of disk, 2 classes, 3 kinds of TTL."""
+    return Request(
+        disks=DISKS,
+        ttls=TTLS,
+        instances=(instances,),
+        dram_levels=8,
+        disk_levels=4,
+        grid=grid,
+        checks=False,
+        options=Options(),
+    )
+
+
+def _source(workload: Workload, args: argparse.Namespace) -> Iterable[TraceRequest]:
+    if workload.synthetic:
+        preset = get_preset(workload.name).at_rate(RATES[workload.name])
+        seconds = 2 * args.requests / RATES[workload.name]
+        return (drawn.request for drawn in synthesise(preset, seconds, seed=1))
+    if workload.name == "agentic":
+        archive = args.data / "agentic_coding" / "traces_500.tar.xz"
+        return overlay(archive, max(10, args.requests // 30), 3600.0, seed=1)
+    return open_trace(args.data / "mooncake" / "conversation_first60.jsonl", "mooncake")
