@@ -12,7 +12,7 @@ spent by return, and the integer hit counts decide among them.
 
 Two more stand for election, so that the result is never below either: one TTL for all groups,
 and the Lagrangian solution (each group's best H - price * B), which lies on the concave envelope
-of the curves. Everything is in tokens; bytes are tokens times a constant.
+of the curves; SLSQP tries to improve that as well. Everything is in tokens; bytes are tokens times a constant.
 """
 
 from __future__ import annotations
@@ -111,11 +111,13 @@ def check_budget(budget_tokens: float) -> None:
 def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[tuple[str, Ints]]:
     groups = len(curves)
     yield "fixed", np.full(groups, fixed_step(curves, budget))
-    lagrange = _best_at(curves, price_of(curves, budget))
-    yield "lagrange", _fill(curves, lagrange, budget)
+    lagrange = _fill(curves, _best_at(curves, price_of(curves, budget)), budget)
+    yield "lagrange", lagrange
     roi = _scaled(curves, _roi(curves), budget)
     yield "roi", _fill(curves, np.floor(roi).astype(np.int64), budget)
     smooth = _Smooth(curves, budget)
+    polished = _scaled(curves, smooth.improve(lagrange.astype(np.float64)), budget)
+    yield "slsqp", _fill(curves, np.floor(polished).astype(np.int64), budget)
     draw = np.random.default_rng(seed)
     for start in range(math.isqrt(groups) + 1):
         steps = roi

@@ -33,7 +33,10 @@ class WindowSnapshot:
 
 
 class Window:
-    """The last ``window_s`` seconds of requests, in bounded memory (see ``PathLog``)."""
+    """The last ``window_s`` seconds of requests, in bounded memory (see ``PathLog``).
+
+    ``learning`` says how tables are made; by default one is made every ``window_s``.
+    """
 
     def __init__(
         self,
@@ -46,13 +49,13 @@ class Window:
         max_blocks: int = 1 << 20,
     ) -> None:
         self.hash = hash
-        self.learning = learning or Learning()
         self.log = PathLog(
             block_tokens=block_tokens,
             window_s=window_s,
             max_requests=max_requests,
             max_blocks=max_blocks,
         )
+        self.learning = learning or Learning(refresh_s=window_s)
 
     def observe(
         self,

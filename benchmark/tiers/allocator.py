@@ -1,0 +1,163 @@
+"""What group TTLs cost: the allocator's time and its distance from a bound, the window's share.
+
+    python benchmark/tiers/allocator.py --out OUT
+
+Makes two-hour traces of `trace-a` and `trace-b` and measures, for 64 groups: how long making a
+table takes, best in hindsight and learnt; how many hits the allocation is below a linear bound,
+and whose solution won; what the scheduler's thread pays for noting requests and for snapshots,
+as a share of the trace's time; and how much another thread is slowed while a table is made.
+Writes OUT/allocator.json. About three minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+
+from sglang_canopy.sim.ttl import observe, path_snapshot
+from sglang_canopy.tier.allocate import allocate
+from sglang_canopy.tier.groups import Choice, choose_groups
+from sglang_canopy.tier.histogram import Curves
+from sglang_canopy.tier.learn import Learning, in_hindsight, learn
+from sglang_canopy.tier.path_log import PathLog
+from sglang_canopy.tier.replay import fixed_ttls
+from sglang_canopy.tier.segments import segments_of
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import write_trace
+from sglang_canopy.trace.synth_presets import get_preset
+
+GROUPS = 64
+TTLS_S = (10.0, 60.0, 300.0)
+
+
+def linear_bound(curves: Curves, budget: float) -> float:
+    """Hits if every group could mix TTLs: nobody wins more."""
+    groups, steps = curves.hits.shape
+    found = linprog(
+        -curves.hits.ravel(),
+        A_ub=curves.mean_tokens.reshape(1, -1),
+        b_ub=[budget],
+        A_eq=np.kron(np.eye(groups), np.ones(steps)),
+        b_eq=np.ones(groups),
+        method="highs",
+    )
+    return float(-found.fun)
+
+
+def allocations(trace: list[TraceRequest]) -> list[dict[str, Any]]:
+    log = path_snapshot(trace)
+    segments = segments_of(log)
+    rows = []
+    for ttl_s in TTLS_S:
+        budget = fixed_ttls(segments, [ttl_s])[0].mean_tokens
+        began = time.process_time()
+        in_hindsight(log, budget, GROUPS)
+        hindsight_s = time.process_time() - began
+        began = time.process_time()
+        learn(log, budget, Learning(groups=GROUPS))
+        learn_s = time.process_time() - began
+        chosen = choose_groups(segments, budget, Choice(GROUPS))
+        began = time.process_time()
+        found = allocate(chosen.curves, budget)
+        allocate_s = time.process_time() - began
+        bound = linear_bound(chosen.curves, budget)
+        rows.append(
+            {
+                "ttl_s": ttl_s,
+                "groups": len(chosen.roots),
+                "hindsight_s": hindsight_s,
+                "learn_s": learn_s,
+                "allocate_s": allocate_s,
+                "below_bound": 1 - found.hits / bound,
+                "found_by": found.found_by,
+                "below_bound_by": {k: 1 - v / bound for k, v in found.candidates.items()},
+            }
+        )
+    return rows
+
+
+def window_cost(trace: list[TraceRequest], window_s: float, every_s: float) -> dict[str, Any]:
+    """Time in ``observe`` and ``snapshot``, as a share of the time the trace takes."""
+    log = PathLog(block_tokens=trace[0].block_tokens, window_s=window_s)
+    noted = copied = worst = 0.0
+    due = trace[0].time_s + every_s
+    snapshots = 0
+    for record in trace:
+        began = time.process_time()
+        observe(log, record)
+        noted += time.process_time() - began
+        if record.time_s >= due:
+            began = time.process_time()
+            log.snapshot()
+            took = time.process_time() - began
+            copied, worst = copied + took, max(worst, took)
+            snapshots += 1
+            due += every_s
+    whole = trace[-1].time_s - trace[0].time_s
+    return {
+        "requests_per_s": len(trace) / whole,
+        "observe_us": 1e6 * noted / len(trace),
+        "snapshots": snapshots,
+        "snapshot_worst_ms": 1e3 * worst,
+        "share": (noted + copied) / whole,
+        "distinct_blocks": log.distinct_blocks,
+    }
+
+
+def slowdown(trace: list[TraceRequest], budget: float) -> dict[str, Any]:
+    """How much longer a thread of Python takes for its work while another makes a table."""
+    log = PathLog(block_tokens=trace[0].block_tokens, window_s=1800.0)
+    for record in trace:
+        observe(log, record)
+    snapshot = log.snapshot()
+
+    def work() -> float:
+        began = time.perf_counter()
+        sum(i * i for i in range(200_000))
+        return time.perf_counter() - began
+
+    alone = float(np.median([work() for _ in range(30)]))
+    maker = threading.Thread(target=learn, args=(snapshot, budget, Learning(groups=GROUPS)))
+    began = time.perf_counter()
+    maker.start()
+    beside = []
+    while maker.is_alive():
+        beside.append(work())
+    took = time.perf_counter() - began
+    lost = sum(max(0.0, b - alone) for b in beside)
+    return {"table_s": took, "lost_s": lost, "share_every_600_s": lost / 600}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for allocator.json")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="length of the traces")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {}
+    for name in ("trace-a", "trace-b"):
+        path = args.out / f"{name}-allocator.jsonl"
+        write_trace(path, get_preset(name), args.seconds, 1)
+        trace = list(open_trace(path, "bailian"))
+        path.unlink()
+        path.with_name(f"{path.stem}.meta.json").unlink()
+        budget = fixed_ttls(segments_of(path_snapshot(trace)), [60.0])[0].mean_tokens
+        result[name] = {
+            "allocations": allocations(trace),
+            "window": window_cost(trace, 1800.0, 600.0),
+            "beside": slowdown(trace, budget),
+        }
+        print(name, json.dumps(result[name], indent=1))
+    (args.out / "allocator.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""``canopy ttl`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.tier.plan_file import read_plan
+
+SYSTEM = list(range(128))
+"""Two blocks of 64 tokens that every second request begins with."""
+
+
+def event(kind: str, rid: str, second: float, **more: Any) -> str:
+    minute, rest = divmod(second, 60)
+    hour, minute = divmod(minute, 60)
+    stamp = f"2026-01-02T{int(hour):02d}:{int(minute):02d}:{rest:09.6f}"
+    return json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **more})
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A server's log: a tenant with a long prompt, back every 40 s, among others who never are."""
+    lines = []
+    for i in range(200):
+        alone = [1000 + 200 * i + k for k in range(192)]
+        ids = [*SYSTEM, *alone[:64]] if i % 4 == 0 else alone
+        salt = "acme" if i % 4 == 0 else None
+        obj = {"input_ids": ids, "sampling_params": {}, "cache_salt": salt}
+        meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
+        lines.append(event("received", str(i), 10.0 * i, obj={}))
+        lines.append(event("finished", str(i), 10.0 * i + 1, obj=obj, out={"meta_info": meta}))
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def server_ids(tokens: list[int], salt: str) -> list[int]:
+    """As ``radix/link.py`` makes them, written down a second time."""
+    chain, ids = xxhash.xxh3_64_intdigest(f"\0{salt}".encode()), []
+    for at in range(0, len(tokens) - 63, 64):
+        chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)
+        ids.append(chain)
+    return ids
+
+
+def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "plan.json"
+    args = ["ttl", str(log), "--format", "sglang", "--budget-gb", "0.08", "--output", str(out)]
+    assert main(args) == 0
+    plan = read_plan(out)
+    plan.check_for_server()
+    assert plan.ttl is not None
+    assert plan.disk_bytes is None
+    path = server_ids(SYSTEM, "acme")
+    assert [g.root for g in plan.ttl.groups] == [path[0]]
+    assert plan.ttl.ttl_s(plan.ttl.group_of(path)) >= 40.0 > plan.ttl.residual_ttl_s
+    assert plan.ttl.group_of(server_ids(SYSTEM, "other")) == -1
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    printed = capsys.readouterr().out
+    assert f"{path[0]:#x}" in printed
+    assert "residual" in printed
+
+
+def test_a_plan_from_a_trace_is_not_for_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    rows = [
+        {"timestamp": 5000 * i, "input_length": 1024, "output_length": 1, "hash_ids": ids}
+        for i in range(300)
+        for ids in [[1, 2] if i % 4 == 0 else [100 + 2 * i, 101 + 2 * i]]
+    ]
+    trace, out = tmp_path / "t.jsonl", tmp_path / "plan.json"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    args = ["ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5", "--hindsight"]
+    assert main([*args, "--output", str(out)]) == 0
+    plan = read_plan(out)
+    assert plan.ttl is not None
+    assert [g.root for g in plan.ttl.groups] == [1]
+    assert plan.made_by["trace"] == "t.jsonl"
+    with pytest.raises(CanopyError, match="server's own request log"):
+        plan.check_for_server()
+    assert "server's own request log" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--budget-gb", "0"], "--budget-gb must be a positive number"),
+        (["--budget-gb", "nan"], "--budget-gb must be a positive number"),
+        (["--budget-gb", "1", "--groups", "-1"], "from 0 to 4096"),
+        (["--budget-gb", "1", "--block-tokens", "0"], "--block-tokens"),
+        (["--budget-gb", "1", "--refresh-s", "-5"], "refresh_s"),
+        (["--budget-gb", "1", "--model", "nope"], "nope"),
+        (["--budget-gb", "1", "--output", "/no/such/plan.json"], "folder does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_with_status_2(
+    log: Path, capsys: pytest.CaptureFixture, options: list[str], says: str
+) -> None:
+    assert main(["ttl", str(log), "--format", "sglang", *options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("canopy ttl: ")
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_log_of_texts_alone_makes_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "server.log"
+    obj = {"input_ids": None, "text": "hello", "sampling_params": {}}
+    meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
+    path.write_text(event("finished", "a", 1.0, obj=obj, out={"meta_info": meta}))
+    assert main(["ttl", str(path), "--format", "sglang", "--budget-gb", "1"]) == 2
+    assert "only its text" in capsys.readouterr().err
