@@ -267,7 +267,11 @@ def test_wrong_documents_are_refused(client) -> None:
 
 def test_windows_pages_and_retraction(shared_server, smollm2) -> None:
     client = shared_server(
-        smollm2, *ON, "--page-size", "16", "--chunked-prefill-size", "128", kv_tokens=1536
+        smollm2,
+        *ON,
+        *("--page-size", "16", "--chunked-prefill-size", "128"),
+        *("--schedule-conservativeness", "0.1"),
+        kv_tokens=1392,
     )
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((2, 1, 3, 0), 1)

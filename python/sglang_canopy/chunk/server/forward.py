@@ -33,6 +33,8 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
     ):
         return original(worker, batch, *args, **kwargs)
     rows = int(batch.extend_num_tokens)
+    # A prefix that is being loaded back from the host is waited for where planning reads it.
+    worker.set_hicache_consumer(batch.hicache_consumer_index)
     folded = _planned(engine, batch)
     if folded is None:
         result = original(worker, batch, *args, **kwargs)
@@ -79,6 +81,11 @@ def _planned(engine: ChunkEngine, batch: Any) -> tuple[Any, Any] | None:
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         engine.counts["fallbacks"] += 1
+        for req in batch.reqs:
+            wish = wish_of(req)
+            if wish is not None and wish.plan is not None:
+                wish.plan.computed[:] = True
+                wish.report = {"fused": False, "why": "planning failed"}
         return None
 
 

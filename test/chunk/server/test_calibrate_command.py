@@ -1,0 +1,87 @@
+"""``canopy calibrate`` measures, saves, and is read back by a server's start."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from sglang_canopy.chunk.model import load  # noqa: E402
+from sglang_canopy.chunk.server.gate import apply_calibration, measure_quality  # noqa: E402
+from sglang_canopy.chunk.server.options import Options  # noqa: E402
+from sglang_canopy.cli.main import main  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A small random model and a word tokenizer, as transformers saves them."""
+    from chunk_models import build
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    build("llama").save_pretrained(folder)
+    words = ["the", "old", "river", "was", "built", "near", "secret", "password", "of", "is"]
+    vocab = {w: i for i, w in enumerate(["<unk>", "</s>", *words])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def calibrate(model_dir, out, *more) -> int:
+    small = ["--limit", "2", "--chunks", "3", "--chunk-tokens", "24"]
+    return main(["calibrate", "--model", str(model_dir), "--out", str(out), *small, *more])
+
+
+def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys) -> None:
+    out = tmp_path / "c.json"
+    assert calibrate(model_dir, out, "--keep", "0.3") == 0
+    saved = {entry["tier"]: entry for entry in json.loads(out.read_text()).values()}
+    assert set(saved) == {"memory", "disk"}
+    for entry in saved.values():
+        assert 0 <= entry["r_min"] <= entry["ratio"] <= 1
+        assert entry["profile"]["compute_s"] > 0
+    assert "smallest ratio" in capsys.readouterr().out
+    engine = SimpleNamespace(
+        options=Options(calibration=str(out)), model=load(model_dir), ratios={}
+    )
+    apply_calibration(engine, str(model_dir))
+    assert engine.ratios == {
+        "device": saved["memory"]["ratio"],
+        "host": saved["memory"]["ratio"],
+        "disk": saved["disk"]["ratio"],
+    }
+
+
+def test_a_calibration_of_another_model_is_refused(model_dir, tmp_path) -> None:
+    (tmp_path / "c.json").write_text("{}")
+    engine = SimpleNamespace(
+        options=Options(calibration=str(tmp_path / "c.json")), model=load(model_dir), ratios={}
+    )
+    with pytest.raises(CanopyError, match="canopy calibrate"):
+        apply_calibration(engine, str(model_dir))
+
+
+def test_mistakes_are_told(model_dir, tmp_path, capsys) -> None:
+    assert calibrate(model_dir, tmp_path / "c.json", "--tiers", "tape") == 2
+    assert "--tiers" in capsys.readouterr().err
+    assert calibrate(model_dir, tmp_path / "no" / "c.json") == 2
+    assert "folder" in capsys.readouterr().err
+
+
+def test_full_recompute_loses_nothing_and_no_recompute_something(model_dir) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(model_dir), load(model_dir)
+    exact = measure_quality(model, tokenizer, "asked", 1.0, "prefix", 3)
+    assert exact["kl"] == pytest.approx(0, abs=1e-5)
+    assert exact["top1"] == 1.0
+    none = measure_quality(model, tokenizer, "asked", 0.0, "alone", 3)
+    assert none["kl"] > exact["kl"]
