@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.optimize import isotonic_regression
+
 from sglang_canopy.bench.profile_client import ProfiledServer
 from sglang_canopy.errors import CanopyError
 
@@ -128,7 +130,9 @@ class Measurer:
                 self._say(f"decode of {batch} x {context} tokens")
                 row.append(self._decode_step(batch, context))
             rows.append(tuple(row))
-        return tuple(batches), lengths, tuple(rows)
+        columns = [_rising(list(column)) for column in zip(*rows, strict=True)]
+        smooth = tuple(tuple(_rising(list(row))) for row in zip(*columns, strict=True))
+        return tuple(batches), lengths, smooth
 
     def _decode_step(self, batch: int, context: int) -> float:
         prompts = [self.tokens(context) for _ in range(batch)]
@@ -171,17 +175,22 @@ def _split(
     The slope over the context says what a pair of query and key costs; the pairs among the new
     tokens themselves cost as much.
     """
-    linear, attention = [], []
-    for new, row in zip(lengths, whole, strict=True):
-        steps = [max(seconds - arrival, 1e-6) for seconds in row]
-        pair = 0.0
-        if len(contexts) > 1:
-            pair = max(0.0, (steps[-1] - steps[0]) / (contexts[-1] * new))
-        own = min(pair * new * (new + 1) / 2, 0.9 * steps[0])
-        floor = max(steps[0] - own, linear[-1] if linear else 0.0)
-        linear.append(floor)
-        attention.append(tuple(max(step - floor, 1e-9) for step in steps))
+    steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in whole]
+    own = []
+    for new, row in zip(lengths, steps, strict=True):
+        pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
+        own.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
+    linear = _rising([row[0] - mine for row, mine in zip(steps, own, strict=True)])
+    attention = [
+        tuple(max(mine, 1e-9) + step - row[0] for step in row)
+        for row, mine in zip(steps, own, strict=True)
+    ]
     return tuple(linear), tuple(attention)
+
+
+def _rising(values: list[float]) -> list[float]:
+    """The closest values that never fall: more work takes no less time, whatever was measured."""
+    return [float(v) for v in isotonic_regression(values).x]
 
 
 def _continued(

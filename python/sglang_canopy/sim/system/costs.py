@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sglang_canopy.sim.system.profile import EngineProfile
 
@@ -13,7 +15,7 @@ class Costs:
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile
         self.kv_bytes = profile.kv_bytes_per_token
-        self._decode: dict[int, list[tuple[float, float]]] = {}
+        self._decode: dict[int, tuple[list[float], list[float], list[float]]] = {}
 
     def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
         """A prefill step of requests ``(new tokens, context tokens)``."""
@@ -25,10 +27,26 @@ class Costs:
         A step costs (piecewise) linearly in the context, which grows by one a step: the sum is
         that of the middle step.
         """
-        return steps * self._profile.decode_s(batch, context + (steps - 1) / 2)
+        line = self._decode.get(batch)
+        if line is None:
+            line = self._decode[batch] = self._line(batch)
+        lengths, values, slopes = line
+        middle = context + (steps - 1) / 2
+        i = bisect_right(lengths, middle, 1) - 1
+        return steps * max(values[i] + slopes[i] * (middle - lengths[i]), 0.0)
 
     def overlapped(self, compute: float, load: float) -> float:
         """A prefill step whose KV comes from the host layer by layer, each layer's before its
         compute: whichever is slower, plus one layer of the other."""
         layers = self._profile.layers
         return max(compute + load / layers, load + compute / layers)
+
+    def _line(self, batch: int) -> tuple[list[float], list[float], list[float]]:
+        """Points and slopes of a decode step over the context, for one batch."""
+        lengths = list(self._profile.decode_context_tokens)
+        values = [self._profile.decode_s(batch, length) for length in lengths]
+        slopes = [
+            (v - u) / (d - c)
+            for (c, d), (u, v) in zip(pairwise(lengths), pairwise(values), strict=True)
+        ]
+        return lengths, values, [*slopes, slopes[-1] if slopes else 0.0]

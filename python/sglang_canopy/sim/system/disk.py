@@ -7,8 +7,7 @@ nothing could reach it.
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Leaf, Policy, Request
 from sglang_canopy.sim.system.channel import DiskChannel, Transfer
@@ -17,7 +16,13 @@ from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.tree import Node, RadixTree
 
-_Write = tuple[Request, int]
+
+class _Write(NamedTuple):
+    """A write on its way: the path, how much of it is there already, and for whom."""
+
+    path: tuple[int, ...]
+    have: int
+    request: Request
 
 
 class Disk:
@@ -62,32 +67,30 @@ class Disk:
         node, _ = self.tree.match(path)
         return None if node is self.tree.root else node
 
-    def touch(self, path: tuple[int, ...], request: Request, now: float) -> None:
-        """A request used ``path``, wherever it was read from."""
-        node, _ = self._match(path, now)
-        leaf = node
+    def used(self, path: tuple[int, ...], request: Request, now: float) -> int:
+        """A request used ``path``, wherever it was read from: what is there is recent again.
+
+        Returns how many of its blocks are there or on their way.
+        """
+        node, have = self._match(path, now)
         ranked = not node.children and not node.locks and node is not self.tree.root
         if ranked:
-            self.policy.drop(leaf)
-        self.tree.stamp(request, leaf)
+            self.policy.drop(node)
+        self.tree.stamp(request, node)
         if ranked:
-            self.policy.admit(leaf, self.tree.now)
-
-    def write(self, path: tuple[int, ...], request: Request, now: float) -> None:
-        """Write what of ``path`` is neither there nor on its way."""
-        if not path or path[-1] in self._coming:
-            return
-        _, have = self._match(path, now)
-        while have < len(path) and path[have] in self._coming:
+            self.policy.admit(node, self.tree.now)
+        coming = self._coming
+        while have < len(path) and path[have] in coming:
             have += 1
+        return have
+
+    def write(self, path: tuple[int, ...], have: int, request: Request, now: float) -> None:
+        """Write what of ``path`` comes after its first ``have`` blocks."""
         missing = path[have:]
-        if not missing:
+        if not missing or missing[-1] in self._coming:
             return
         self._coming.update(missing)
-        own = copy.copy(request)
-        own.path = path
-        payload: _Write = (own, len(missing))
-        self.channel.write(now, len(missing) * self.block_bytes, payload)
+        self.channel.write(now, len(missing) * self.block_bytes, _Write(path, have, request))
 
     def sweep(self, now: float) -> None:
         """Drop what is past its time, tails first."""
@@ -132,36 +135,38 @@ class Disk:
             node = parent
 
     def _written(self, transfer: Transfer) -> None:
-        request, missing = transfer.payload
-        path = request.path
-        self._coming.difference_update(path[len(path) - missing :])
+        write: _Write = transfer.payload
+        path = write.path
+        self._coming.difference_update(path[write.have :])
         tree = self.tree
-        self._log("write", transfer)
+        if self._events is not None:
+            self._log("write", transfer)
         node, hit = tree.match(path)
-        if hit < len(path) - missing:
+        if hit < write.have:
             return
         tree.lock(node)
-        leaf = tree.insert(request, node, hit)
-        if leaf is not node:
-            leaf.stamp(request)
-            if self.expiry is not None:
-                leaf.group = self.expiry.group(path)
-            # What came to the disk after this request had used it does not know of that yet.
-            above = leaf.parent
-            while above is not None and above.last_access < leaf.last_access:
-                if above is not tree.root:
-                    above.refresh(request)
-                above = above.parent
-            node.locks -= 1
-            self.policy.admit(leaf, tree.now)
-        else:
+        leaf = tree.insert(write, node, hit)  # type: ignore[arg-type]  # it reads the path only
+        if leaf is node:
             tree.unlock(node)
+            return
+        leaf.stamp(write.request)
+        if self.expiry is not None:
+            leaf.group = self.expiry.group(path)
+        # What came to the disk after this request had used it does not know of that yet.
+        above = leaf.parent
+        while above is not tree.root and above is not None:
+            if above.last_access >= leaf.last_access:
+                break
+            above.refresh(write.request)
+            above = above.parent
+        node.locks -= 1
+        self.policy.admit(leaf, tree.now)
 
     def _read(self, transfer: Transfer) -> None:
-        self._log("read", transfer)
+        if self._events is not None:
+            self._log("read", transfer)
 
     def _log(self, what: str, transfer: Transfer) -> None:
-        if self._events is not None:
-            self._events.span(
-                self._name, what, what, transfer.begin_s, transfer.end_s, bytes=transfer.bytes
-            )
+        assert self._events is not None
+        begin, end = transfer.begin_s, transfer.end_s
+        self._events.span(self._name, what, what, begin, end, bytes=transfer.bytes)

@@ -47,6 +47,7 @@ class Job:
         "host_hit",
         "index",
         "leaf",
+        "on_disk",
         "output",
         "path",
         "private",
@@ -75,6 +76,8 @@ class Job:
         """The locked end of its path in the tree."""
         self.device_hit = self.host_hit = self.disk_hit = 0
         self.disk_start = 0
+        self.on_disk = -1
+        """Blocks of its path that are on the disk or on their way; -1 before the first look."""
         self.fetch: Transfer | None = None
         self.fetched_from = 0
         """Block where the prefetch begins."""
@@ -176,9 +179,8 @@ class Instance:
             return
         batch = len(self.running)
         mean = self.context / batch
+        # A step costs about as much as the next: the share of the time is that of the steps.
         part = max(1, math.ceil((now - begin) / (end - begin) * steps))
-        while part > 1 and self.costs.decode(batch, mean, part - 1) >= now - begin:
-            part -= 1
         while part < steps and self.costs.decode(batch, mean, part) < now - begin:
             part += 1
         if part < steps:
@@ -196,7 +198,11 @@ class Instance:
             self._end_segment(now)
         self.version += 1
         self.end = math.inf
-        if not self._plan_prefill(now) and self.running:
+        planned = self._plan_prefill(now)
+        if self.asking:
+            # Whoever was let in at once has no time to wait for the disk.
+            self._ask_disk(now)
+        if not planned and self.running:
             self._plan_decode(now)
         if self.tree.demoted:
             self._write_demoted(now)
@@ -214,7 +220,7 @@ class Instance:
     # ---- prefill ----
 
     def _plan_prefill(self, now: float) -> bool:
-        if self.asking:
+        if self.asking and self.config.prefetch_policy != "best_effort":
             self._ask_disk(now)
         if not self.running:
             self.full = False
@@ -309,8 +315,9 @@ class Instance:
             anchor = found.node
         else:
             anchor = found.device
-            tree.lock(anchor)
-            tree.unlock(found.node)
+            if anchor is not found.node:
+                tree.lock(anchor)
+                tree.unlock(found.node)
         job.leaf = anchor
         new = min(job.target - hit, chunk_left)
         if hit + new < job.target:
@@ -363,11 +370,10 @@ class Instance:
         tokens = tokens // page * page
         if not tokens:
             return
-        leaf, added = tree.insert(job.path, job.blocks_of(tokens, tree.block_tokens), tokens)
+        blocks = job.blocks_of(tokens, tree.block_tokens)
+        leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
         job.private -= added
-        tree.lock(leaf)
-        if job.leaf is not None:
-            tree.unlock(job.leaf)
+        tree.move_lock(job.leaf, leaf)
         job.leaf = leaf
         tree.stamp(leaf, job.request, job.index)
         if self.host_link is not None and not tree.write_back:
@@ -377,9 +383,12 @@ class Instance:
                 self._span("host link", "back up", begin, end, tokens=copied)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
-            self.disk.touch(whole, job.request, now)
-            if leaf.host:
-                self.disk.write(whole, job.request, now)
+            if job.on_disk < 0:
+                prompt = job.path[: job.prompt // page * page // tree.block_tokens]
+                job.on_disk = self.disk.used(prompt, job.request, now)
+            if leaf.host and len(whole) > job.on_disk:
+                self.disk.write(whole, job.on_disk, job.request, now)
+                job.on_disk = len(whole)
 
     # ---- decode ----
 
@@ -470,8 +479,8 @@ class Instance:
     def _ask_disk(self, now: float) -> None:
         """Begin the prefetch of requests that came during the last step.
 
-        SGLang looks them up when they come and hears of the answer in its next round; a request
-        that this round lets in has waited for nothing, and gets nothing.
+        SGLang looks them up when they come and hears of the answer in its next round; under
+        ``best_effort`` a request that this round lets in gets nothing.
         """
         disk, tree = self.disk, self.tree
         assert disk is not None
@@ -550,8 +559,8 @@ class Instance:
                 time=node.last_access, category=node.category, conversation=node.conversation,
                 block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
             )  # fmt: skip
-            whole = (node.offset + node.length) // self.tree.block_tokens
-            self.disk.write(path[:whole], request, now)
+            path = path[: (node.offset + node.length) // self.tree.block_tokens]
+            self.disk.write(path, self.disk.used(path, request, now), request, now)
         self.tree.demoted.clear()
 
     # ---- the log ----

@@ -103,10 +103,13 @@ class TieredTree:
 
     # ---- looking up ----
 
-    def match(self, path: tuple[int, ...]) -> Match:
-        """The cached run of ``path``; a node matched in part is split."""
-        node = device = self.root
-        at = device_at = 0
+    def match(self, path: tuple[int, ...], since: TierNode | None = None) -> Match:
+        """The cached run of ``path``; a node matched in part is split.
+
+        ``since`` is a device node known to be on the path: the search begins there.
+        """
+        node = device = self.root if since is None else since
+        at = device_at = -(-(node.offset + node.length) // self.block_tokens)
         stop = len(path)
         while at < stop:
             child = node.children.get(path[at])
@@ -163,6 +166,18 @@ class TieredTree:
                 self._reconsider(node)
             node = node.parent
 
+    def move_lock(self, above: TierNode | None, node: TierNode) -> None:
+        """Turn a lock on ``above`` (none: the root) into one on ``node``, which is below it."""
+        stop = self.root if above is None else above
+        while node is not stop:
+            node.locks += 1
+            if node.locks == 1:
+                if node.device:
+                    self.evictable -= node.length
+                if node.ranked:
+                    self._unrank(node)
+            node = node.parent
+
     # ---- room on the device ----
 
     @property
@@ -179,13 +194,16 @@ class TieredTree:
 
     # ---- growing ----
 
-    def insert(self, path: tuple[int, ...], blocks: int, tokens: int) -> tuple[TierNode, int]:
+    def insert(
+        self, path: tuple[int, ...], blocks: int, tokens: int, since: TierNode | None = None
+    ) -> tuple[TierNode, int]:
         """Add the first ``blocks`` of ``path``, ``tokens`` in all, out of the private tokens.
 
-        Returns the last node, unlocked still, and how many tokens became the tree's. What is
-        cached already stays as it is; what was on the host alone is on the device again.
+        ``since`` as in ``match``. Returns the last node, unlocked still, and how many tokens
+        became the tree's. What is cached already stays as it is; what was on the host alone is on
+        the device again.
         """
-        found = self.match(path[:blocks])
+        found = self.match(path[:blocks], since)
         node, added = found.node, 0
         above = node
         while not above.device:
@@ -319,20 +337,27 @@ class TieredTree:
             victim = policy.victim(self.now)
             if victim is None:
                 break
-            node = self._tail(victim.leaf, victim.keep, need - freed)  # type: ignore[arg-type]
-            freed += node.length
+            node: TierNode = victim.leaf  # type: ignore[assignment]
+            kept = self._kept(node, victim.keep, need - freed)
+            gone = node.length - kept * self.block_tokens
+            if self.write_back and not node.host:
+                if kept:
+                    self._split(node, kept)
+                    kept = 0
+                self._copy_down(node)
+            freed += gone
+            self.device_used -= gone
+            self.evictable -= gone
             self._unrank(node)
-            policy.evicted(node, node.length)
-            node.device = False
-            self.device_used -= node.length
-            self.evictable -= node.length
+            policy.evicted(node, gone)
+            if kept and (self._hand_down(node, kept) if node.host else self._shorten(node, kept)):
+                self._reconsider(node)
+                continue
+            if kept:
+                self._split(node, kept)
             parent = node.parent
+            node.device = False
             parent.device_children -= 1
-            if not node.host and self.write_back and self._host_room(node.length):
-                node.host = True
-                self.host_used += node.length
-                self.host_written += node.length
-                self.demoted.append(node)
             if node.host:
                 self._reconsider(node)
             else:
@@ -347,10 +372,17 @@ class TieredTree:
             victim = policy.victim(self.now)
             if victim is None:
                 break
-            node = self._tail(victim.leaf, victim.keep, need - freed)  # type: ignore[arg-type]
-            freed += node.length
+            node: TierNode = victim.leaf  # type: ignore[assignment]
+            kept = self._kept(node, victim.keep, need - freed)
+            gone = node.length - kept * self.block_tokens
+            freed += gone
             self._unrank(node)
-            policy.evicted(node, node.length)
+            policy.evicted(node, gone)
+            if kept:
+                self.host_used -= gone
+                self._shorten(node, kept)
+                self._reconsider(node)
+                continue
             parent = node.parent
             self._delete(node)
             self._reconsider(parent)
@@ -436,14 +468,56 @@ class TieredTree:
         short = tokens - (self.host_tokens - self.host_used)
         return short <= 0 or self.evict_host(short) >= short
 
-    def _tail(self, node: TierNode, keep: int, need: int) -> TierNode:
-        """``node``, or its tail split off, to be evicted."""
+    def _copy_down(self, node: TierNode) -> None:
+        """``write_back``: copy a node to the host on its way out, if there is room."""
+        if self._host_room(node.length):
+            node.host = True
+            self.host_used += node.length
+            self.host_written += node.length
+            self.demoted.append(node)
+
+    def _kept(self, node: TierNode, keep: int, need: int) -> int:
+        """Blocks of a victim that stay."""
         if not self.whole_nodes:
             keep = max(keep, node.length - max(need, self.quantum_tokens))
-        kept = min(-(-keep // self.block_tokens), len(node.blocks) - 1)
-        if kept > 0:
-            self._split(node, kept)
-        return node
+        return min(-(-keep // self.block_tokens), len(node.blocks) - 1)
+
+    def _shorten(self, node: TierNode, kept: int) -> bool:
+        """Forget all but the first blocks of a leaf."""
+        if node.children:
+            return False
+        node.blocks = node.blocks[:kept]
+        node.length = kept * self.block_tokens
+        return True
+
+    def _hand_down(self, node: TierNode, kept: int) -> bool:
+        """Let a child on the host take over the end of ``node``, if it is what was cut before.
+
+        Without it, evicting by need leaves a chain of small nodes on the host.
+        """
+        if len(node.children) != 1:
+            return False
+        (below,) = node.children.values()
+        if (
+            below.device
+            or below.locks
+            or below.hits != node.hits
+            or below.last_access != node.last_access
+            or below.category != node.category
+        ):
+            return False
+        if below.ranked:
+            self._unrank(below)
+        tokens = kept * self.block_tokens
+        del node.children[below.blocks[0]]
+        below.blocks = node.blocks[kept:] + below.blocks
+        below.offset -= node.length - tokens
+        below.length += node.length - tokens
+        node.blocks = node.blocks[:kept]
+        node.length = tokens
+        node.children[below.blocks[0]] = below
+        self._reconsider(below)
+        return True
 
     def _delete(self, node: TierNode) -> None:
         """Take ``node`` and all below it out of the tree; nothing of it is on the device."""

@@ -8,7 +8,7 @@ blocks of its own that nobody asks for.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Request
@@ -21,10 +21,17 @@ class Workload:
     """The requests of a trace in order. Give it to ``simulate_system`` instead of the trace to
     prepare only once.
 
+    ``outputs`` names the blocks from a prompt's last partial one on, where they are known (by
+    ordinal); for other requests they are read off the next turn.
+
     Raises ``CanopyError`` for an empty trace, one whose times run backwards, or mixed block sizes.
     """
 
-    def __init__(self, trace: Iterable[TraceRequest]) -> None:
+    def __init__(
+        self,
+        trace: Iterable[TraceRequest],
+        outputs: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
         if not isinstance(trace, Sequence):
             trace = CompactTrace(trace)
         self.trace: Sequence[TraceRequest] = trace
@@ -45,7 +52,7 @@ class Workload:
             )
         if not self.times:
             raise CanopyError("the trace has no requests; give one that has")
-        self._after: dict[int, tuple[int, ...]] = {}
+        self._after: dict[int, tuple[int, ...]] = dict(outputs or {})
         """What the output's blocks are called, for requests that a later one continues."""
         self.next_turn = array("q", [-1]) * len(self.times)
         self._connect()
@@ -103,6 +110,8 @@ class Workload:
                 continue
             at, following = known
             self.next_turn[index] = at
+            if index in self._after:
+                continue
             full = record.input_tokens // size
             end = -(-(record.input_tokens + record.output_tokens - 1) // size)
             if (
