@@ -7,6 +7,7 @@ import random
 import pytest
 from live_tree import LiveTree, check, fake_req
 
+from sglang_canopy.config import TierOptions
 from sglang_canopy.policy.base import Victim
 from sglang_canopy.radix.counters import (
     CAPACITY,
@@ -17,6 +18,7 @@ from sglang_canopy.radix.counters import (
     OTHER,
     REASONS,
     TRIM,
+    TTL,
     Counters,
 )
 from sglang_canopy.radix.link import finished_request, live_request
@@ -152,6 +154,22 @@ def test_a_host_copy_stays_from_its_backup_and_a_loaded_node_starts_anew() -> No
     assert row(tree).tiers[DEVICE].demoted == 80
     tree.cache.evict_host(40)
     assert row(tree).tiers[HOST].residency.token_seconds == pytest.approx(40 * 45.0)
+
+
+def test_a_host_copy_whose_time_is_over_leaves_for_its_ttl() -> None:
+    tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=5.0))
+    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128, tiers=tiers)
+    tree.serve(list(range(40)), 10.0, category="chat")
+    tree.serve([99, *range(20)], 11.0, category="chat")
+    tree.request(12.0)
+    tree.evict(61)
+    tree.cache.evict_host(10)  # in time: room was needed
+    tree.request(20.0)
+    tree.cache.evict_host(10)
+    evicted = row(tree).tiers[HOST].evicted
+    assert evicted[CAPACITY] == 10
+    assert evicted[TTL] >= 10
+    assert evicted[TRIM] == 0
 
 
 def test_a_finished_request_is_counted_once_by_tier() -> None:
