@@ -137,6 +137,23 @@ def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
     assert 53 in fused.rows.tolist()
 
 
+def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
+    from sglang_canopy.chunk import engine
+    from sglang_canopy.chunk.fusion import place
+    from sglang_canopy.chunk.selectors.query import query_scores
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place(llama, p, cache, p.in_chunk())
+    whole = query_scores(Context(llama, p, cache, 0.2))
+    engine.prefill(llama, p.ids[:20], cache)
+    ready = query_scores(Context(llama, p, cache, 0.2, ready=20))
+    assert torch.allclose(whole, ready, atol=1e-5)
+    for layer in range(llama.shape.layers):
+        cache.k[layer][:20] = 0  # the probe reads them and does not make them again
+    assert not torch.allclose(whole, query_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
+
+
 def test_an_unknown_selector_is_named_with_those_allowed():
     with pytest.raises(CanopyError, match="'magic' is not known; allowed are default, frequency"):
         make_selector("magic")
