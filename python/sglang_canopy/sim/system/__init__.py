@@ -2,12 +2,18 @@
 
 from sglang_canopy.sim.system.config import SystemConfig, TierSpec
 from sglang_canopy.sim.system.events import EventLog
-from sglang_canopy.sim.system.profile import EngineProfile, load_profile, profile_names
+from sglang_canopy.sim.system.profile import (
+    Bandwidth,
+    EngineProfile,
+    load_profile,
+    profile_names,
+)
 from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.run import simulate_system
 from sglang_canopy.sim.system.workload import Workload
 
 __all__ = [
+    "Bandwidth",
     "EngineProfile",
     "EventLog",
     "SystemConfig",

@@ -282,7 +282,7 @@ class Instance:
         if load_tokens and self.host_link is not None:
             _, loaded_at = self.host_link.read(now, load_tokens * self.kv_bytes)
             duration = self.costs.overlapped(compute, loaded_at - now)
-            self._span("host link", "load", now, loaded_at, tokens=load_tokens)
+            self._span("host reads", "load", now, loaded_at, tokens=load_tokens)
         self.end = now + duration
         self.busy_s += duration
         self._span(
@@ -380,7 +380,7 @@ class Instance:
             copied = tree.back_up(leaf)
             if copied:
                 begin, end = self.host_link.write(now, copied * self.kv_bytes)
-                self._span("host link", "back up", begin, end, tokens=copied)
+                self._span("host writes", "back up", begin, end, tokens=copied)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:

@@ -32,6 +32,7 @@ class TierNode(Leaf):
         "locks",
         "parent",
         "ranked",
+        "ranker",
         "served",
     )
 
@@ -47,6 +48,8 @@ class TierNode(Leaf):
         """Requests in flight whose path runs through this node."""
         self.ranked = _NONE
         """The tier whose policy ranks this node at the moment."""
+        self.ranker = _NONE
+        """The tier whose policy ``slot`` belongs to: the last one that ranked this node."""
         self.served = -1
         """Number of the last request counted in ``hits``."""
 
@@ -455,6 +458,8 @@ class TieredTree:
             self._unrank(node)
         if place:
             node.ranked = place
+            if node.ranker != place:
+                node.ranker, node.slot = place, None
             policy = self.device_policy if place == _DEVICE else self.host_policy
             policy.admit(node, self.now)  # type: ignore[union-attr]
 
@@ -462,7 +467,6 @@ class TieredTree:
         policy = self.device_policy if node.ranked == _DEVICE else self.host_policy
         policy.drop(node)  # type: ignore[union-attr]
         node.ranked = _NONE
-        node.slot = None
 
     def _host_room(self, tokens: int) -> bool:
         short = tokens - (self.host_tokens - self.host_used)
@@ -561,10 +565,10 @@ class TieredTree:
         node.offset += tokens
         node.length -= tokens
         head.children[node.blocks[0]] = node
-        if node.ranked == _HOST:
-            self.host_policy.split(node, head)  # type: ignore[union-attr]
-        else:
-            self.device_policy.split(node, head)
+        head.ranker = node.ranker
+        if node.ranker:
+            policy = self.device_policy if node.ranker == _DEVICE else self.host_policy
+            policy.split(node, head)  # type: ignore[union-attr]
         return head
 
 

@@ -1,0 +1,55 @@
+"""Small traces and a profile whose costs can be worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from sglang_canopy.sim.system import Bandwidth, EngineProfile
+from sglang_canopy.trace.record import TraceRequest
+
+KV = 1000
+"""Bytes a token."""
+
+
+def profile(
+    *, token_s: float = 0.001, decode_s: float = 0.01, layers: int = 10, **others: object
+) -> EngineProfile:
+    """``token_s`` a token of prefill, ``decode_s`` a decode step, whatever the batch."""
+    given: dict = {
+        "name": "by hand",
+        "model": "toy",
+        "device": "paper",
+        "date": "2026-01-01",
+        "source": "published figures, not measured",
+        "kv_bytes_per_token": KV,
+        "layers": layers,
+        "prefill_tokens": (0, 1000),
+        "prefill_linear_s": (0.0, 1000 * token_s),
+        "attention_new_tokens": (1, 1000),
+        "attention_context_tokens": (0, 1000),
+        "attention_s": ((0.0, 0.0), (0.0, 0.0)),
+        "decode_batch": (1, 64),
+        "decode_context_tokens": (0, 1000),
+        "decode_step_s": ((decode_s, decode_s), (decode_s, decode_s)),
+        "host": Bandwidth(1e9, 1e9),
+    }
+    return EngineProfile(**{**given, **others})
+
+
+def request(
+    time_s: float, blocks: Sequence[int], *, size: int = 10, output: int = 1, **others: object
+) -> TraceRequest:
+    """A prompt of whole blocks."""
+    return TraceRequest(time_s, len(blocks) * size, output, tuple(blocks), size, **others)  # type: ignore[arg-type]
+
+
+def rounds(
+    prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **others: object
+) -> list[TraceRequest]:
+    """``prompts`` different prompts, asked one after another, ``times`` times over."""
+    made = []
+    for i, which in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
+        path = range(which * blocks + 1, (which + 1) * blocks + 1)
+        made.append(request(i * every_s, tuple(path), **others))  # type: ignore[arg-type]
+    return made

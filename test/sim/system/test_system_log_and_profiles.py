@@ -1,0 +1,131 @@
+"""The event log as a Chrome trace, and profiles: what is shipped, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+import pytest
+from systems import KV, profile, rounds
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.sim.system import (
+    EngineProfile,
+    EventLog,
+    SystemConfig,
+    TierSpec,
+    load_profile,
+    profile_names,
+    simulate_system,
+)
+from sglang_canopy.sim.system.profile import PUBLISHED
+
+
+def logged(limit: int = 10**6) -> EventLog:
+    events = EventLog(limit)
+    config = SystemConfig(
+        device_tokens=300,
+        host=TierSpec(400 * KV, 1e8, 1e8),
+        disk=TierSpec(1e9, 1e7, 1e7, shared_channel=True),
+        prefetch_policy="wait_complete",
+        prefetch_threshold_tokens=1,
+    )
+    simulate_system(rounds(10, 3, every_s=0.05, output=5), config, profile(), events=events)
+    return events
+
+
+def test_the_log_is_a_chrome_trace_whose_spans_nest(tmp_path):
+    file = tmp_path / "trace.json"
+    logged().write(file)
+    spans = defaultdict(list)
+    names = set()
+    for event in json.loads(file.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            spans[event["pid"], event["tid"]].append(event)
+            names.add(event["name"])
+    assert names >= {"request", "queue", "prefill", "decode", "load", "back up", "read", "write"}
+    for track in spans.values():
+        open_: list[float] = []
+        for event in track:
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            while open_ and open_[-1] <= begin + 0.002:
+                open_.pop()
+            assert not open_ or end <= open_[-1] + 0.002, f"{event} does not nest"
+            open_.append(end)
+
+
+def test_every_request_is_in_the_log_once():
+    made = logged().chrome()["traceEvents"]
+    requests = [e["args"]["request"] for e in made if e["name"] == "request"]
+    assert sorted(requests) == list(range(1, 31))
+
+
+def test_the_log_is_bounded_and_says_what_it_left_out():
+    events = logged(limit=10)
+    assert len(events) == 10
+    assert events.dropped > 0
+
+
+def test_every_shipped_profile_is_valid_and_says_where_it_is_from():
+    assert profile_names()
+    for name in profile_names():
+        shipped = load_profile(name)
+        assert shipped.sources
+        assert shipped.prefill_s(1024) > shipped.prefill_s(64) > 0
+        assert shipped.decode_s(8, 1024) > 0
+        assert EngineProfile.from_json(json.loads(json.dumps(shipped.to_json()))) == shipped
+        if "H100" in shipped.device or "A100" in shipped.device:
+            assert shipped.source == PUBLISHED
+
+
+def test_costs_are_interpolated_between_points_and_continued_beyond_them():
+    costs = profile(
+        decode_batch=(1, 3), decode_context_tokens=(0, 100),
+        decode_step_s=((1.0, 2.0), (3.0, 4.0)),
+    )  # fmt: skip
+    assert costs.decode_s(2, 50) == pytest.approx(2.5)
+    assert costs.decode_s(1, 200) == pytest.approx(3.0)
+    assert costs.prefill_s(2000) == pytest.approx(2.0)
+
+
+def test_attention_grows_with_pairs_of_tokens():
+    costs = profile(attention_s=((1.0, 1001.0), (500500.0, 1500500.0)))  # 1 s a pair
+    assert costs.attend_s(100, 0) == pytest.approx(5050)
+    assert costs.attend_s(100, 500) == pytest.approx(55050)
+    assert costs.attend_s(4000, 3000) == pytest.approx(4000 * 3000 + 4000 * 4001 / 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 7}, "version 1"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+        ({"prefill_linear_s": [1.0]}, "one time for each of prefill_tokens"),
+        ({"decode_step_s": [[1.0]]}, "2 rows of 2 times"),
+        ({"prefill_tokens": [5, 5]}, "ascending"),
+        ({"source": "a friend"}, "source must be"),
+        ({"kv_bytes_per_token": 0}, "kv_bytes_per_token"),
+        ({"arrival_s": -1.0}, "arrival_s"),
+        ({"host": {"read_bytes_per_s": 0.0, "write_bytes_per_s": 1.0}}, "host"),
+    ],
+)
+def test_a_broken_profile_is_refused_by_name(change, said, tmp_path):
+    data = {**profile().to_json(), **change}
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(CanopyError, match=said):
+        load_profile(file)
+
+
+def test_a_profile_of_another_model_or_none_at_all_is_refused(tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile().to_json()))
+    assert load_profile(file, model="toy").name == "by hand"
+    with pytest.raises(CanopyError, match="canopy profile --url"):
+        load_profile(file, model="llama")
+    with pytest.raises(CanopyError, match="neither one of"):
+        load_profile("no-such-profile")
+    file.write_text("{")
+    with pytest.raises(CanopyError, match="not JSON"):
+        load_profile(file)

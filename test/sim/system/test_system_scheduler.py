@@ -1,0 +1,147 @@
+"""Times that can be worked out by hand: prefill, decode, queue, chunks, batches, instances."""
+
+from __future__ import annotations
+
+import pytest
+from systems import profile, request, rounds
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.sim.system import SystemConfig, simulate_system
+
+
+def run(trace, *, costs=None, **config):
+    config.setdefault("device_tokens", 100_000)
+    return simulate_system(trace, SystemConfig(**config), costs or profile())
+
+
+def test_one_request_takes_its_prefill_and_a_step_for_each_further_token():
+    result = run([request(5.0, range(1, 11), output=4)])
+    assert result.mean_ttft_s == pytest.approx(0.1)  # 100 tokens of 1 ms
+    assert result.mean_e2e_s == pytest.approx(0.1 + 3 * 0.01)
+    assert result.mean_tpot_s == pytest.approx(0.01)
+    assert result.throughput_tokens_per_s == pytest.approx(104 / 0.13)
+
+
+def test_a_cached_prefix_costs_nothing_and_the_last_token_is_always_computed():
+    result = run([request(0.0, range(1, 11)), request(1.0, range(1, 11))])
+    assert list(result.cached_tokens) == [0, 99]
+    assert list(result.ttft_s) == pytest.approx([0.1, 0.001])
+
+
+def test_a_request_that_comes_during_a_prefill_waits_for_its_end():
+    result = run([request(0.0, range(1, 11)), request(0.04, range(101, 111))])
+    assert list(result.ttft_s) == pytest.approx([0.1, 0.1 - 0.04 + 0.1])
+    assert result.mean_queue_s == pytest.approx(0.06 / 2)
+
+
+def test_prefill_goes_first_and_a_decode_step_is_finished_before_it():
+    # The first request decodes from 0.1 on, steps of 10 ms; the second comes in the middle of one.
+    result = run([request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))])
+    assert result.ttft_s[1] == pytest.approx(0.005 + 0.1)
+    assert result.e2e_s[0] == pytest.approx(0.1 + 10 * 0.01 + 0.1)
+
+
+def test_requests_that_wait_together_are_prefilled_together():
+    trace = [request(0.0, range(1, 11)), request(0.01, range(101, 111)),
+             request(0.02, range(201, 211))]  # fmt: skip
+    result = run(trace)
+    assert list(result.e2e_s) == pytest.approx([0.1, 0.1 - 0.01 + 0.2, 0.1 - 0.02 + 0.2])
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_and_a_decode_waits_for_all_of_them():
+    short = request(0.0, (1,), output=3)
+    result = run([short, request(0.015, range(101, 131))], chunked_prefill_tokens=100)
+    assert result.ttft_s[1] == pytest.approx(0.005 + 0.3)
+    assert result.events > run([short, request(0.015, range(101, 131))]).events
+
+
+def test_no_more_than_max_running_decode_together():
+    trace = [request(0.0, (i,), output=101) for i in range(1, 5)]
+    alone = run(trace, max_running=1)
+    assert alone.makespan_s == pytest.approx(4 * (0.01 + 1.0))
+    assert run(trace, max_running=4).makespan_s == pytest.approx(4 * 0.01 + 1.0, rel=0.01)
+
+
+def test_a_request_waits_until_its_prompt_and_output_fit_beside_what_runs():
+    trace = [request(0.0, range(1, 11), output=101), request(0.01, range(101, 111), output=101)]
+    result = run(trace, device_tokens=250)
+    assert result.ttft_s[1] == pytest.approx(0.1 + 1.0 - 0.01 + 0.1)
+
+
+def test_an_output_is_found_by_the_next_turn():
+    first = request(0.0, range(1, 11), output=21, conversation="a")
+    second = request(10.0, range(1, 21), conversation="a", turn=2)
+    # Prompt 100, output 21: the last token has no KV.
+    assert list(run([first, second]).cached_tokens) == [0, 120]
+
+
+def test_an_output_that_nobody_continues_takes_room_until_it_is_evicted():
+    trace = [request(0.0, range(1, 11), output=100), request(10.0, range(1, 11))]
+    result = run(trace)
+    assert result.peak_bytes_by_tier["device"] >= 199 * 1000
+
+
+def test_turns_wait_for_the_answer_before_them_when_asked_to():
+    first = request(0.0, range(1, 11), output=101, conversation="a")
+    second = request(0.5, range(1, 21), conversation="a", turn=2)
+    assert run([first, second]).cached_tokens[1] == 100
+    waiting = simulate_system(
+        [first, second], SystemConfig(device_tokens=10_000), profile(), turns_wait=True
+    )
+    assert waiting.cached_tokens[1] == 199  # all of it but the token that is always computed
+    assert waiting.makespan_s == pytest.approx(1.1 + 0.001)
+
+
+def test_two_instances_halve_the_queue():
+    trace = [request(0.0, range(i * 10, i * 10 + 10)) for i in range(1, 9)]
+    one, two = (run(trace, instances=n, chunked_prefill_tokens=100) for n in (1, 2))
+    assert one.makespan_s == pytest.approx(0.8)
+    assert two.makespan_s == pytest.approx(0.4)
+
+
+def test_prefix_aware_routing_finds_what_round_robin_loses():
+    trace = rounds(3, 4)  # three prompts on two instances: round robin moves each one on
+    lost = run(trace, instances=2, routing="round-robin")
+    kept = run(trace, instances=2, routing="prefix-aware")
+    assert kept.token_hit_ratio > lost.token_hit_ratio
+
+
+def test_least_loaded_routing_avoids_the_busy_instance():
+    long = request(0.0, range(1, 101))
+    trace = [long, *(request(0.001 * i, (1000 + i,)) for i in range(1, 6))]
+    result = run(trace, instances=2, routing="least-loaded")
+    assert max(result.ttft_s[1:]) < 0.1
+
+
+def test_the_same_seed_gives_the_same_result():
+    trace = rounds(5, 3, every_s=0.01)
+    made = [run(trace, instances=3, routing="least-loaded").to_json() for _ in range(2)]
+    for result in made:
+        del result["seconds"]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("trace", "config", "said"),
+    [
+        ([], {}, "the trace has no requests; give one that has"),
+        ([request(1.0, (1,)), request(0.5, (2,))], {}, "sort the trace by arrival time"),
+        ([request(0.0, (1,))], {"model": "another"}, "is of model 'toy', not of 'another'"),
+        ([request(0.0, range(1, 50))], {"device_tokens": 100}, "give more, or leave the request"),
+        ([request(0.0, (1,)), request(1.0, (2,), size=20)], {}, "one block size"),
+    ],
+)
+def test_a_mistake_gets_one_line_that_says_what_to_do(trace, config, said):
+    with pytest.raises(CanopyError, match=said) as caught:
+        run(trace, **config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("routing", "random"), ("instances", 0), ("write_policy", "never"), ("device_policy", "best"),
+     ("prefetch_policy", "soon"), ("device_tokens", float("nan"))],
+)  # fmt: skip
+def test_a_setting_that_does_not_exist_is_refused(field, value):
+    with pytest.raises(CanopyError):
+        SystemConfig(**{"device_tokens": 1000, field: value})

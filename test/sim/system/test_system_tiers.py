@@ -1,0 +1,186 @@
+"""Device, host and disk: what is where, for how long, and that nothing is ever lost count of."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from systems import KV, profile, request, rounds
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from sglang_canopy.sim.system.run import _Run
+from sglang_canopy.tier.ttl import Group, TTLTable
+from sglang_canopy.trace.record import TraceRequest
+
+FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
+
+
+def tier(tokens: int, **others) -> TierSpec:
+    return TierSpec(tokens * KV, **FAST, **others)
+
+
+def run(trace, **config):
+    config = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
+    return simulate_system(trace, SystemConfig(**config), profile())
+
+
+def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
+    """Conversations that grow, some with a shared beginning."""
+    draw, ids, open_ = random.Random(seed), itertools.count(1), {}
+    time, made = 0.0, []
+    for _ in range(requests):
+        time += draw.expovariate(spread)
+        name = str(draw.randrange(25))
+        blocks = open_.get(name) or ((10**6, 10**6 + 1)[: draw.choice((0, 1, 2))])
+        prompt = len(blocks) * size + draw.randrange(1, 60 * size)
+        path = blocks + tuple(next(ids) for _ in range(-(-prompt // size) - len(blocks)))
+        made.append(
+            TraceRequest(time, prompt, draw.randrange(1, 40), path, size, conversation=name)
+        )
+        open_[name] = path[: prompt // size]
+        if draw.random() < 0.15:
+            del open_[name]
+    return made
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "wa", "gdfs"])
+def test_requests_that_do_not_overlap_hit_what_the_cache_simulator_says(policy):
+    draw = random.Random(7)
+    trace, ids = [], itertools.count(1000)
+    for i in range(400):
+        shared = draw.randrange(12)
+        path = tuple(range(shared * 20 + 1, shared * 20 + 1 + draw.randrange(1, 20)))
+        trace.append(request(100.0 * i, (*path, next(ids)), category=str(shared % 3)))
+    capacity = 60
+    told: list[int] = []
+    simulate(trace, make_policy(policy), capacity, on_request=lambda _, hit: told.append(hit))
+    result = run(trace, device_tokens=capacity * 10, device_policy=policy)
+    # A node is a block more or less where a policy's order has ties of time.
+    assert abs(sum(told) - int(result.cached_tokens.sum())) <= 0.01 * sum(told)
+
+
+def test_what_leaves_the_device_comes_back_from_the_host():
+    result = run(rounds(10, 3), host=tier(2000))
+    assert result.token_hit_ratio_by_tier["host"] == pytest.approx(2 / 3 * 0.99)
+    assert result.token_hit_ratio_by_tier["device"] == 0.0
+    assert result.host_written_bytes == 10 * 100 * KV  # once each
+
+
+def test_write_back_copies_only_what_leaves_the_device():
+    few = rounds(3, 3)
+    assert run(few, device_tokens=1000, host=tier(2000)).host_written_bytes > 0
+    quiet = run(few, device_tokens=1000, host=tier(2000), write_policy="write_back")
+    assert quiet.host_written_bytes == 0
+    busy = run(rounds(10, 3), host=tier(2000), write_policy="write_back")
+    assert busy.token_hit_ratio_by_tier["host"] > 0.6
+
+
+def test_a_disk_shared_by_instances_serves_what_another_one_wrote():
+    trace = rounds(3, 4)  # round robin over two instances moves each prompt on
+    common = {"instances": 2, "host": tier(1000), "prefetch_policy": "wait_complete"}
+    shared = run(trace, disk=tier(10**6), **common)
+    own = run(trace, disk=tier(10**6), disk_per_instance=True, **common)
+    assert shared.token_hit_ratio_by_tier["disk"] > 0.2
+    assert own.token_hit_ratio_by_tier["disk"] == 0.0
+
+
+def test_a_ttl_drops_from_the_host_what_was_not_used_for_so_long():
+    trace = rounds(10, 2)  # each prompt again after 10 s
+    for ttl, hit in ((9.0, False), (11.0, True)):
+        result = run(trace, host=tier(2000, ttl=ttl))
+        assert (result.token_hit_ratio > 0.4) == hit
+    short = run(trace, host=tier(2000, ttl=3.0)).mean_bytes_by_tier["host"]
+    assert short < 0.7 * run(trace, host=tier(2000)).mean_bytes_by_tier["host"]
+
+
+def test_a_ttl_drops_from_the_disk_as_well():
+    trace = rounds(10, 2)
+    for ttl, hit in ((9.0, False), (11.0, True)):
+        disk = tier(10**6, ttl=ttl)
+        result = run(trace, host=tier(400), disk=disk, prefetch_policy="wait_complete")
+        assert (result.token_hit_ratio > 0.4) == hit
+
+
+def test_groups_keep_what_their_table_says():
+    # Prompt 0 begins with block 1, and alone has a long time to live.
+    table = TTLTable((Group(1, 100.0),), residual_ttl_s=1.0, block_tokens=10, hash="trace")
+    result = run(rounds(10, 2), host=tier(2000, ttl=table))
+    assert list(result.cached_tokens[10:]) == [99] + [0] * 9
+
+
+def test_a_prefetch_that_takes_too_long_is_stopped_by_the_timeout():
+    slow = TierSpec(1e9, 2e4, 1e9)  # 90 tokens: 4.5 s
+    common = {"host": tier(400), "disk": slow, "prefetch_timeout_base_s": 0.5}
+    waits = run(rounds(10, 2, every_s=10.0), prefetch_policy="wait_complete", **common)
+    stops = run(rounds(10, 2, every_s=10.0), prefetch_policy="timeout", **common)
+    assert waits.ttft_s[-1] == pytest.approx(4.5 + 0.01, rel=0.01)
+    assert stops.ttft_s[-1] == pytest.approx(0.5 + 90 / 1024 * 0.25 + 0.1, rel=0.02)
+
+
+def test_a_disk_without_host_memory_is_refused():
+    with pytest.raises(CanopyError, match="give host as well"):
+        SystemConfig(device_tokens=100, disk=tier(100))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    instances=st.integers(1, 2),
+    routing=st.sampled_from(["round-robin", "least-loaded", "prefix-aware"]),
+    tiers=st.integers(0, 2),
+    host_share=st.sampled_from([0.5, 2.0]),
+    ttl=st.sampled_from([None, 1.0]),
+    policy=st.sampled_from(["lru", "wa"]),
+    write=st.sampled_from(["write_through", "write_back"]),
+    chunk=st.sampled_from([64, 8192]),
+    page=st.sampled_from([1, 4]),
+    prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
+    running=st.sampled_from([3, 256]),
+    waiting=st.booleans(),
+)
+def test_every_token_is_accounted_for_after_every_step(
+    seed, instances, routing, tiers, host_share, ttl, policy, write, chunk, page, prefetch,
+    running, waiting,
+):  # fmt: skip
+    workload = Workload(chat(seed))
+    device = workload.longest_tokens * 2
+    config = SystemConfig(
+        device_tokens=device,
+        instances=instances,
+        routing=routing,
+        host=tier(int(device * host_share), ttl=ttl) if tiers else None,
+        disk=tier(device * 3, shared_channel=True, ttl=ttl) if tiers == 2 else None,
+        device_policy=policy,
+        write_policy=write,
+        chunked_prefill_tokens=chunk,
+        page_tokens=page,
+        prefetch_threshold_tokens=8,
+        prefetch_policy=prefetch,
+        max_running=running,
+    )
+    made = _Run(workload, config, profile(), 0, None, waiting)
+    plain = made._step
+
+    def step(instance, now, held):
+        plain(instance, now, held)
+        instance.tree.verify()
+        assert instance.tree.private >= 0
+        for disk in made.disks:
+            disk.tree.verify()
+
+    made._step = step  # type: ignore[method-assign]
+    made.serve()
+    result = made.result(0.0)
+    assert (result.ttft_s > 0).all()
+    assert (result.e2e_s >= result.ttft_s).all()
+    for instance in made.instances:
+        assert not instance.waiting
+        assert not instance.running
+        assert instance.outstanding == instance.tree.private == 0
+        assert all(node.locks == 0 for node in instance.tree.nodes())
