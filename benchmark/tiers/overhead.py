@@ -61,11 +61,11 @@ class Clock:
             if self._inside:
                 return original(*args, **kwargs)
             self._inside = True
-            begin = time.perf_counter()
+            begin = time.thread_time()
             try:
                 return original(*args, **kwargs)
             finally:
-                self.seconds[label] += time.perf_counter() - begin
+                self.seconds[label] += time.thread_time() - begin
                 self._inside = False
 
         setattr(owner, name, timed)

@@ -105,9 +105,14 @@ class DiskLink:
 
     def note(self, node: UnifiedTreeNode) -> None:
         """``node`` is about to be written to the disk tier: say what its pages are."""
-        keys = node.hash_value
-        if not self.active or not keys:
+        if not self.active or not node.hash_value:
             return
+        if node.canopy.told > float("-inf"):
+            self._dirty.pop(node, None)  # its request is done: there is nothing to add later
+        self._note(node)
+
+    def _note(self, node: UnifiedTreeNode) -> None:
+        keys = node.hash_value
         measure(node)
         leaf, page = node.canopy, self.core.page_size
         leaf.on_disk = True
@@ -224,7 +229,7 @@ class DiskLink:
             return
         node.canopy.told = self.core.clock
         if PAGES.of(keys[0]) is not None:
-            self.note(node)  # not written yet: it is to be written as it is now
+            self._note(node)  # not written yet: it is to be written as it is now
         PAGES.used(keys, self._meta(node.canopy))
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
