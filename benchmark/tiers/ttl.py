@@ -50,7 +50,7 @@ from sglang_canopy.trace.synth_presets import get_preset
 BYTES_A_TOKEN = PRESETS["llama-3.1-8b"].kv_bytes_per_token()
 REFRESH_S = {"conversation": 300.0}
 WINDOW_S = {"conversation": 900.0}
-TTLS_S = (10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+TTLS_S = (10.0, 30.0, 60.0, 120.0, 300.0)
 FULL_TTLS_S = GRID_S[(GRID_S >= 4) & (GRID_S <= 4096)]
 NAMES = ("trace-a", "trace-b", "agentic", "conversation")
 
@@ -116,7 +116,7 @@ def only_groups(log: PathSnapshot, found: Learnt, learning: Learning) -> Learnt:
 
 def measure(name: str, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     """Rows of every way to set TTLs, at each of ``TTLS_S``'s bytes."""
-    refresh_s, window_s = REFRESH_S.get(name, 600.0), WINDOW_S.get(name, 1800.0)
+    refresh_s, window_s = REFRESH_S.get(name, 900.0), WINDOW_S.get(name, 1800.0)
     log = path_snapshot(trace)
     segments = segments_of(log)
     half_s = (log.start_s + log.end_s) / 2

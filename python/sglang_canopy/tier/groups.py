@@ -73,8 +73,9 @@ class Groups:
 
 def choose_groups(segments: Segments, budget_tokens: float, choice: Choice) -> Groups:
     """Subtrees of the window to give TTLs of their own, on a disk of ``budget_tokens``."""
-    few = choice.groups and len(segments)
-    candidates = _candidates(segments, choice.min_reuses) if few else np.zeros(0, dtype=np.int64)
+    candidates = np.zeros(0, dtype=np.int64)
+    if choice.groups and len(segments):
+        candidates = _candidates(segments, choice.min_reuses)
     roots = [int(r) for r in segments.first[candidates]]
     under = segments.under(roots)
     parent = segments.parent[candidates]
