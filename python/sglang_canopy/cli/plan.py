@@ -35,9 +35,11 @@ from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.config import ROUTINGS
 from sglang_canopy.sim.system.profile import EngineProfile, load_profile
 from sglang_canopy.tier.plan_file import write_plan
+from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH
 from sglang_canopy.trace.open import format_names, open_trace
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.sglang_log import read_as_server
 
 PROFILE, PRICES = "llama-3.1-8b-a100", "aws-us-east-1"
 DEVICE_GIB = 40.0
@@ -99,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = reading.add_argument
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
     add("--load", type=float, default=1.0, metavar="X", help="the same requests X times as fast")
+    add("--block-tokens", type=int, default=64, metavar="N", help="the server's (format sglang)")
     add("--requests", type=int, default=0, metavar="N", help="only the first N")
     add("--conversations", type=int, metavar="N", help="overlay N conversations of an archive")
     add("--window-s", type=float, default=3600.0, metavar="S", help="started within S seconds")
@@ -207,12 +210,9 @@ def check(args: argparse.Namespace) -> _Job:
 def plan_once(job: _Job) -> tuple[Plan, Work, dict[str, Any]]:
     """Read the trace and plan."""
     args = job.args
-    work = Work(
-        read(job),
-        job.engine,
-        load_prices(args.prices),
-        _policy_configs(args.policy_config),
-    )
+    trace, ids = read(job)
+    prices, configs = load_prices(args.prices), _policy_configs(args.policy_config)
+    work = Work(trace, job.engine, prices, configs, ids)
     cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
@@ -248,14 +248,20 @@ def plan_once(job: _Job) -> tuple[Plan, Work, dict[str, Any]]:
     return plan, work, about
 
 
-def read(job: _Job) -> CompactTrace:
-    """The requests to plan for. Raises ``CanopyError``, also for an empty trace."""
-    args = job.args
+def read(job: _Job) -> tuple[CompactTrace, str]:
+    """The requests to plan for, and whose ids their blocks are.
+
+    Raises ``CanopyError``, also for an empty trace.
+    """
+    args, ids = job.args, TRACE_HASH
     source: Iterable[TraceRequest]
     if args.conversations is not None:
         source = overlay(
             job.path, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
         )
+    elif job.format == "sglang" and _logs_tokens(job):
+        ids = SERVER_HASH
+        source = read_as_server(job.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
     else:
         source = open_trace(job.path, job.format, skip_bad=args.skip_bad)
     if job.slot is not None:
@@ -265,7 +271,17 @@ def read(job: _Job) -> CompactTrace:
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
         raise CanopyError(f"{job.path!r} has no requests; give a trace that has")
-    return trace
+    return trace, ids
+
+
+def _logs_tokens(job: _Job) -> bool:
+    """Whether a server's log has token ids, so that its own block ids can be made."""
+    args = job.args
+    try:
+        log = read_as_server(job.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        return next(log, None) is not None
+    except CanopyError:
+        return False  # prompts as text: the plain reader estimates their lengths
 
 
 def remarks(job: _Job, work: Work) -> list[str]:

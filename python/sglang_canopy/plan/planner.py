@@ -171,7 +171,9 @@ def make_plan(
         sensitivity: dict[float, Row] = {1.0: choice.row}
         if request.checks:
             say("neighbours", len(rows), len(rows))
-            choice, neighbours = _settle(choice, rows, request, space, evaluate)
+            choice, neighbours, seen = _settle(choice, rows, request, space, evaluate)
+            found.stages["neighbours"] = len(seen) - len(rows)
+            found.rows, rows = seen, list(seen.values())
             say("other loads", len(rows), len(rows))
             sensitivity = {1.0: choice.row}
             for load in LOADS:
@@ -211,7 +213,7 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
 
 def _settle(
     choice: Choice, rows: list[Row], request: Request, space: Space, evaluate: Evaluator
-) -> tuple[Choice, list[Rejected]]:
+) -> tuple[Choice, list[Rejected], dict[Configuration, Row]]:
     """Look at the neighbours; move to a better one as long as there is one."""
     seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
     for _ in range(len(space.dram_gib) + len(space.disk_gib)):
@@ -227,9 +229,9 @@ def _settle(
                 )
                 for row in beside
             ]
-            return better, rejected
+            return better, rejected, seen
         choice = better
-    return choice, []
+    return choice, [], seen
 
 
 def to_json(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:

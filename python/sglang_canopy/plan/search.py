@@ -140,6 +140,10 @@ class _Search:
             for disk in disks
             for dram in sorted({0, min(1, half), half})
         ]
+        # One look at the far end of DRAM: caches have cliffs, where nothing is gained until
+        # the working set fits, and no step before says so.
+        top = len(self.space.dram_gib) - 1
+        points += [self.space.at(where, top, 0) for where in self._slices]
         self._add("coarse", points)
 
     def expand(self) -> None:
@@ -147,8 +151,9 @@ class _Search:
         top = len(self.space.dram_gib) - 1
         half = len(self.space.dram_gib) // 2
         step = max(1, (top - half + 1) // 2)
+        # The line without a disk has its far end already.
         open_lines = [
-            (where, disk) for where in self._slices for disk in range(len(self.space.disk_gib))
+            (where, disk) for where in self._slices for disk in range(1, len(self.space.disk_gib))
         ]
         while open_lines and not self.found.out_of_budget:
             scale = self._scale()
@@ -158,6 +163,10 @@ class _Search:
                 if len(line) < 2 or line[-1][0] >= top:
                     continue
                 gain = scale(self._vector(line[-2][1])) - scale(self._vector(line[-1][1]))
+                end = self.space.at(where, top, 0)
+                if end is not None and end in self.found.rows:
+                    ahead = scale(self._vector(line[-1][1])) - scale(self._vector(end))
+                    gain = np.maximum(gain, ahead)
                 if gain.max() < self.options.marginal_gain:
                     continue
                 points.append(self.space.at(where, min(top, line[-1][0] + step), disk))

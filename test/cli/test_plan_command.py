@@ -1,0 +1,204 @@
+"""``canopy plan`` as a user runs it."""
+
+import json
+import os
+import random
+import stat
+
+import pytest
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.tier.plan_file import read_plan
+
+ROW = {
+    "instances",
+    "dram_gib",
+    "disk",
+    "disk_gib",
+    "ttl",
+    "device_policy",
+    "host_policy",
+    "disk_policy",
+    "mean_ttft_s",
+    "p99_ttft_s",
+    "throughput_tokens_per_s",
+    "cost_per_hour",
+    "token_hit_ratio_by_tier",
+}
+SMALL = (
+    "--device-tokens", "30000", "--dram-levels", "3", "--disk-levels", "2",
+    "--disks", "gp3-1000", "--jobs", "1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """A small Mooncake trace: conversations that grow, in random turns."""
+    draw = random.Random(0)
+    paths, ids, lines = [[] for _ in range(12)], iter(range(10_000)), []
+    for at in range(120):
+        path = draw.choice(paths)
+        path += [next(ids) for _ in range(draw.randint(1, 4))]
+        row = {
+            "timestamp": at * 400,
+            "input_length": len(path) * 512 - draw.choice((0, 100)),
+            "output_length": 20,
+            "hash_ids": path,
+        }
+        lines.append(json.dumps(row))
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture
+def plan(trace, tmp_path):
+    """Runs the command on the trace; its status, and the JSON it wrote."""
+
+    def run(*arguments, base=SMALL):
+        out = tmp_path / "out.json"
+        common = ["--trace", str(trace), "--format", "mooncake", "--cache", str(tmp_path / "c")]
+        status = main(["plan", *common, *base, "--json", str(out), *arguments])
+        return status, json.loads(out.read_text()) if out.exists() else None
+
+    return run
+
+
+def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
+    page, file = tmp_path / "plan.html", tmp_path / "plan.json"
+    status, report = plan(
+        "--slo", "p99_ttft<600s", "--minimise", "cost", "--html", str(page), "--output", str(file),
+        "--disk-path", "/var/lib/kv",
+    )  # fmt: skip
+    assert status == 0
+    said = capsys.readouterr().out
+    for words in ("Non-dominated", "Extremes beside the fixed baseline", "Chosen (least cost",
+                  "Why not the ones beside it", "at other loads", "an example to replace",
+                  f"--canopy-plan {file}"):  # fmt: skip
+        assert words in said
+    assert {"evaluations", "front", "baseline", "hypervolume", "seconds"} <= set(report)
+    assert all(set(row) >= ROW for row in [*report["front"], report["baseline"]])
+    assert report["baseline"]["disk"] is None
+    assert 0 < report["hypervolume"] <= 1.2
+    assert report["evaluations"] == len(report["evaluated"]) <= report["grid_size"]
+    assert set(report["sensitivity"]) == {"0.8", "1", "1.2"}
+    assert report["neighbours"]
+    assert all(row["why_not"] for row in report["neighbours"])
+    chosen = report["chosen"]
+    assert chosen["cost"] == min(row["cost"] for row in report["evaluated"])
+    server = read_plan(file)
+    assert server.radix_eviction == "canopy-lru"
+    assert (server.host_bytes or 0) == round(chosen["dram_gib"] * 2**30)
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    html = page.read_text()
+    assert html.count("data:image/png;base64,") == 3
+    assert "http" not in html.split("<p class=small>Prices")[0]
+
+
+def test_the_grid_has_the_same_form_and_dominates_at_least_as_much(plan):
+    _, adaptive = plan("--no-checks", "--budget", "0.5")
+    status, grid = plan("--no-checks", "--grid")
+    assert status == 0
+    assert set(grid) == set(adaptive)
+    assert grid["evaluations"] == grid["grid_size"] > adaptive["evaluations"]
+    mine = {json.dumps([row[k] for k in sorted(ROW) if k != "token_hit_ratio_by_tier"])
+            for row in adaptive["evaluated"]}  # fmt: skip
+    all_of_it = {json.dumps([row[k] for k in sorted(ROW) if k != "token_hit_ratio_by_tier"])
+                 for row in grid["evaluated"]}  # fmt: skip
+    assert mine <= all_of_it
+
+
+def test_a_second_run_simulates_nothing(plan):
+    _, first = plan()
+    _, second = plan()
+    assert first["simulated"] > 0
+    assert second["simulated"] == 0
+    assert second["front"] == first["front"]
+
+
+def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
+    status, report = plan("--slo", "p99_ttft<1us,cost<1000")
+    said = capsys.readouterr().out
+    assert status == 0
+    assert "No configuration meets p99_ttft<1us and cost<1000" in said
+    assert "p99_ttft<1us: the best found is" in said
+    assert "The nearest feasible point" in said
+    assert "it is feasible with: p99_ttft<" in said
+    assert not report["feasible"]
+    assert report["binding"] == ["p99_ttft<1us"]
+
+
+def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
+    arguments = ["plan", str(trace), "--no-cache", "--no-checks", *SMALL]
+    assert main(arguments) == 0
+    assert "Chosen (least cost)" in capsys.readouterr().out
+
+
+def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
+    status, _ = plan("--watch", "--last-hours", "1", "--rounds", "2", "--every", "0.001",
+                     "--no-checks")  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 0
+    assert "of the last 1 h: new plan" in said
+    assert "of the last 1 h: as before" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slo", "p99_tfft<2s"), "did you mean 'p99_ttft'?"),
+        (("--slo", "p99_ttft<2parsec"), "unit 'parsec' is not one of"),
+        (("--disks", "gp33"), "unknown disk class 'gp33'; aws-us-east-1 has: gp3, gp3-500"),
+        (("--prices", "asw"), "no price list 'asw'"),
+        (("--profile", "h200"), "profile 'h200' is neither one of"),
+        (("--model", "qwen3-8b"), "is of model 'llama-3.1-8b', not of 'qwen3-8b'"),
+        (("--minimise", "throughput"), "write --maximise throughput"),
+        (("--maximise", "costs"), "did you mean 'cost'?"),
+        (("--objectives", "cost"), "two or more different objectives"),
+        (("--disk-policy", "wb"), "--disk-policy: unknown policy 'wb'"),
+        (("--ttl", "soon"), "--ttl must be none, group or seconds above 0"),
+        (("--instances", "1,x"), "--instances must be whole numbers of 1 or more"),
+        (("--backend", "slurm"), "--backend must be one of local, ray"),
+        (("--json", "/no/such/folder/out.json"), "its folder does not exist"),
+        (("--same-slot-last-week", "2"), "use --last-hours"),
+        (("--jobs", "0"), "--jobs must be 1 or more"),
+        (("--device-tokens", "600"), "device_tokens is 600"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(plan, capsys, arguments, message):
+    status, _ = plan(*arguments)
+    captured = capsys.readouterr()
+    assert status == 2
+    line = captured.err.strip().splitlines()[-1]
+    assert line.startswith("canopy plan: ")
+    assert message in line
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no requests; give a trace that has"),
+        (
+            '{"timestamp":5,"input_length":1,"output_length":1,"hash_ids":[1]}\n'
+            '{"timestamp":1,"input_length":1,"output_length":1,"hash_ids":[1]}\n',
+            "sort the trace by time",
+        ),
+    ],
+)
+def test_a_trace_that_cannot_be_planned_for(plan, trace, capsys, content, message):
+    trace.write_text(content)
+    status, _ = plan()
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_trace_or_two(trace, capsys):
+    assert main(["plan"]) == 2
+    assert "give one trace" in capsys.readouterr().err
+    assert main(["plan", "/no/such/trace"]) == 2
+    assert "no trace at '/no/such/trace'" in capsys.readouterr().err
+    empty = trace.with_name("empty.jsonl")
+    empty.write_text("")
+    assert main(["plan", str(empty)]) == 2
+    assert "is empty or in no known format" in capsys.readouterr().err

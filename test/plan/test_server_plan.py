@@ -1,0 +1,92 @@
+"""What of a chosen configuration a server is told."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from sglang_canopy.plan.prices import GIB, load_prices
+from sglang_canopy.plan.server_plan import live_name, server_plan
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.system import Engine
+from sglang_canopy.plan.worker import Work
+from sglang_canopy.policy.registry import live_names, policy_names
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.profile import load_profile
+from sglang_canopy.tier.plan_file import read_plan, write_plan
+from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH, Group, TTLTable
+from sglang_canopy.trace.record import TraceRequest
+
+PROFILE = load_profile("llama-3.1-8b-a100")
+
+
+def work(ids=TRACE_HASH):
+    """Two kinds of prompts: one asked again within seconds, one after minutes."""
+    draw, requests = random.Random(0), []
+    for at in range(600):
+        root = 1 + at % 2
+        path = (root * 10**6, root * 10**6 + 1 + draw.randrange(4 if root == 1 else 40))
+        requests.append(TraceRequest(at * 1.0, 128, 4, path, 64, category=f"k{root}"))
+    prices = load_prices("aws-us-east-1")
+    return Work(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
+
+
+WITH_DISK = Configuration(
+    instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, device_policy="wa", disk_policy="s3fifo"
+)
+
+
+def row(c):
+    return c.to_json()
+
+
+def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
+    plan = server_plan(row(replace(WITH_DISK, ttl=600.0)), work(), {"trace": "t"}, "/kv")
+    write_plan(tmp_path / "plan.json", plan)
+    read = read_plan(tmp_path / "plan.json")
+    assert read == plan
+    assert (read.host_bytes, read.disk_bytes) == (round(1.5 * GIB), 2 * 2**30)
+    assert (read.radix_eviction, read.host_eviction) == ("wa", "canopy-lru")
+    assert (read.disk_eviction, read.disk_path) == ("s3fifo", "/kv")
+    assert read.ttl.residual_ttl_s == 600
+    assert read.made_by["instances"] == 2
+    read.check_for_server()
+
+
+def test_no_disk_says_nothing_of_one():
+    plan = server_plan(row(Configuration(dram_gib=1.0)), work(), {}, "/kv")
+    assert (plan.disk_bytes, plan.disk_path, plan.disk_eviction, plan.ttl) == (None,) * 4
+
+
+def with_groups(ids):
+    """A window's table needs a day of traffic to be sure of a group; this one is given."""
+    given = work(ids)
+    given._tables[8.0, 1.0] = TTLTable((Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids)
+    return given
+
+
+def test_groups_of_a_servers_own_log_are_written():
+    given = with_groups(SERVER_HASH)
+    plan = server_plan(row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), given, {})
+    assert plan.ttl == given.group_table(8.0)
+    plan.check_for_server()
+
+
+def test_groups_of_another_trace_are_left_out_and_it_is_said():
+    plan = server_plan(
+        row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), with_groups(TRACE_HASH), {}
+    )
+    assert plan.ttl == TTLTable((), 300.0)
+    assert "2 groups of this trace left out" in plan.made_by["group_ttls"]
+    plan.check_for_server()
+
+
+def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
+    table = work().group_table(16 * 64 * PROFILE.kv_bytes_per_token / GIB)
+    assert table.hash == TRACE_HASH
+    assert table.block_tokens == 64
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_has_a_name_that_a_server_knows(name):
+    assert live_name(name) in live_names()
