@@ -12,6 +12,7 @@ from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
     "simulate": "hit ratios of policies x capacities x traces, without a server",
+    "simulate-system": "one configuration of instances, memory and disk over a trace",
     "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "what a trace's reuse looks like, and which policy it wants",
     "plan": "how much DRAM and disk a workload should get, at what price",

@@ -1,0 +1,135 @@
+"""``canopy simulate-system``: one configuration of instances, memory and disk over a trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.report.table import bytes_text
+from sglang_canopy.sim.system import (
+    EventLog,
+    SystemConfig,
+    SystemResult,
+    TierSpec,
+    Workload,
+    load_profile,
+    simulate_system,
+)
+from sglang_canopy.sim.system.config import PREFETCH_POLICIES, ROUTINGS, WRITE_POLICIES
+from sglang_canopy.sim.system.profile import Bandwidth, profile_names
+from sglang_canopy.trace.open import format_names, open_trace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``canopy simulate-system``."""
+    add = parser.add_argument
+    add("--trace", required=True, metavar="PATH", help="trace file")
+    add("--format", required=True, help=", ".join(format_names()))
+    add("--profile", required=True, help=f"a file, or one of: {', '.join(profile_names())}")
+    add("--model", metavar="NAME", help="the profile must be of this model")
+    add("--device-tokens", type=int, required=True, metavar="N", help="KV pool of an instance")
+    add("--host-gb", type=float, default=0.0, metavar="G", help="host memory of an instance")
+    add("--host-gb-per-s", type=float, metavar="G", help="by default the profile's")
+    add("--disk-gb", type=float, default=0.0, metavar="G", help="one disk for all instances")
+    add("--disk-read-gb-per-s", type=float, metavar="G", help="by default the profile's")
+    add("--disk-write-gb-per-s", type=float, metavar="G", help="by default as for reads")
+    add("--disk-per-instance", action="store_true", help="each instance has a disk of its own")
+    add("--shared-channel", action="store_true", help="the disk's reads and writes take turns")
+    add("--ttl-s", type=float, metavar="S", help="of what is on host and disk")
+    add("--instances", type=int, default=1, metavar="N")
+    add("--routing", default=ROUTINGS[0], choices=ROUTINGS)
+    add("--policy", default="lru", help="eviction policy of every tier")
+    add("--write-policy", default=WRITE_POLICIES[0], choices=WRITE_POLICIES)
+    add("--prefetch-policy", default=PREFETCH_POLICIES[0], choices=PREFETCH_POLICIES)
+    add("--max-running", type=int, default=256, metavar="N")
+    add("--chunked-prefill-tokens", type=int, default=8192, metavar="N")
+    add("--seed", type=int, default=0, metavar="K", help="of the routing's ties")
+    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
+    add("--turns-wait", action="store_true", help="a turn comes after the answer before it")
+    add("--json", metavar="OUT", help="write the result")
+    add("--chrome-trace", metavar="OUT", help="write what happened, for Perfetto")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, print, write what was asked for."""
+    for out in (args.json, args.chrome_trace):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    profile = load_profile(args.profile, args.model)
+    ttl = {"ttl": args.ttl_s, "policy": args.policy}
+    host = disk = None
+    if args.host_gb:
+        speed = _speed(args.host_gb_per_s, None, profile.host, "--host-gb-per-s")
+        host = _tier(args.host_gb, speed, ttl)
+    if args.disk_gb:
+        given = (args.disk_read_gb_per_s, args.disk_write_gb_per_s)
+        speed = _speed(*given, profile.disk, "--disk-read-gb-per-s")
+        disk = _tier(args.disk_gb, speed, {**ttl, "shared_channel": args.shared_channel})
+    config = SystemConfig(
+        device_tokens=args.device_tokens,
+        instances=args.instances,
+        routing=args.routing,
+        device_policy=args.policy,
+        host=host,
+        disk=disk,
+        disk_per_instance=args.disk_per_instance,
+        max_running=args.max_running,
+        chunked_prefill_tokens=args.chunked_prefill_tokens,
+        write_policy=args.write_policy,
+        prefetch_policy=args.prefetch_policy,
+    )
+    events = EventLog() if args.chrome_trace else None
+    workload = Workload(open_trace(args.trace, args.format, skip_bad=args.skip_bad))
+    result = simulate_system(
+        workload, config, profile, seed=args.seed, events=events, turns_wait=args.turns_wait
+    )
+    print(summary(result, f"{profile.name} ({profile.source})"))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result.to_json(), indent=1) + "\n")
+    if events is not None:
+        events.write(args.chrome_trace)
+        if events.dropped:
+            print(f"{args.chrome_trace}: {events.dropped:,} events beyond the first "
+                  f"{events.limit:,} are left out")  # fmt: skip
+    return 0
+
+
+def summary(result: SystemResult, profile: str) -> str:
+    """What is printed."""
+    hits = ", ".join(f"{t} {n:.1%}" for t, n in result.token_hit_ratio_by_tier.items())
+    held = ", ".join(f"{t} {bytes_text(int(n))}" for t, n in result.mean_bytes_by_tier.items())
+    return "\n".join(
+        (
+            f"profile      {profile}",
+            f"requests     {result.requests:,} in {result.makespan_s:,.0f} s",
+            f"TTFT         mean {result.mean_ttft_s:.3f} s, P50 {result.p50_ttft_s:.3f}, "
+            f"P90 {result.p90_ttft_s:.3f}, P99 {result.p99_ttft_s:.3f}",
+            f"queue        mean {result.mean_queue_s:.3f} s, longest {result.peak_queue_length}",
+            f"decode       {result.mean_tpot_s * 1000:.1f} ms a token",
+            f"throughput   {result.throughput_tokens_per_s:,.0f} tokens/s, "
+            f"of them {result.output_tokens_per_s:,.0f} generated",
+            f"busy         {result.busy_share:.1%} of the time",
+            f"token hits   {result.token_hit_ratio:.1%}: {hits}",
+            f"held         {held} (mean)",
+            f"disk         {bytes_text(int(result.disk_read_bytes))} read, "
+            f"{bytes_text(int(result.disk_written_bytes))} written",
+            f"simulated    {result.events:,} events in {result.seconds:.1f} s",
+        )
+    )
+
+
+def _speed(
+    read: float | None, write: float | None, known: Bandwidth | None, option: str
+) -> tuple[float, float]:
+    """Bytes/s of reads and writes."""
+    if read is not None:
+        return read * 1e9, (read if write is None else write) * 1e9
+    if known is None:
+        raise CanopyError(f"the profile has no bandwidth for this tier; give {option}")
+    return known.read_bytes_per_s, known.write_bytes_per_s if write is None else write * 1e9
+
+
+def _tier(size_gb: float, speed: tuple[float, float], others: dict) -> TierSpec:
+    return TierSpec(size_gb * 1e9, *speed, **others)
