@@ -1,0 +1,393 @@
+"""The disk store against SGLang's ``file`` backend: hits, throughput, latency, memory, sweeper.
+
+    python benchmark/tiers/store.py hits
+    python benchmark/tiers/store.py speed
+    python benchmark/tiers/store.py sweeper
+
+Real pages in real files, both backends in one run with the same bytes, through the calls that
+HiCache's controller makes. Prints JSON. ``--folder`` is where the files go (and are removed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+DATA = Path(os.environ.get("CANOPY_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+POLICIES = ("lru", "wa")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("question", choices=("hits", "speed", "sweeper"))
+    parser.add_argument("--folder", type=Path, help="where the files go (default: temporary)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=0.25, help="share of the distinct pages")
+    parser.add_argument("--front", type=float, default=0.0, help="tier above, share of the same")
+    parser.add_argument("--trace", choices=("trace-b", "agentic"), action="append")
+    parser.add_argument("--policy", action="append", help=f"disk policies (default {POLICIES})")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="length of trace-b")
+    parser.add_argument("--rate", type=float, default=4.0, help="requests a second of trace-b")
+    parser.add_argument("--conversations", type=int, default=60)
+    parser.add_argument("--window-s", type=float, default=2160.0)
+    parser.add_argument("--archive", type=Path, default=DATA / "agentic_coding/traces_500.tar.xz")
+    parser.add_argument("--pages", type=int, default=100_000, help="pages for latencies")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="canopy-store-", dir=options.folder))
+    try:
+        answer = {"hits": hits, "speed": speed, "sweeper": sweeper}[options.question]
+        print(json.dumps(answer(options, folder), indent=1))
+    finally:
+        shutil.rmtree(folder)
+
+
+# ---- token hit ratio ----
+
+
+def hits(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Token hit ratio on disk at a budget, each backend from an empty disk."""
+    import store_replay
+    from store_backends import CanopyBackend, FileBackend, Unbounded
+
+    rows = []
+    for name in options.trace or ("trace-b", "agentic"):
+        if name == "trace-b":
+            group = 4  # 64 tokens a page
+            trace = list(store_replay.trace_b(options.seconds, options.rate, options.seed))
+        else:
+            group = 4  # 256 tokens a page
+            trace = list(
+                store_replay.agentic(
+                    options.archive, options.conversations, options.window_s, options.seed
+                )
+            )
+        pages = store_replay.distinct_pages(trace, group)
+        pool = _small_pool()
+        page_bytes = _page_bytes(pool)
+        capacity = int(options.budget * pages) * page_bytes
+        front = int(options.front * pages) * group
+        base = None
+        for kind in ("file", *(options.policy or POLICIES), "unbounded"):
+            place = folder / f"{name}-{kind}"
+            place.mkdir()
+            if kind == "file":
+                backend: Any = FileBackend(pool, place, capacity)
+            elif kind == "unbounded":
+                backend = Unbounded(pool)
+            else:
+                backend = CanopyBackend(pool, place, capacity, kind)
+            begin = time.perf_counter()
+            done = store_replay.replay(backend, trace, group, front_blocks=front)
+            seconds = time.perf_counter() - begin
+            backend.close()
+            ratio = done.disk_tokens / done.tokens
+            base = ratio if base is None else base
+            rows.append(
+                {
+                    "trace": name,
+                    "backend": backend.name,
+                    "requests": done.requests,
+                    "distinct_pages": pages,
+                    "budget_pages": capacity // page_bytes,
+                    "front_hit_ratio": round(done.front_tokens / done.tokens, 4),
+                    "disk_hit_ratio": round(ratio, 4),
+                    "against_file": round(ratio / base, 3) if base else None,
+                    "wrong_pages": done.wrong_pages,
+                    "pages_written": done.pages_written,
+                    "bytes_on_disk": _bytes_below(place),
+                    "seconds": round(seconds, 1),
+                }
+            )
+            shutil.rmtree(place)
+    return rows
+
+
+# ---- throughput, latency, memory ----
+
+
+def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    return {
+        "throughput": _throughput(folder),
+        "latency": _latency(options, folder),
+        "memory": _memory(options, folder),
+    }
+
+
+def _throughput(folder: Path) -> list[dict[str, Any]]:
+    """MB/s of writing and reading, in turns, five rounds each; the median counts."""
+    from store_backends import CanopyBackend, FileBackend
+    from store_pool import host_pool
+
+    rows = []
+    for label, shape in {
+        "4 KiB": {"page_tokens": 4, "layers": 8, "heads": 2, "head_dim": 16},
+        "184 KiB": {"page_tokens": 8, "layers": 30, "heads": 3, "head_dim": 64},
+        "1.4 MiB": {"page_tokens": 64, "layers": 30, "heads": 3, "head_dim": 64},
+    }.items():
+        pool = host_pool(64, **shape)
+        pool.kv_buffer.normal_()
+        size = _page_bytes(pool)
+        count = max(64, min(8192, (256 << 20) // size)) // 64 * 64
+        found: dict[tuple[str, str], list[float]] = {}
+        for turn in range(5):
+            for name in ("file", "canopy") if turn % 2 == 0 else ("canopy", "file"):
+                place = folder / "speed"
+                place.mkdir()
+                if name == "file":
+                    backend: Any = FileBackend(pool, place, 1 << 40)
+                else:
+                    backend = CanopyBackend(pool, place, (count + 64) * size)
+                for what, seconds in _timed(backend, count).items():
+                    found.setdefault((what, name), []).append(count * size / seconds / 1e6)
+                backend.close()
+                shutil.rmtree(place)
+        for what in ("write", "read"):
+            mine, theirs = (sorted(found[what, n])[2] for n in ("canopy", "file"))
+            rows.append(
+                {
+                    "page": label,
+                    "what": what,
+                    "pages": count,
+                    "file_mb_s": round(theirs),
+                    "canopy_mb_s": round(mine),
+                    "ratio": round(mine / theirs, 2),
+                }
+            )
+    return rows
+
+
+def _timed(backend: Any, count: int) -> dict[str, float]:
+    """Seconds to write and to read ``count`` pages, batches of 64 in a chain."""
+    keys = list(itertools.islice(_keys("t"), count))
+    batches = [keys[i : i + 64] for i in range(0, count, 64)]
+    for place in range(64):
+        backend.stamp(place, keys[place])
+    begin = time.perf_counter()
+    for i, batch in enumerate(batches):
+        backend.note(batch, _metas(len(batch)), batches[i - 1][-1] if i else None)
+        backend.set(batch)
+    written = time.perf_counter()
+    for batch in batches:
+        assert backend.get(batch) == 64
+    return {"write": written - begin, "read": time.perf_counter() - written}
+
+
+def _filled(options: argparse.Namespace, make: Callable[[], Any]) -> tuple[Any, list[list[str]]]:
+    """A backend with paths of 128 pages, ``--pages`` of them in all."""
+    backend = make()
+    paths = []
+    names = _keys("p")
+    for _ in range(options.pages // 128):
+        path = list(itertools.islice(names, 128))
+        for first in range(0, 128, backend.batch):
+            batch = path[first : first + backend.batch]
+            backend.note(batch, _metas(len(batch)), path[first - 1] if first else None)
+            backend.set(batch)
+        paths.append(path)
+    return backend, paths
+
+
+def _latency(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """P50 and P99 of one call on 128 and on 16 pages of 4 KiB, interleaved."""
+    import random
+
+    from store_backends import CanopyBackend, FileBackend
+
+    pool = _small_pool()
+    capacity = 2 * options.pages * _page_bytes(pool)
+    backends = []
+    for name, make in {
+        "file": lambda f: FileBackend(pool, f, capacity),
+        "canopy": lambda f: CanopyBackend(pool, f, capacity),
+    }.items():
+        place = folder / f"latency-{name}"
+        place.mkdir()
+        backends.append((name, *_filled(options, lambda m=make, p=place: m(p))))
+    times: dict[tuple[str, int, str], list[float]] = {}
+    rng = random.Random(options.seed)
+    for _ in range(1000):
+        for pages in (16, 128):
+            choice = rng.randrange(len(backends[0][2]))
+            for name, backend, paths in backends:
+                path = paths[choice][:pages]
+                begin = time.perf_counter()
+                assert backend.exists(path) == pages
+                middle = time.perf_counter()
+                assert backend.get(path) == pages
+                end = time.perf_counter()
+                times.setdefault(("batch_exists", pages, name), []).append(middle - begin)
+                times.setdefault(("batch_get", pages, name), []).append(end - middle)
+    rows = []
+    for call, pages in itertools.product(("batch_exists", "batch_get"), (16, 128)):
+        row: dict[str, Any] = {"call": call, "pages": pages, "on_disk": len(backends[0][2]) * 128}
+        for name in ("file", "canopy"):
+            ordered = sorted(times[call, pages, name])
+            row[f"{name}_p50_us"] = round(1e6 * ordered[len(ordered) // 2])
+            row[f"{name}_p99_us"] = round(1e6 * ordered[int(0.99 * len(ordered))])
+        rows.append(row)
+    for name, backend, _ in backends:
+        backend.close()
+        shutil.rmtree(folder / f"latency-{name}")
+    return rows
+
+
+def _memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Resident bytes a page on disk, each backend in a process of its own."""
+    from store_backends import CanopyBackend, FileBackend
+
+    pool = _small_pool()
+    capacity = 2 * options.pages * _page_bytes(pool)
+    found = {}
+    for name, make in {
+        "file": lambda f: FileBackend(pool, f, capacity),
+        "canopy": lambda f: CanopyBackend(pool, f, capacity),
+    }.items():
+        place = folder / f"memory-{name}"
+        place.mkdir()
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(receiver)
+            backend = make(place)
+            warm = list(itertools.islice(_keys("warm"), 64))
+            backend.note(warm, _metas(64), None)
+            backend.set(warm)
+            gc.collect()
+            before = _resident()
+            backend, paths = _filled(options, lambda b=backend: b)
+            count = sum(map(len, paths))
+            del paths
+            gc.collect()
+            os.write(sender, b"%d %d" % (_resident() - before, count))
+            os._exit(0)
+        os.close(sender)
+        grown, count = map(int, os.read(receiver, 64).split())
+        os.waitpid(child, 0)
+        os.close(receiver)
+        found[f"{name}_bytes_a_page"] = round(grown / count)
+        shutil.rmtree(place)
+    return found
+
+
+# ---- the sweeper ----
+
+
+def sweeper(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What the sweeper's thread takes from the process, with ``--pages`` pages on disk.
+
+    Four rounds each without and with it, in turns, of a busy Python thread (the scheduler's
+    stand-in); uses of 20 paths of 128 pages arrive every second, and pages expire all along.
+    """
+    from store_backends import CanopyBackend
+
+    pool = _small_pool()
+    capacity = 2 * options.pages * _page_bytes(pool)
+    place = folder / "sweeper"
+    place.mkdir()
+    backend, paths = _filled(
+        options, lambda: CanopyBackend(pool, place, capacity, "wa", ttl=30.0, sweep_s=1.0)
+    )
+    storage = backend.storage
+    storage._stop.set()
+    storage._sweeper.join()
+    storage.sweeper_cpu_s = 0.0
+    rounds: dict[bool, list[int]] = {False: [], True: []}
+    wall = 0.0
+    turn = itertools.count()
+    for i in range(8):
+        sweeping = i % 2 == 1
+        if sweeping:
+            storage._stop.clear()
+            storage._sweeper = threading.Thread(target=storage._sweep, daemon=True)
+            storage._sweeper.start()
+            begin = time.perf_counter()
+        rounds[sweeping].append(_busy(8.0, lambda: _tell(backend, paths, turn)))
+        if sweeping:
+            storage._stop.set()
+            storage._sweeper.join()
+            wall += time.perf_counter() - begin
+    result = {
+        "pages": len(storage.store),
+        "expired": storage.store.counters.evicted["ttl"],
+        "sweeper_cpu_share": round(storage.sweeper_cpu_s / wall, 5),
+        "busy_loops_without": sorted(rounds[False]),
+        "busy_loops_with": sorted(rounds[True]),
+        "slowdown": round(1 - sum(rounds[True]) / sum(rounds[False]), 4),
+    }
+    backend.close()
+    return result
+
+
+def _busy(seconds: float, every_second: Callable[[], None]) -> int:
+    """Loops of plain Python work done in ``seconds``."""
+    loops, end, tick = 0, time.perf_counter() + seconds, time.perf_counter()
+    while (now := time.perf_counter()) < end:
+        sum(range(1000))
+        loops += 1
+        if now >= tick:
+            every_second()
+            tick += 1.0
+    return loops
+
+
+def _tell(backend: Any, paths: list[list[str]], turn: Iterator[int]) -> None:
+    for _ in range(20):
+        path = paths[next(turn) * 7 % len(paths)]
+        backend.used(path, _metas(1)[0])
+
+
+# ---- helpers ----
+
+
+def _small_pool() -> Any:
+    from store_pool import host_pool
+
+    return host_pool(128, page_tokens=4, layers=8, heads=2, head_dim=16)
+
+
+def _page_bytes(pool: Any) -> int:
+    return pool.page_size * pool.get_size_per_token()
+
+
+def _keys(name: str) -> Iterator[str]:
+    import hashlib
+
+    return (hashlib.sha256(f"{name}{i}".encode()).hexdigest() for i in itertools.count())
+
+
+def _metas(count: int) -> list[Any]:
+    from sglang_canopy.tier.page import PageMeta
+
+    now = time.time()
+    return [
+        PageMeta(
+            64 * i, 64, category="chat", conversation="c", created=now, last_access=now, hits=1
+        )
+        for i in range(count)
+    ]
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""SGLang's ``file`` backend and ours behind one face: the calls HiCache's controller makes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheFile
+from store_pool import storage_config, token_indices
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.radix.pages import PAGES
+from sglang_canopy.radix.storage import CanopyStorage, _Layout
+from sglang_canopy.tier.page import PageMeta
+
+logging.getLogger("sglang.srt.mem_cache").setLevel(logging.ERROR)
+
+
+class Backend:
+    """A storage backend and the host pool it reads into. Pages are pool places 0, 1, ..."""
+
+    name: str
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.layout = _Layout(pool)
+        self.batch = min(STORAGE_BATCH_SIZE, pool.page_num)
+        self.indices = token_indices(pool, list(range(self.batch)))
+        self.views = self.layout.views(self.indices, self.batch)
+
+    def stamp(self, place: int, key: str) -> None:
+        """Make the page at ``place`` the one of ``key`` (its first and last bytes)."""
+        mark = bytes.fromhex(key)[:16]
+        self.views[place][0][:16] = mark
+        self.views[place][-1][-16:] = mark
+
+    def is_page(self, place: int, key: str) -> bool:
+        mark = bytes.fromhex(key)[:16]
+        view = self.views[place]
+        return view[0][:16] == mark and view[-1][-16:] == mark
+
+    def at(self, pages: int) -> torch.Tensor:
+        return self.indices[: pages * self.pool.page_size]
+
+    def exists(self, keys: list[str]) -> int:
+        return self.storage.batch_exists(keys)
+
+    def get(self, keys: list[str]) -> int:
+        """Pages read into places 0, 1, ... of the pool."""
+        raise NotImplementedError
+
+    def set(self, keys: list[str]) -> None:
+        """Write what is at places 0, 1, ..."""
+        raise NotImplementedError
+
+    def say(self, event: str, request: Request) -> None:
+        """What a tree with our policies would pass on."""
+
+    def note(self, keys: Sequence[str], metas: Sequence[PageMeta], parent: str | None) -> None:
+        pass
+
+    def used(self, keys: Sequence[str], meta: PageMeta) -> None:
+        pass
+
+    def at_time(self, now: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class FileBackend(Backend):
+    """``--hicache-storage-backend file`` with its evictor, through the controller's generic path
+    (``_generic_page_set`` and ``_generic_page_get``: a flat copy of each page)."""
+
+    name = "file"
+
+    def __init__(self, pool: Any, folder: Path, capacity_bytes: int) -> None:
+        super().__init__(pool)
+        # The option that SGLang reads this from as well, as an environment variable.
+        with envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.override(str(folder)):
+            self.storage = HiCacheFile(storage_config({"max_size": capacity_bytes}))
+        self.storage.register_mem_pool_host(pool)
+
+    def get(self, keys: list[str]) -> int:
+        pool, size = self.pool, self.pool.page_size
+        into = [pool.get_dummy_flat_data_page() for _ in keys]
+        found = self.storage.batch_get(keys, into)
+        for i, page in enumerate(found):
+            if page is None:
+                return i
+            pool.set_from_flat_data_page(i * size, page)
+        return len(keys)
+
+    def set(self, keys: list[str]) -> None:
+        size = self.pool.page_size
+        self.storage.batch_set(keys, [self.pool.get_data_page(i * size) for i in range(len(keys))])
+
+
+class Unbounded(Backend):
+    """A disk without end: what no eviction could exceed. Keeps names only."""
+
+    name = "unbounded"
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(pool)
+        self._keys: set[str] = set()
+
+    def exists(self, keys: list[str]) -> int:
+        return next((i for i, key in enumerate(keys) if key not in self._keys), len(keys))
+
+    def get(self, keys: list[str]) -> int:
+        for place, key in enumerate(keys):
+            self.stamp(place, key)
+        return len(keys)
+
+    def set(self, keys: list[str]) -> None:
+        self._keys.update(keys)
+
+
+class CanopyBackend(Backend):
+    """``--hicache-storage-backend canopy``, with what Canopy's tree tells it."""
+
+    name = "canopy"
+
+    def __init__(
+        self, pool: Any, folder: Path, capacity_bytes: int, policy: str = "lru", **extra: Any
+    ) -> None:
+        super().__init__(pool)
+        PAGES.clear()
+        settings = {"path": str(folder), "capacity_bytes": capacity_bytes, "policy": policy}
+        self.storage = CanopyStorage(storage_config({**settings, "sweep_s": 3600, **extra}))
+        self.storage.register_mem_pool_host(pool)
+        assert self.storage.store.unavailable is None, self.storage.store.unavailable
+        self.name = f"canopy {policy}"
+        self._now = 0.0
+
+    def get(self, keys: list[str]) -> int:
+        got = sum(self.storage.batch_get_v1(keys, self.at(len(keys))))
+        PAGES.take(keys)  # as the tree does when it inserts them
+        return got
+
+    def set(self, keys: list[str]) -> None:
+        self.storage.batch_set_v1(keys, self.at(len(keys)))
+
+    def say(self, event: str, request: Request) -> None:
+        PAGES.announce(event, request)
+
+    def note(self, keys: Sequence[str], metas: Sequence[PageMeta], parent: str | None) -> None:
+        PAGES.note(keys, metas, [parent, *keys[:-1]])
+
+    def used(self, keys: Sequence[str], meta: PageMeta) -> None:
+        PAGES.used(keys, meta)
+
+    def at_time(self, now: float) -> None:
+        if self.storage.store.clock is not self._clock:
+            self.storage.store.clock = self._clock
+        self._now = now
+
+    def _clock(self) -> float:
+        return self._now
+
+    def close(self) -> None:
+        self.storage.close()
