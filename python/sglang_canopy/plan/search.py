@@ -163,10 +163,6 @@ class _Search:
                 if len(line) < 2 or line[-1][0] >= top:
                     continue
                 gain = scale(self._vector(line[-2][1])) - scale(self._vector(line[-1][1]))
-                end = self.space.at(where, top, 0)
-                if end is not None and end in self.found.rows:
-                    ahead = scale(self._vector(line[-1][1])) - scale(self._vector(end))
-                    gain = np.maximum(gain, ahead)
                 if gain.max() < self.options.marginal_gain:
                     continue
                 points.append(self.space.at(where, min(top, line[-1][0] + step), disk))
