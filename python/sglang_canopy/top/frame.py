@@ -21,13 +21,14 @@ _COLOURS = {"device": "green", "host": "cyan", "disk": "magenta"}
 
 def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableType:
     """Everything about one status; ``trouble`` is a line about why it is not fresh."""
-    parts: list[RenderableType] = [_head(status), _ratios(status), _tiers(status)]
-    parts.append(_categories(status))
+    gap = Text()
+    parts: list[RenderableType] = [_head(status), gap, _ratios(status)]
+    parts += [gap, _tiers(status), gap, _categories(status)]
     if status["groups"]:
-        parts.append(_groups(status["groups"]))
+        parts += [gap, _groups(status["groups"])]
     foot = _foot(status, trouble)
     if foot:
-        parts.append(foot)
+        parts += [gap, foot]
     return Panel(Group(*parts), title="canopy top", title_align="left", border_style="dim")
 
 
@@ -98,13 +99,15 @@ def _ratios(status: Mapping[str, Any]) -> RenderableType:
     table.add_row(
         Text(f"{minutes:.1f} min", style="dim"), Text(sparkline(status["history"]), style="yellow")
     )
-    return Group(Text(), table, Text())
+    return table
 
 
 def _tiers(status: Mapping[str, Any]) -> Table:
     more = [r for t in status["tiers"].values() for r in t["evicted_tokens"] if r not in _REASONS]
     reasons = [*_REASONS, *dict.fromkeys(more)]
-    table = _table("tier", "policy", "", "used", "of", "entered", *reasons, "demoted")
+    table = _table(
+        "tier", "policy", "", "used", "of", "entered", "evicted: capacity", *reasons[1:], "demoted"
+    )
     for name, tier in status["tiers"].items():
         used, room = tier["used_bytes"], tier["capacity_bytes"]
         known = used is not None and room
@@ -118,7 +121,9 @@ def _tiers(status: Mapping[str, Any]) -> Table:
             *(_count(tier["evicted_tokens"].get(reason, 0)) for reason in reasons),
             _count(tier["demoted_tokens"]),
         )
-    table.caption = "tokens entered, evicted by reason, and those of them that went a tier down"
+    table.caption = (
+        "tokens that entered, were evicted by reason, and of these still are a tier down"
+    )
     return table
 
 
