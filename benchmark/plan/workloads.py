@@ -37,12 +37,12 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("trace-a", True, 1.0, 24),
+    Workload("trace-a", True, 1.0, 12),
     Workload("trace-b", True, 1.0, 4),
-    Workload("agentic", False, 0.5, 48),
-    Workload("conversation", False, 0.1, 32),
+    Workload("agentic", False, 1.5, 24),
+    Workload("conversation", False, 0.3, 16),
 )
-RATES = {"trace-a": 3.0, "trace-b": 10.0}
+RATES = {"trace-a": 12.0, "trace-b": 30.0}
 """Requests a second of the synthetic presets: an instance's share, with the pauses as published."""
 
 
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What both benchmarks take."""
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with mooncake/ and agentic_coding/")
-    add("--requests", type=int, default=800, help="of each workload (default %(default)s)")
+    add("--requests", type=int, default=600, help="of each workload (default %(default)s)")
     add("--workloads", default=",".join(w.name for w in WORKLOADS))
-    add("--profile", default="llama-3.1-8b-a100")
+    add("--profile", default="qwen2.5-7b-h100")
     add("--prices", default="aws-us-east-1")
     add("--jobs", type=int, default=2)
     add("--cache", type=Path, help="folder for simulations already done")

@@ -29,7 +29,7 @@ from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.watch import Slot, changed, cut
 from sglang_canopy.plan.worker import Work, at_load
 from sglang_canopy.policy.registry import policy_names
-from sglang_canopy.report.plan_html import write_page, write_private
+from sglang_canopy.report.plan_html import write_figures, write_page, write_private
 from sglang_canopy.report.plan_text import plan_text
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.config import ROUTINGS
@@ -41,7 +41,7 @@ from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.sglang_log import read_as_server
 
-PROFILE, PRICES = "llama-3.1-8b-a100", "aws-us-east-1"
+PROFILE, PRICES = "llama-3.1-8b-h100", "aws-us-east-1"
 DEVICE_GIB = 40.0
 """KV room of a device whose profile does not say."""
 
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--objectives", default=",".join(DEFAULT_OBJECTIVES), metavar="A,B", help="of the front")
     add("--json", metavar="OUT", help="write everything as JSON")
     add("--html", metavar="OUT", help="write the report with figures")
+    add("--figures", metavar="FOLDER", help="write the report's figures as PNG")
     add("--output", metavar="PLAN", help="write the plan file for --canopy-plan")
     add("--disk-path", metavar="FOLDER", help="the disk store's folder, for the plan file")
     size = parser.add_argument_group("what may be chosen")
@@ -306,6 +307,8 @@ def write_outputs(job: _Job, plan: Plan, work: Work, about: Mapping[str, Any]) -
         write_private(Path(args.json), text + "\n")
     if args.html:
         write_page(args.html, plan, about, work.prices.currency)
+    if args.figures:
+        write_figures(args.figures, plan, work.prices.currency)
     if args.output:
         command = {"command": "canopy plan"}
         made = {k: v for k, v in {**command, **about}.items() if k != "price_sources"}

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Metric, Objectives, Row
@@ -124,6 +125,7 @@ def _dram(plan: Plan, currency: str) -> Figure:
             )  # fmt: skip
     for panel, y in zip(axes.flat, ("mean TTFT, s", "token hit ratio, %")):
         panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         name_axes(panel, "DRAM of an instance, GiB (leftmost: none)", y)
         panel.set_ylim(bottom=0)
     title(axes.flat[0], "Where a larger DRAM stops paying")

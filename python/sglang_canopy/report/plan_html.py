@@ -38,6 +38,16 @@ def write_page(path: Path | str, plan: Plan, about: Mapping[str, Any], currency:
     write_private(Path(path), page(plan, about, currency))
 
 
+def write_figures(folder: Path | str, plan: Plan, currency: str) -> None:
+    """Write the page's figures as PNG into an existing folder. Raises ``CanopyError``."""
+    for name, _, figure in charts(plan, currency):
+        path = Path(folder) / f"plan_{name}.png"
+        try:
+            figure.savefig(path, format="png")
+        except OSError as error:
+            raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
+
+
 def page(plan: Plan, about: Mapping[str, Any], currency: str) -> str:
     """The page, figures included as data."""
     name = html.escape(str(about.get("trace", "a trace")))
