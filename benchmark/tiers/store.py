@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,7 +33,7 @@ POLICIES = ("lru", "wa")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", choices=("hits", "speed", "sweeper"))
+    parser.add_argument("question", choices=tuple(_ANSWERS))
     parser.add_argument("--folder", type=Path, help="where the files go (default: temporary)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget", type=float, default=0.25, help="share of the distinct pages")
@@ -48,8 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="canopy-store-", dir=options.folder))
     try:
-        answer = {"hits": hits, "speed": speed, "sweeper": sweeper}[options.question]
-        print(json.dumps(answer(options, folder), indent=1))
+        print(json.dumps(_ANSWERS[options.question](options, folder), indent=1))
     finally:
         shutil.rmtree(folder)
 
@@ -185,8 +185,10 @@ def _timed(backend: Any, count: int) -> dict[str, float]:
     return {"write": written - begin, "read": time.perf_counter() - written}
 
 
-def _filled(options: argparse.Namespace, make: Callable[[], Any]) -> tuple[Any, list[list[str]]]:
-    """A backend with paths of 128 pages, ``--pages`` of them in all."""
+def _filled(
+    options: argparse.Namespace, make: Callable[[], Any], keep: bool = True
+) -> tuple[Any, list[list[str]]]:
+    """A backend with paths of 128 pages, ``--pages`` of them in all, and the paths."""
     backend = make()
     paths = []
     names = _keys("p")
@@ -196,7 +198,8 @@ def _filled(options: argparse.Namespace, make: Callable[[], Any]) -> tuple[Any, 
             batch = path[first : first + backend.batch]
             backend.note(batch, _metas(len(batch)), path[first - 1] if first else None)
             backend.set(batch)
-        paths.append(path)
+        if keep:
+            paths.append(path)
     return backend, paths
 
 
@@ -244,42 +247,37 @@ def _latency(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Resident bytes a page on disk, each backend in a process of its own."""
+def _memory(options: argparse.Namespace, _folder: Path) -> dict[str, Any]:
+    """Resident bytes a page on disk, each backend in a fresh process of its own."""
+    found = {}
+    for name in ("file", "canopy"):
+        command = [sys.executable, __file__, f"memory-{name}", "--pages", str(options.pages)]
+        if options.folder:
+            command += ["--folder", str(options.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[f"{name}_bytes_a_page"] = json.loads(done.stdout)
+    return found
+
+
+def resident(options: argparse.Namespace, folder: Path) -> int:
     from store_backends import CanopyBackend, FileBackend
 
     pool = _small_pool()
     capacity = 2 * options.pages * _page_bytes(pool)
-    found = {}
-    for name, make in {
-        "file": lambda f: FileBackend(pool, f, capacity),
-        "canopy": lambda f: CanopyBackend(pool, f, capacity),
-    }.items():
-        place = folder / f"memory-{name}"
-        place.mkdir()
-        receiver, sender = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(receiver)
-            backend = make(place)
-            warm = list(itertools.islice(_keys("warm"), 64))
-            backend.note(warm, _metas(64), None)
-            backend.set(warm)
-            gc.collect()
-            before = _resident()
-            backend, paths = _filled(options, lambda b=backend: b)
-            count = sum(map(len, paths))
-            del paths
-            gc.collect()
-            os.write(sender, b"%d %d" % (_resident() - before, count))
-            os._exit(0)
-        os.close(sender)
-        grown, count = map(int, os.read(receiver, 64).split())
-        os.waitpid(child, 0)
-        os.close(receiver)
-        found[f"{name}_bytes_a_page"] = round(grown / count)
-        shutil.rmtree(place)
-    return found
+    if options.question == "memory-file":
+        backend: Any = FileBackend(pool, folder, capacity)
+    else:
+        backend = CanopyBackend(pool, folder, capacity)
+    warm = list(itertools.islice(_keys("warm"), 128))
+    for _ in range(3):
+        backend.note(warm, _metas(128), None)
+        backend.set(warm)
+        backend.get(warm)
+    gc.collect()
+    before = _resident()
+    _filled(options, lambda: backend, keep=False)
+    gc.collect()
+    return round((_resident() - before) / (options.pages // 128 * 128))
 
 
 # ---- the sweeper ----
@@ -388,6 +386,14 @@ def _resident() -> int:
 def _bytes_below(folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
+
+_ANSWERS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
+    "hits": hits,
+    "speed": speed,
+    "sweeper": sweeper,
+    "memory-file": resident,
+    "memory-canopy": resident,
+}
 
 if __name__ == "__main__":
     main()
