@@ -33,6 +33,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.pages import PAGES, PageTable
 from sglang_canopy.radix.storage_settings import StorageSettings
 from sglang_canopy.tier.disk import DiskStore
+from sglang_canopy.tier.disk.folder import other_namespaces
 from sglang_canopy.tier.page import PageMeta
 from sglang_canopy.tier.ttl import TTLTable
 
@@ -83,8 +84,21 @@ class CanopyStorage(HiCacheStorage):
             settings.capacity_bytes // self._layout.page_bytes,
             settings.policy,
         )
+        if self.store.unavailable is None:
+            self._say_other_models(self.store)
         self._sweeper = threading.Thread(target=self._sweep, name="canopy-sweeper", daemon=True)
         self._sweeper.start()
+
+    @staticmethod
+    def _say_other_models(store: DiskStore) -> None:
+        for folder, size in other_namespaces(store.path.parent, store.path).items():
+            if size:
+                logger.info(
+                    "%s holds %.1f GB of another model, layout or rank, which count in no budget "
+                    "of this one; remove it if no server needs it (file 'namespace' says whose).",
+                    folder,
+                    size / 1e9,
+                )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)

@@ -72,15 +72,13 @@ def claim(folder: str | os.PathLike[str], namespace: str) -> Claim:
     return Claim(path, fd)
 
 
-def other_namespaces(folder: str | os.PathLike[str], mine: Path) -> dict[str, int]:
-    """Other models' pages below ``folder``: namespace -> bytes on disk."""
-    found: dict[str, int] = {}
-    for path in Path(folder).iterdir():
-        if path == mine or not path.is_dir():
-            continue
-        with contextlib.suppress(OSError):
-            name = (path / _NAMESPACE).read_text(errors="replace")[:200]
-            found[name] = sum(f.stat().st_size for f in path.iterdir())
+def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:
+    """Other models' folders below ``folder`` -> bytes of their pages on disk."""
+    found: dict[Path, int] = {}
+    for path in folder.iterdir():
+        if path != mine and (path / _NAMESPACE).is_file():
+            with contextlib.suppress(OSError):
+                found[path] = sum(f.stat().st_size for f in path.glob("segment-*.kv"))
     return found
 
 
