@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
             console = Console(file=nowhere, width=WIDTH, record=True, force_terminal=True)
             console.print(frame(status))
         try:
-            console.save_svg(str(args.svg), title="canopy top")
+            svg = console.export_svg(title="canopy top")
+            # Without the fonts that rich would have a browser fetch from elsewhere.
+            svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", svg, flags=re.DOTALL)
+            args.svg.write_text(svg, encoding="utf-8")
         except OSError as error:
             raise CanopyError(f"--svg: cannot write {args.svg}: {error}") from None
         return 0

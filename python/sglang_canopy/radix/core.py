@@ -280,10 +280,12 @@ class CanopyTreeCore(UnifiedTreeCore):
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any):
         result = super().insert_host(node_id, key, *args, **kwargs)
-        if not result.host_insert_dropped:
-            self._entered(HOST, len(key) - result.prefix_len, self.node_by_id(node_id))
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
         self.disk.came_back(result.inserted_host_node, hashes)
+        if not result.host_insert_dropped:
+            holder = result.inserted_host_node
+            node = self.node_by_id(node_id if holder is None else holder)
+            self._entered(HOST, len(key) - result.prefix_len, node)
         return result
 
     def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False):

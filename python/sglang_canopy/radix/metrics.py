@@ -58,7 +58,7 @@ METRICS = (
         "demoted_tokens_total",
         "counter",
         ("tier", "category"),
-        "the part of the evicted tokens that the tier below still has",
+        "the part of the device's evicted tokens that the host still has",
     ),
     Metric(
         "residency_seconds",

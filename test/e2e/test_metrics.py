@@ -1,0 +1,171 @@
+"""Counters and gauges on a real server's `/metrics`, and the status that `canopy top` shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sglang_canopy.radix.metrics import METRICS, PREFIX
+from sglang_canopy.radix.status_file import FOLDER_VARIABLE
+from sglang_canopy.top.source import fetch
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = 16
+PROMPT = 320
+PATIENCE_S = 60.0
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """What `true` returns, once it does: reports are made every second."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, true
+        time.sleep(0.1)
+    return found
+
+
+def series(text: str) -> Samples:
+    """Every sample of Canopy's in Prometheus' text format."""
+    found = {}
+    for line in text.splitlines():
+        match = re.fullmatch(r"(canopy:\w+)(?:\{(.*)\})? (\S+)", line)
+        if match:
+            labels = frozenset(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+            found[match[1], labels] = float(match[3])
+    return found
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """The sum of a series over the labels that are not given."""
+    wanted = set(labels.items())
+    return sum(v for (n, have), v in samples.items() if n == PREFIX + name and wanted <= have)
+
+
+@pytest.fixture
+def client(shared_server, tiny_model, tmp_path_factory):
+    """Three tiers, all of them small, with TTLs on the disk."""
+    folder = tmp_path_factory.getbasetemp() / "metrics-plan"
+    folder.mkdir(exist_ok=True)
+    plan = folder / "plan.json"
+    plan.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "host_bytes": 4096 * 1024,
+                "disk_bytes": 64 << 20,
+                "disk_path": str(folder / "disk"),
+                "ttl": {"residual_ttl_s": 3600, "categories": {"rag": 60}},
+            }
+        )
+    )
+    flags = ("--radix-eviction", "wa", "--enable-metrics", "--page-size", str(PAGE))
+    flags += ("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy")
+    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan))
+    return shared_server(tiny_model, *flags, kv_tokens=2048)
+
+
+def reported(client, requests: int) -> Samples:
+    """The samples once `requests` requests of the named categories are in them."""
+
+    def true() -> Any:
+        samples = series(client.get("/metrics"))
+        done = sum(total(samples, "requests_total", category=c) for c in ("chat", "rag"))
+        return samples if done == requests else None
+
+    return until(true)
+
+
+def test_metrics_say_what_the_responses_said(client) -> None:
+    """Hits by tier and category are the sums of what each response reported."""
+    draw = random.Random(1)
+    prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT)] for _ in range(20)]
+    said = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("chat", "rag")}
+    asked = {"chat": 0, "rag": 0}
+    for i in (0, 0, *range(1, 20), 0, 1, 18):
+        kind = "rag" if i % 2 else "chat"
+        found = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
+        details = found["meta_info"].get("cached_tokens_details") or {}
+        for tier in said[kind]:
+            said[kind][tier] += details.get(tier, 0)
+        asked[kind] += 1
+    tiers = {"device": "device", "host": "host", "storage": "disk"}
+    hit = {tier: sum(of[tier] for of in said.values()) for tier in tiers}
+    assert hit["device"] > 0, said
+    assert hit["host"] + hit["storage"] > 0, said
+
+    samples = reported(client, sum(asked.values()))
+    for kind, of in said.items():
+        for tier, tokens in of.items():
+            shown = total(samples, "hit_tokens_total", tier=tiers[tier], category=kind)
+            assert shown == tokens, (kind, tier)
+        assert total(samples, "prompt_tokens_total", category=kind) == asked[kind] * PROMPT
+        missed = total(samples, "miss_tokens_total", category=kind)
+        assert missed == asked[kind] * PROMPT - sum(of.values())
+    for tier in ("device", "host"):
+        gone = total(samples, "evicted_tokens_total", tier=tier)
+        assert gone > 0
+        assert total(samples, "residency_seconds_count", tier=tier) == gone
+    assert total(samples, "demoted_tokens_total", tier="device") > 0
+    assert total(samples, "disk_written_bytes_total") > 0
+    bytes_a_token = total(samples, "kv_bytes_per_token")
+    for tier in ("device", "host", "disk"):
+        room = total(samples, "capacity_bytes", tier=tier)
+        assert 0 < total(samples, "used_bytes", tier=tier) <= room
+        assert room >= 2048 * bytes_a_token
+    assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
+    assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
+    known = {PREFIX + m.name for m in METRICS}
+    shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
+    assert shown <= known, shown - known
+
+
+def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
+    status = until(lambda: fetch(client.url) if fetch(client.url)["prompt_tokens"] else None)
+    samples = series(client.get("/metrics"))
+    for tier, of in status["tiers"].items():
+        assert total(samples, "hit_tokens_total", tier=tier) == of["hit_tokens"]
+        for reason, tokens in of["evicted_tokens"].items():
+            assert total(samples, "evicted_tokens_total", tier=tier, reason=reason) == tokens
+    assert set(status["tiers"]) == {"device", "host", "disk"}
+    assert status["policies"]["disk"] == "wa"
+    command = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--once"]
+    done = subprocess.run(
+        [*command, "--url", client.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("device", "host", "disk", "chat", "rag", "category rag", "prompt tokens hit"):
+        assert word in done.stdout
+
+
+def test_the_status_folder_is_private(client) -> None:
+    folder = Path(
+        psutil.Process(client.server.process.pid).children()[0].environ()[FOLDER_VARIABLE]
+    )
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.stat().st_uid == os.getuid()
+    for file in folder.glob("*.json"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_the_page_lists_every_metric_as_the_code_has_it() -> None:
+    """docs/metrics.md: one row a metric, in order, with the same kind, labels and meaning."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `canopy:(\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    assert rows == [
+        (m.name, m.kind, ", ".join(f"`{label}`" for label in m.labels) or "-", m.meaning)
+        for m in METRICS
+    ]
