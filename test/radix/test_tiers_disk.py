@@ -302,3 +302,16 @@ def test_a_flush_empties_memory_and_leaves_the_disk(start) -> None:
     assert tree.match(tokens(1, 8)) == 0
     assert tree.serve(tokens(1, 8), 2.0) == 8
     assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+
+
+def test_a_tenant_at_its_quota_evicts_its_own_pages(start) -> None:
+    page = 2 * 2 * 8 * 2  # two tokens, K and V, one head of eight numbers of two bytes
+    tree = start(disk={"quota_bytes": {"small": 4 * page}})
+    tree.serve(tokens(1, 8), 1.0, tenant="other")
+    for name in (2, 3):
+        tree.serve(tokens(name, 8), float(name), tenant="small")
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert tree.store.content.page_bytes == page
+    assert [tree.on_disk(tokens(name, 8)) for name in (1, 2, 3)] == [8, 0, 8]
+    assert tree.store.stats()["evicted"]["quota"] == 4
