@@ -235,10 +235,15 @@ class DiskLink:
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
         """What every rank read, or nothing: ranks must rank alike, and each has its own disk.
 
-        A copy that one rank's store was told of late differs; then all of them do without.
+        A copy that one rank's store was told of late differs; then all of them do without. So do
+        pipeline stages: they act on one read at different times, and cannot stop to compare.
         """
         cache = self.cache
-        if cache is None or (cache.tp_world_size <= 1 and cache.pp_size <= 1):
+        if cache is None:
+            return metas
+        if cache.pp_size > 1:
+            return [None] * len(metas)
+        if cache.tp_world_size <= 1:
             return metas
         digest = xxhash.xxh3_64_intdigest(repr(metas).encode()) >> 2
         seen = torch.tensor([digest, -digest], dtype=torch.int64)
