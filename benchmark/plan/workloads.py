@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What both benchmarks take."""
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with mooncake/ and agentic_coding/")
-    add("--requests", type=int, default=600, help="of each workload (default %(default)s)")
+    add("--requests", type=int, default=400, help="of each workload (default %(default)s)")
     add("--workloads", default=",".join(w.name for w in WORKLOADS))
     add("--profile", default="qwen2.5-7b-h100")
     add("--prices", default="aws-us-east-1")
@@ -95,7 +95,7 @@ def request(instances: int = 1, grid: bool = False) -> Request:
 def _source(workload: Workload, args: argparse.Namespace) -> Iterable[TraceRequest]:
     if workload.synthetic:
         preset = get_preset(workload.name).at_rate(RATES[workload.name])
-        seconds = 2 * args.requests / RATES[workload.name]
+        seconds = 6 * args.requests / RATES[workload.name]
         return (drawn.request for drawn in synthesise(preset, seconds, seed=1))
     if workload.name == "agentic":
         archive = args.data / "agentic_coding" / "traces_500.tar.xz"
