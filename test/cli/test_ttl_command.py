@@ -13,6 +13,7 @@ import xxhash
 
 from sglang_canopy.cli.main import main
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.link import LiveRequest, _extend
 from sglang_canopy.tier.plan_file import read_plan
 
 SYSTEM = list(range(128))
@@ -50,6 +51,14 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)
         ids.append(chain)
     return ids
+
+
+def test_these_ids_are_the_live_trees() -> None:
+    request = LiveRequest()
+    request.path = []
+    request.hash = xxhash.xxh3_64_intdigest(b"\0acme")
+    _extend(request, SYSTEM, 64)
+    assert list(request.path) == server_ids(SYSTEM, "acme")
 
 
 def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
