@@ -88,8 +88,13 @@ class Labels:
         """The number of a value in use; ``NO_ROW`` if it is not."""
         return self._numbers.get(value, NO_ROW)
 
-    def take_again(self, number: int) -> None:
-        self._uses[number] += 1
+    def move(self, before: Any, number: int) -> None:
+        """Uses of the labels in the array ``before`` become uses of ``number``."""
+        old, counts = np.unique(before, return_counts=True)
+        self._uses[number] += len(before)
+        for each, count in zip(old.tolist(), counts.tolist()):
+            self._uses[each] -= count - 1
+            self.drop(each)
 
     def drop(self, number: int) -> None:
         self._uses[number] -= 1
@@ -228,17 +233,6 @@ class PageIndex:
         self.history[row] = min(meta.history, 0x7FFFFFFF)
         self.return_at[row] = as_number(meta.return_at)
         self.slo_ms[row] = as_number(meta.slo_ms)
-
-    def relabel(self, row: int, category: int, conversation: int) -> None:
-        """Other labels for the row; the caller holds a use of both."""
-        if self.category[row] != category:
-            self.categories.take_again(category)
-            self.categories.drop(self.category[row])
-            self.category[row] = category
-        if self.conversation[row] != conversation:
-            self.conversations.take_again(conversation)
-            self.conversations.drop(self.conversation[row])
-            self.conversation[row] = conversation
 
     def meta(self, row: int) -> PageMeta:
         flags = self.flags[row]

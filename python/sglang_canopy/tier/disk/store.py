@@ -14,6 +14,9 @@ no lock is held during page I/O.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import operator
 import os
 import sqlite3
 import threading
@@ -254,12 +257,15 @@ class DiskStore(Upkeep):
         with self.lock:
             self._allow_growth()
             coming: set[bytes] = set()
+            here = [i for i, key in enumerate(raw) if key in self.index.rows]
+            self.counters.present += len(here)
+            for _, group in itertools.groupby(here, lambda i: _facts(metas[i])):
+                same = list(group)
+                run = dict.fromkeys(self.index.rows[raw[i]] for i in same)
+                self._use(list(run), metas[same[0]], now, count=False)
             for i, key in enumerate(raw):
-                row = self.index.rows.get(key)
-                if row is not None:
+                if key in self.index.rows:
                     ok[i] = True
-                    self.counters.present += 1
-                    self._use((row,), metas[i], now, count=False)
                 elif key in coming:
                     continue  # the same page twice in one batch
                 elif i not in packed:
@@ -387,7 +393,7 @@ class DiskStore(Upkeep):
                     break
                 run.append(row)
             if run:
-                self._use(run, meta, now, count=meta.hits < 1)
+                self._use(list(dict.fromkeys(run)), meta, now, count=meta.hits < 1)
         return len(run)
 
     def arrive(self, request: Request) -> None:
@@ -486,6 +492,10 @@ class DiskStore(Upkeep):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+
+
+_facts = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
+"""All that a page's metadata says but where the page lies (its fields after offset, tokens)."""
 
 
 def _check_sizes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,39 +165,60 @@ class Upkeep:
 
     # ---- use ----
 
-    def _use(self, rows: Iterable[int], meta: PageMeta, now: float, *, count: bool) -> None:
-        """A request used these pages. ``count`` it, unless ``meta`` has the true hits."""
-        index, meta = self.index, self._on_this_clock(meta, now)
-        category = index.categories.take(meta.category)
+    def _use(self, run: Sequence[int], meta: PageMeta, now: float, *, count: bool) -> None:
+        """A request used these pages. ``count`` it, unless ``meta`` has the true hits.
+
+        Over columns, not page by page: a path may have thousands of pages.
+        """
+        index, array, meta = self.index, self.index.array, self._on_this_clock(meta, now)
+        rows = np.asarray(run, np.int64)
         conversation = index.conversations.take(meta.conversation)
-        nobody = index.conversations.number(None)
-        keep, ttl_s = as_number(meta.keep_until), as_number(meta.ttl_s)
-        back, slo = as_number(meta.return_at), as_number(meta.slo_ms)
-        for row in rows:
-            flags, before = index.flags[row], index.conversation[row]
-            if meta.shared or before not in (nobody, conversation):
-                flags |= SHARED
-            over = meta.over and not flags & SHARED
-            index.flags[row] = flags | OVER if over else flags & ~OVER
-            index.relabel(row, category, conversation)
-            index.turn[row] = meta.turn
-            index.group[row] = meta.group
-            if meta.last_access > index.last_access[row]:
-                index.last_access[row] = meta.last_access
-            index.hits[row] = index.hits[row] + 1 if count else max(index.hits[row], meta.hits)
-            if meta.history > index.history[row]:
-                index.history[row] = min(meta.history, 0x7FFFFFFF)
-            until = self.shelf.pinned_until(row)
-            index.keep_until[row] = keep if until is None or keep > until else until
-            index.ttl_s[row] = ttl_s
-            index.return_at[row] = back
-            index.slo_ms[row] = slo
-            self._set_expiry(row)
-            self._pin_if_asked(row, now)
-            self.shelf.changed(row, now)
-            self._stale.add(row)
-        index.categories.drop(category)
+        before = array["conversation"][rows]
+        other = (before != index.conversations.number(None)) & (before != conversation)
+        flags = array["flags"][rows] & ~np.uint8(OVER)
+        flags |= np.where(other | meta.shared, np.uint8(SHARED), np.uint8(0))
+        if meta.over:
+            flags |= np.where(flags & SHARED, np.uint8(0), np.uint8(OVER))
+        array["flags"][rows] = flags
+        index.conversations.move(before, conversation)
+        array["conversation"][rows] = conversation
         index.conversations.drop(conversation)
+        category = index.categories.take(meta.category)
+        index.categories.move(array["category"][rows], category)
+        array["category"][rows] = category
+        index.categories.drop(category)
+
+        hits = array["hits"][rows]
+        array["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
+        array["last_access"][rows] = np.maximum(array["last_access"][rows], meta.last_access)
+        array["history"][rows] = np.maximum(array["history"][rows], min(meta.history, 0x7FFFFFFF))
+        for name, value in (
+            ("turn", meta.turn),
+            ("group", meta.group),
+            ("keep_until", as_number(meta.keep_until)),
+            ("ttl_s", as_number(meta.ttl_s)),
+            ("return_at", as_number(meta.return_at)),
+            ("slo_ms", as_number(meta.slo_ms)),
+        ):
+            array[name][rows] = value
+        ttl_s = self.ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
+        array["expires"][rows] = array["last_access"][rows] + ttl_s
+        if self.shelf.pinned_bytes or meta.keep_until is not None:
+            self._keep_pins(run, now)
+        for row in rows[array["children"][rows] == 0].tolist():
+            self.shelf.changed(row, now)
+        self._stale.update(run)
+
+    def _keep_pins(self, run: Sequence[int], now: float) -> None:
+        """A use does not shorten a pin; it may ask for a longer one."""
+        keep_until = self.index.keep_until
+        for row in run:
+            until = self.shelf.pinned_until(row)
+            if until is not None:
+                if not keep_until[row] > until:
+                    keep_until[row] = until
+                self._set_expiry(row)
+            self._pin_if_asked(row, now)
 
     def _on_this_clock(self, meta: PageMeta, now: float) -> PageMeta:
         """A copy with its times on the store's clock, none of the past ones in the future."""
