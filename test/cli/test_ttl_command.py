@@ -54,7 +54,7 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
 
 
 def test_these_ids_are_the_live_trees() -> None:
-    request = LiveRequest()
+    request = LiveRequest(time=0.0)
     request.path = []
     request.hash = xxhash.xxh3_64_intdigest(b"\0acme")
     _extend(request, SYSTEM, 64)
