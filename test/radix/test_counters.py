@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from live_tree import LiveTree, check, fake_req
 
 from sglang_canopy.config import TierOptions
 from sglang_canopy.policy.base import Victim
+from sglang_canopy.radix import status_file
 from sglang_canopy.radix.counters import (
     CAPACITY,
     DEVICE,
@@ -224,6 +230,24 @@ def test_the_status_counts_what_is_held_by_category() -> None:
         ("disk", "0", 30.0),
         ("disk", "residual", None),
     ]
+
+
+def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(status_file.FOLDER_VARIABLE, "")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [f"canopy-status-{dead.pid}-old", f"canopy-status-{os.getpid()}-old"]
+    names += [f"canopy-status-{dead.pid}-fresh", "canopy-status-other"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        if not name.endswith("fresh"):
+            os.utime(tmp_path / name, (1.0, 1.0))
+    folder = status_file.make_folder()
+    status_file.write(0, {"rank": 0})
+    assert status_file.read_all() == [{"rank": 0}]
+    assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
+    folder.cleanup()
 
 
 # ---- Prometheus ----

@@ -10,17 +10,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 FOLDER_VARIABLE = "CANOPY_STATUS_DIR"
 MAX_FILE_BYTES = 1 << 20
 
+_PREFIX = "canopy-status-"
+_STALE_S = 60.0
+"""A server that reports touches its folder every second."""
+
 
 def make_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make the folder (mode 0700) and name it to child processes. It goes with its owner."""
-    folder = tempfile.TemporaryDirectory(prefix="canopy-status-", ignore_cleanup_errors=True)
+    """Make the folder (mode 0700) and name it to child processes. It goes with its owner.
+
+    SGLang may end its own process with SIGKILL: what such a server left is removed by the next.
+    """
+    _remove_left_behind()
+    folder = tempfile.TemporaryDirectory(
+        prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True
+    )
     os.environ[FOLDER_VARIABLE] = folder.name
     return folder
 
@@ -52,3 +65,23 @@ def read_all() -> list[dict[str, Any]]:
             if path.stat().st_size <= MAX_FILE_BYTES:
                 found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text("utf-8"))
     return [found[rank] for rank in sorted(found)]
+
+
+def _remove_left_behind() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int(path.name.removeprefix(_PREFIX).partition("-")[0])
+            status = path.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if ours and time.time() - status.st_mtime > _STALE_S and not _alive(owner):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
