@@ -188,7 +188,7 @@ def make_plan(
             found=found,
             front=tuple(front),
             baseline=baseline,
-            extremes=extremes(rows, baseline),
+            extremes=extremes([*rows, baseline], baseline),
             choice=choice,
             neighbours=tuple(neighbours),
             sensitivity=dict(sorted(sensitivity.items())),

@@ -83,7 +83,10 @@ def _three(plan: Plan, currency: str) -> Figure:
     figure.subplots_adjust(left=0.02, right=0.9, bottom=0.08, top=1.0)
     axes = figure.add_subplot(projection="3d")
     rows = list(plan.found.rows.values())
-    axes.scatter(*_xyz(rows, x, y, z), s=6, color=FAINT, depthshade=False)
+    # In three dimensions what is drawn first is not always below.
+    front = {id(row) for row in plan.front}
+    behind = [row for row in rows if id(row) not in front]
+    axes.scatter(*_xyz(behind, x, y, z), s=6, color=FAINT, depthshade=False)
     floor = min(_value(row, z) for row in rows)
     for name, colour in _classes(plan).items():
         group = [row for row in plan.front if (row["disk"] or "no disk") == name]
