@@ -80,6 +80,7 @@ class TieredTree:
         write_back: bool = False,
         whole_nodes: bool = False,
         quantum_tokens: int = 64,
+        demote_whole_nodes: bool = False,
     ) -> None:
         self.device_policy = device_policy
         self.host_policy = host_policy
@@ -89,6 +90,7 @@ class TieredTree:
         self.expiry = host_expiry
         self.write_back = write_back
         self.whole_nodes = whole_nodes
+        self.demote_whole_nodes = whole_nodes or (demote_whole_nodes and host_policy is not None)
         self.quantum_tokens = quantum_tokens
         self.root = TierNode(None, (), 0, 0)
         self.root.device = True
@@ -341,7 +343,7 @@ class TieredTree:
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed)
+            kept = self._kept(node, victim.keep, need - freed, self.demote_whole_nodes)
             gone = node.length - kept * self.block_tokens
             if self.write_back and not node.host:
                 if kept:
@@ -376,7 +378,7 @@ class TieredTree:
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed)
+            kept = self._kept(node, victim.keep, need - freed, self.whole_nodes)
             gone = node.length - kept * self.block_tokens
             freed += gone
             self._unrank(node)
@@ -480,9 +482,9 @@ class TieredTree:
             self.host_written += node.length
             self.demoted.append(node)
 
-    def _kept(self, node: TierNode, keep: int, need: int) -> int:
+    def _kept(self, node: TierNode, keep: int, need: int, whole: bool) -> int:
         """Blocks of a victim that stay."""
-        if not self.whole_nodes:
+        if not whole:
             keep = max(keep, node.length - max(need, self.quantum_tokens))
         return min(-(-keep // self.block_tokens), len(node.blocks) - 1)
 

@@ -1,0 +1,133 @@
+"""Device and host together: the system simulator's tree and SGLang's cache hold the same.
+
+Both are fed the same requests, one at a time; each must find as much, on device and host together.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from live_tree import LiveTree, check
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from test_parity import PAGE, fields, workload
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.system.tree import TieredTree
+
+DEVICE, HOST = 60, 130
+"""Blocks."""
+State = tuple[int, int, int, int]
+"""Tokens hit on the device and on the host, tokens held on each afterwards."""
+
+
+def paths(steps: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    chained = []
+    for step in steps:
+        blocks = step["blocks"]
+        chained.append(tuple(hash((*blocks[: i + 1],)) for i in range(len(blocks))))
+    return chained
+
+
+def simulated(
+    policy: str, config: dict, steps: list[dict], write_policy: str, host_tokens: int
+) -> list[State]:
+    device = make_policy(policy, config)
+    tree = TieredTree(
+        device, DEVICE * PAGE, PAGE, host_policy=device.twin(), host_tokens=host_tokens,
+        write_back=write_policy == "write_back", quantum_tokens=1,
+    )  # fmt: skip
+    states = []
+    for number, (step, path) in enumerate(zip(steps, paths(steps), strict=True)):
+        tokens = len(path) * PAGE
+        request = Request(
+            time=step["time"], path=path, block_tokens=PAGE, prompt_tokens=tokens, **fields(step)
+        )
+        tree.now = max(tree.now, request.time)
+        request.label = tree.device_policy.arrive(request)
+        tree.host_policy.arrive(request)
+        found = tree.match(path)
+        request.cached_tokens = found.device_tokens
+        request.label = tree.device_policy.finish(request)
+        tree.host_policy.finish(request)
+        tree.lock(found.node)
+        load = found.tokens - found.device_tokens
+        if load:
+            short = load - tree.free
+            if short > 0:
+                # For an allocation SGLang's walk takes whole nodes.
+                tree.demote_whole_nodes = True
+                tree.evict_device(short)
+                tree.demote_whole_nodes = False
+            tree.load(found.node)
+        tree.claim(tokens - found.tokens)
+        leaf, _ = tree.insert(path, len(path), tokens, found.node)
+        tree.move_lock(found.node, leaf)
+        tree.stamp(leaf, request, number)
+        if write_policy == "write_through":
+            tree.back_up(leaf)
+        tree.unlock(leaf)
+        tree.verify()
+        states.append((found.device_tokens, load, tree.device_used, tree.host_used))
+    return states
+
+
+def served(
+    policy: str, config: dict, steps: list[dict], write_policy: str
+) -> tuple[list[State], int]:
+    """And the size of the host pool, which SGLang rounds up."""
+    settings = {**config, "quantum_tokens": 1, "block_tokens": PAGE}
+    tree = LiveTree(
+        DEVICE * PAGE, policy, settings, page_size=PAGE, host_tokens=HOST * PAGE,
+        write_policy=write_policy,
+    )  # fmt: skip
+    states = []
+    for step, path in zip(steps, paths(steps), strict=True):
+        tokens = [t for block in step["blocks"] for t in [block] * PAGE]
+        request = tree.request(
+            step["time"], path=path, block_tokens=PAGE, prompt_tokens=len(tokens), **fields(step)
+        )
+        key = RadixKey(array("q", tokens), None)
+        hit = tree.cache.match_prefix(MatchPrefixParams(key=key))
+        request.cached_tokens = hit.device_prefix_len
+        tree.core.finish(request)
+        tree.load_back(tokens)
+        tree.insert(tokens, request)
+        check(tree)
+        device = host = 0
+        for node in tree.core._node_arena.values():
+            data = node.component_data[ComponentType.FULL]
+            device += 0 if data.value is None else len(data.value)
+            host += 0 if data.host_value is None else len(data.host_value)
+        states.append((hit.device_prefix_len, hit.host_hit_length, device, host))
+    return states, tree.cache.cache_controller.mem_pool_host.size
+
+
+def both(policy: str, seed: int) -> tuple[list[State], list[State]]:
+    steps = workload(seed, 150)
+    theirs, host_tokens = served(policy, {}, steps, "write_through")
+    return simulated(policy, {}, steps, "write_through", host_tokens), theirs
+
+
+def found(states: list[State]) -> list[int]:
+    return [device + host for device, host, _, _ in states]
+
+
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_every_request_finds_as_much_on_device_and_host(policy: str) -> None:
+    for seed in (1, 2, 3):
+        ours, theirs = both(policy, seed)
+        assert found(ours) == found(theirs)
+        assert sum(host for _, host, _, _ in ours) > 0
+        assert max(held for _, _, _, held in ours) > (HOST - 6) * PAGE
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "gdfs"])
+def test_policies_that_rank_whole_nodes_find_about_as_much(policy: str) -> None:
+    # What is cut off a node goes to the node below it here, and to one of its own there.
+    ours, theirs = both(policy, 1)
+    assert sum(found(ours)) == pytest.approx(sum(found(theirs)), rel=0.03)
