@@ -154,6 +154,18 @@ def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
     assert not torch.allclose(whole, query_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
 
 
+def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
+    from sglang_canopy.chunk import fusion
+
+    p, found = prompt(llama, ids), []
+    for shortest in (1, 1000):
+        monkeypatch.setattr(fusion, "HEAD_TOKENS", shortest)
+        cache = caches.dense_cache(llama, len(p))
+        found.append(fused_prefill(llama, p, cache, make_selector("default"), 0.15))
+    assert torch.equal(found[0].rows, found[1].rows)
+    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
+
+
 def test_an_unknown_selector_is_named_with_those_allowed():
     with pytest.raises(CanopyError, match="'magic' is not known; allowed are default, frequency"):
         make_selector("magic")

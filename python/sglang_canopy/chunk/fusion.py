@@ -15,6 +15,9 @@ from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.rope import rotate
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
 
+HEAD_TOKENS = 128
+"""A shorter head is run with the probe and again: one more pass over the weights costs more."""
+
 
 @dataclass(slots=True)
 class Timing:
@@ -112,11 +115,13 @@ def fused_prefill(
 def _run_head(model: Model, prompt: Prompt, cache: Cache) -> int:
     """Compute what stands before the first chunk, once and for all; returns how many tokens.
 
-    No chunk precedes it, so its KV is exact: a selector that probes need not run it again.
+    No chunk precedes it, so its KV is exact: a selector that probes need not run it again. Returns
+    0 where it is too short to be worth it.
     """
     count = prompt.placed[0].start if prompt.placed else 0
-    if count:
-        engine.prefill(model, prompt.ids[:count], cache)
+    if count < HEAD_TOKENS:
+        return 0
+    engine.prefill(model, prompt.ids[:count], cache)
     return count
 
 
