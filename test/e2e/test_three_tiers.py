@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_three_tiers_answer_alike_and_a_restart_is_served_from_disk(tiny_model):
     command = [sys.executable, str(ROOT / "benchmark" / "tiers" / "live.py")]
-    command += ["--model", str(tiny_model), "--prompts", "40", "--kills", "0", "--tokens", "4"]
+    command += ["--model", str(tiny_model), "--prompts", "60", "--kills", "0", "--tokens", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     result = json.loads(done.stdout)
