@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -313,3 +314,16 @@ def test_hits_and_misses_are_counted_by_category(tmp_path):
     assert store.counters.hits == {"chat": 2}
     assert store.counters.misses == {"chat": 2, "api": 1}
     assert store.stats()["pages"] == 3
+
+
+def test_a_crash_forgets_no_use_that_a_sweep_wrote_down(tmp_path):
+    """Only the end of a used path is written down at once; the pages above follow from it."""
+    store = store_at(tmp_path / "a", pages=400)
+    keys = chain("a", 300)
+    put(store, keys)
+    store.clock.now += 50
+    store.touch(keys, PageMeta(last_access=store.clock()))
+    store.sweep()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a kill would leave
+    again = store_at(tmp_path / "b", pages=400, now=Clock(1060.0))
+    assert {m.last_access for m in again.meta(keys)} == {1050.0}

@@ -94,6 +94,11 @@ def load_rows(store: DiskStore, now: float) -> bool:
         store._dirty.update(number for number in rows if store.index.keys_at(number) is None)
     store.index.settle()
     store.units.adopt(used)
+    for at in reversed(entered):  # children first: a page was used when one below it was
+        parent = store.index.parent[at]
+        if parent != NO_ROW:
+            last = store.index.last_access
+            last[parent] = max(last[parent], last[at])
     for at in entered:
         store._set_expiry(at)
         store._pin_if_asked(at, now)

@@ -43,8 +43,10 @@ from sglang_canopy.tier.ttl import TTLTable
 GROWTH_RETRY_S = 30.0
 """How long a full disk is left alone before the files may grow again."""
 
-_STALE_A_COMMIT = 2048
-"""Rows whose use is written down with one commit, besides new pages."""
+_ENDS_A_COMMIT = 256
+_STALE_A_COMMIT = 64
+"""Rows whose use is written down with one commit, besides new pages: ends of used paths, and
+others. A path's end is enough to know at the next start when all of the path was last used."""
 
 
 class DiskStore(Upkeep):
@@ -98,6 +100,9 @@ class DiskStore(Upkeep):
         self._full_until = 0.0
         self._dirty: set[int] = set()
         self._stale: set[int] = set()
+        """Rows whose use is not written down yet."""
+        self._ends: dict[int, None] = {}
+        """Those of them that end a used path, in the order of their use."""
         self._cursor = 0
         self._claim: Claim | None = None
         try:
@@ -418,7 +423,14 @@ class DiskStore(Upkeep):
         with self.journal.lock:
             with self.lock:
                 changed, self._dirty = self._dirty, set()
-                while self._stale and (everything or len(changed) < _STALE_A_COMMIT):
+                for row in list(itertools.islice(self._ends, _ENDS_A_COMMIT)):
+                    del self._ends[row]
+                    if row in self._stale:
+                        self._stale.discard(row)
+                        changed.add(row)
+                for _ in range(len(self._stale) if everything else _STALE_A_COMMIT):
+                    if not self._stale:
+                        break
                     changed.add(self._stale.pop())
                 keys = self.index.keys
                 live = [row for row in changed if row < len(keys) and keys[row] is not None]

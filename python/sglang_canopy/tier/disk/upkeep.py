@@ -18,7 +18,7 @@ from sglang_canopy.tier.ttl import TTLTable
 
 SWEEP_ROWS = 65_536
 """Rows one ``sweep`` looks at, beginning where the last one ended."""
-SWEEP_PAGES = 1024
+SWEEP_PAGES = 256
 """Pages one ``sweep`` removes at most."""
 _EXPIRE_EVERY_S = 1.0
 
@@ -42,6 +42,7 @@ class Upkeep:
     _cursor: int
     _dirty: set[int]
     _stale: set[int]
+    _ends: dict[int, None]
     _looked_for_expired: float = -math.inf
     _clock_jumps: int = 0
 
@@ -208,6 +209,7 @@ class Upkeep:
         for row in rows[array["children"][rows] == 0].tolist():
             self.shelf.changed(row, now)
         self._stale.update(run)
+        self._ends[run[-1]] = None
 
     def _keep_pins(self, run: Sequence[int], now: float) -> None:
         """A use does not shorten a pin; it may ask for a longer one."""
