@@ -125,16 +125,18 @@ def between(text: str, opening: str, closing: str) -> list[Piece]:
     return pieces
 
 
-def tokenise(tokenizer: Any, pieces: Sequence[Piece]) -> tuple[list[int], list[int]]:
+def tokenise(
+    tokenizer: Any, pieces: Sequence[Piece], specials: bool = True
+) -> tuple[list[int], list[int]]:
     """Ids of the whole prompt, and the flat bounds of its documents.
 
     Neighbouring pieces that are not documents are one text. The first text gets what the tokenizer
-    puts before a prompt (a BOS); documents never do. A document directly behind another keeps its
-    own bounds.
+    puts before a prompt (a BOS), unless ``specials`` is off since a chat template wrote it already;
+    documents never do. A document directly behind another keeps its own bounds.
     """
     ids: list[int] = []
     bounds: list[int] = []
-    first = True
+    first = specials
     for piece in _joined(pieces):
         if piece.ids is not None:
             new = list(piece.ids)

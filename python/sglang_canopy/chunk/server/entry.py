@@ -104,43 +104,79 @@ def _one(
 
 
 def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``OpenAIServingChat._convert_to_internal_request``: document parts and ``documents``.
+    """Around ``OpenAIServingChat._convert_to_internal_request``: documents in chat messages.
 
-    Documents are marked with signs that no user can guess, the template is applied, and the signs
-    show where the documents ended up.
+    Document parts are marked with signs that no user can guess, the template is applied, and the
+    signs show where the documents ended up. Separators and registered documents show themselves.
     """
-    options = options_of(serving.tokenizer_manager)
+    manager = serving.tokenizer_manager
+    options = options_of(manager)
     if options is None:
         return original(serving, request, *args, **kwargs)
     said = fields.said(getattr(request, "custom_params", None), options.max_chunks)
     listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
-    if said.off or not (said.parts or listed):
+    signs = None
+    if not said.off and (said.parts or listed):
+        nonce = secrets.token_hex(8)
+        signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
+        if said.parts:
+            _mark_parts(request, *signs)
+        if listed:
+            marked = _marked(listed, *signs)
+            request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": marked}
+    elif not _has_documents(request, None if said.off else options.separator):
         return original(serving, request, *args, **kwargs)
-    nonce = secrets.token_hex(8)
-    opening, closing = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
-    if said.parts:
-        _mark_parts(request, opening, closing)
-    if listed:
-        request.chat_template_kwargs = {
-            **request.chat_template_kwargs,
-            "documents": _marked(listed, opening, closing),
-        }
     adapted, processed = original(serving, request, *args, **kwargs)
-    if not isinstance(adapted.text, str) or opening not in adapted.text:
-        if listed and not said.parts:
-            raise CanopyError(
-                "chat_template_kwargs.documents: this model's chat template shows no documents; "
-                'send them as text parts with custom_params {"canopy_documents": "parts"}'
-            )
-        raise CanopyError('canopy_documents "parts": no message has several text parts')
-    pieces = between(adapted.text, opening, closing)
-    ids, bounds = tokenise(serving.tokenizer_manager.tokenizer, pieces)
-    custom = with_bounds(adapted.sampling_params.get("custom_params"), bounds)
-    custom.pop(fields.DOCUMENTS, None)
-    fields.check_bounds(bounds, options.max_chunks)
+    text = _rendered(manager.tokenizer, adapted)
+    if signs is not None:
+        if signs[0] not in text:
+            raise CanopyError(_NO_PARTS if said.parts else _NO_TEMPLATE)
+        pieces = between(text, *signs)
+    else:
+        separator = None if said.off else options.separator
+        pieces = cut(text, separator, documents, str(adapted.extra_key or ""))
+    ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
+    custom = adapted.sampling_params.get("custom_params")
+    if not said.off:
+        fields.check_bounds(bounds, options.max_chunks)
+        custom = with_bounds(custom, bounds)
+        custom.pop(fields.DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids
     adapted.sampling_params["custom_params"] = custom
     return adapted, processed
+
+
+_NO_PARTS = 'canopy_documents "parts": no message has several text parts'
+_NO_TEMPLATE = (
+    "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
+    'text parts with custom_params {"canopy_documents": "parts"}'
+)
+
+
+def _has_documents(request: Any, separator: str | None) -> bool:
+    """Whether a message has separators or the mark of a registered document."""
+    for message in request.messages:
+        content = getattr(message, "content", None)
+        texts = [content] if isinstance(content, str) else content or []
+        for part in texts:
+            text = part if isinstance(part, str) else getattr(part, "text", None) or ""
+            if MARK.search(text) or (separator is not None and separator in text):
+                return True
+    return False
+
+
+def _rendered(tokenizer: Any, adapted: Any) -> str:
+    """The prompt's text with its special tokens. Raises CanopyError where ids do not give it back."""
+    if isinstance(adapted.text, str):
+        return adapted.text
+    ids = list(adapted.input_ids or [])
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if list(tokenizer.encode(text, add_special_tokens=False)) != ids:
+        raise CanopyError(
+            "this model's tokenizer does not give a chat's text back from its ids, so documents "
+            "cannot be found in it; use /v1/completions, or input_ids with canopy_chunks"
+        )
+    return text
 
 
 def _mark_parts(request: Any, opening: str, closing: str) -> None:

@@ -1,0 +1,113 @@
+"""Documents of a chat are found where the template put them, and bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from sglang_canopy.chunk.server import entry
+from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.errors import CanopyError
+
+
+class Characters:
+    """One token a character."""
+
+    def encode(self, text, add_special_tokens=True):
+        return [ord(c) for c in text]
+
+    def decode(self, ids, **_):
+        return "".join(map(chr, ids))
+
+
+class Message(SimpleNamespace):
+    def model_copy(self, update):
+        return Message(**{**vars(self), **update})
+
+
+def part(text):
+    return SimpleNamespace(type="text", text=text)
+
+
+def convert(content, custom=None, options=None, template_documents=None, shows=False):
+    """The ids and bounds of a chat whose template is ``<user>CONTENT</user>``."""
+    request = SimpleNamespace(
+        messages=[Message(content=content)],
+        custom_params=custom,
+        chat_template_kwargs={"documents": template_documents} if template_documents else None,
+    )
+    manager = SimpleNamespace(
+        tokenizer=Characters(), server_args=SimpleNamespace(**{ATTRIBUTE: options or Options()})
+    )
+
+    def original(_serving, request):
+        text = request.messages[0].content
+        if not isinstance(text, str):
+            text = "".join(p.text for p in text)
+        listed = (request.chat_template_kwargs or {}).get("documents") or []
+        shown = "".join(d["text"] for d in listed) if shows else ""
+        ids = Characters().encode(f"{shown}<user>{text}</user>")
+        sampling = {"custom_params": dict(custom) if custom else None}
+        return SimpleNamespace(
+            text=None, input_ids=ids, sampling_params=sampling, extra_key=None
+        ), 0
+
+    adapted, _ = entry.convert_chat(original, SimpleNamespace(tokenizer_manager=manager), request)
+    said = adapted.sampling_params["custom_params"] or {}
+    bounds = said.get("canopy_chunks", [])
+    bounds = [] if bounds == "off" else bounds
+    text = Characters().decode(adapted.input_ids)
+    return text, [text[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
+
+
+def test_all_text_parts_but_the_last_are_documents() -> None:
+    parts = [part("first"), part("second"), part("why?")]
+    text, documents = convert(parts, {"canopy_documents": "parts"})
+    assert documents == ["first", "second"]
+    assert text == "<user>first\nsecond\nwhy?</user>"
+
+
+def test_separators_in_a_message_bound_documents_too() -> None:
+    text, documents = convert("sys##one##two##why?", None, Options(separator="##"))
+    assert documents == ["one", "two"]
+    assert text == "<user>sys##one##two##why?</user>"
+
+
+def test_a_chat_that_declines_or_has_no_documents_is_left_as_it_is() -> None:
+    off = {"canopy_chunks": "off", "canopy_documents": "parts"}
+    assert convert("a##b##c", {"canopy_chunks": "off"}, Options(separator="##"))[1] == []
+    assert convert([part("a"), part("b")], off) == ("<user>ab</user>", [])
+    assert convert("plain") == ("<user>plain</user>", [])
+
+
+def test_documents_of_the_template_are_found_where_it_shows_them() -> None:
+    listed = [{"title": "t", "text": "one"}, {"text": "two"}]
+    assert convert("why?", None, None, listed, shows=True)[1] == ["one", "two"]
+    with pytest.raises(CanopyError, match="shows no documents"):
+        convert("why?", None, None, listed)
+
+
+def test_a_registered_document_replaces_its_mark() -> None:
+    name = entry.documents.add([ord(c) for c in "fact"], "")
+    try:
+        text, documents = convert(f"see [[canopy:{name}]] why?")
+    finally:
+        entry.documents.remove(name, "")
+    assert documents == ["fact"]
+    assert text == "<user>see fact why?</user>"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("one text", "no message has several"),
+        ([part(" "), part("b")], "empty"),
+        ([SimpleNamespace(type="image_url"), part("b")], "text parts only"),
+    ],
+)
+def test_wrong_parts_are_refused(content, reason) -> None:
+    with pytest.raises(CanopyError, match=reason):
+        convert(content, {"canopy_documents": "parts"})
