@@ -41,7 +41,9 @@ class TtlWindow:
     def finished(self, request: Request) -> None:
         """Note a request whose path is complete."""
         tokens = request.prompt_tokens + request.output_tokens
-        self.window.observe(request.path, request.time, tokens, request.category)
+        # The label that its pages carry: how the response stopped and which turn it was say most.
+        label = request.label or request.category
+        self.window.observe(request.path, request.time, tokens, label)
 
     def arrive(self, core: CanopyTreeCore) -> None:
         """A request came: begin what is to begin, put into force what is due."""
