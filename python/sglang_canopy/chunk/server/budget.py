@@ -13,7 +13,7 @@ from sglang_canopy.chunk.server.wish import wish_of
 def saving(engine: ChunkEngine, req: Any) -> int:
     """Tokens of a waiting request's prompt that are expected not to be computed."""
     wish = wish_of(req)
-    if wish is None or wish.why is not None:
+    if wish is None or not engine.may_fuse(req, wish):
         return 0
     known = engine.known(wish)
     usable = engine.worth(known, req.prefix_len, len(req.full_untruncated_fill_ids))

@@ -97,11 +97,20 @@ class ChunkEngine:
         stamp = params.get(STAMP_KEY) or {}
         self.time_s = max(self.time_s, float(stamp.get("time", 0.0)))
         ids = list(req.origin_input_ids)
-        wish = self._wish(ids, asked, str(req.extra_key or ""))
-        wish.why = self._refusal(req, wish)
-        if wish.why:
-            self.reasons[wish.why] += 1
-        return wish
+        salt, more = str(req.extra_key or ""), getattr(req, "cache_salt", None)
+        return self._wish(ids, asked, f"{salt}\0{more}" if more else salt)
+
+    def may_fuse(self, req: Any, wish: Wish) -> bool:
+        """Whether a request may be fused at all; the reason is looked for once, and counted.
+
+        Not when the request is made: SGLang fills in some of its fields afterwards.
+        """
+        if not wish.checked:
+            wish.checked = True
+            wish.why = self._refusal(req, wish)
+            if wish.why:
+                self.reasons[wish.why] += 1
+        return wish.why is None
 
     def _wish(self, ids: Sequence[int], asked: Said, salt: str) -> Wish:
         options = self.options

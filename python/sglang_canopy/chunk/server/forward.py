@@ -69,7 +69,8 @@ def _planned(engine: ChunkEngine, batch: Any) -> tuple[Any, Any] | None:
         wish = wish_of(req)
         rows = None
         # A row at or past the prompt's end is a decode row of a mixed batch.
-        if wish is not None and wish.why is None and prefix < len(req.origin_input_ids):
+        at_prompt = wish is not None and prefix < len(req.origin_input_ids)
+        if wish is not None and at_prompt and engine.may_fuse(req, wish):
             row = table[int(batch.req_pool_indices[i]), :length].long()
             rows = _rows(engine, req, wish, prefix, length, row)
         fused |= rows is not None

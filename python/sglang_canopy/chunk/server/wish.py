@@ -64,6 +64,7 @@ class Wish:
     selector: str
     time_s: float
     said_ratio: bool = False
+    checked: bool = False
     why: str | None = None
     fused: bool = False
     head: int = 0
