@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -319,5 +320,7 @@ def _loads(text: str) -> list[tuple[str, float]]:
 
 
 if __name__ == "__main__":
+    # A run that is told to stop takes its server with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(main())
