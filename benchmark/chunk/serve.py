@@ -61,7 +61,8 @@ def main() -> None:
     if args.what == "load":
         longest = args.tokens
     flags = ["--canopy-chunks", "on", "--canopy-chunk-mode", args.mode]
-    flags += ["--canopy-chunk-ratio", str(args.ratio), "--chunked-prefill-size", "-1"]
+    flags += ["--canopy-chunk-ratio", str(args.ratio), "--chunked-prefill-size", "8192"]
+    flags += ["--mem-fraction-static", "0.6"]
     flags += ["--context-length", "8192", "--canopy-chunk-memory-mb", "0" if args.disk else "4096"]
     with tempfile.TemporaryDirectory() as folder:
         if args.disk:
