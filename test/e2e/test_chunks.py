@@ -147,7 +147,8 @@ def test_what_cannot_be_fused_runs_normally_and_is_counted(client) -> None:
     assert not report(answer)["fused"]
     assert report(answer)["why"] == "prompt logprobs"
     assert state(client)["not_fused"]["prompt logprobs"] >= 1
-    output = {**body, "logprob_start_len": -1, "top_logprobs_num": 2}
+    fresh = prompt((0, 3, 1, 2), 4)[0]  # the other one is in the exact tree now
+    output = {**body, "input_ids": fresh, "logprob_start_len": -1, "top_logprobs_num": 2}
     assert report(client.post("/generate", output))["fused"]
 
 
