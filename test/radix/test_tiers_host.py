@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live_tree import LiveTree, check
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_canopy.config import PolicyChoice, TierOptions
 from sglang_canopy.radix.counters import DEVICE, HOST, TRIM, TTL
@@ -36,6 +37,20 @@ def test_a_tail_cut_by_need_moves_to_the_host_and_hits_there(write_policy: str) 
     assert tree.load_back(tokens(1, 10)) == 3
     tail = leaf_at(tree, 1007)
     assert (tail.offset, tail.length, tail.category, tail.hits) == (7, 3, "chat", 1)
+    check(tree)
+
+
+@BOTH
+def test_room_for_an_allocation_takes_no_more_than_it_lacks(write_policy: str) -> None:
+    tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
+    tree.serve(tokens(1, 10), time=1)
+    tree.serve(tokens(2, 4), time=2)
+    lacking = 5
+    available = tree.allocator.available_size()
+    tree.cache.evict_for_alloc(EvictParams(num_tokens=lacking - available))
+    assert tree.allocator.available_size() == lacking
+    assert tree.match(tokens(1, 10)) == 7
+    assert tree.match(tokens(2, 4)) == 4
     check(tree)
 
 

@@ -1,4 +1,4 @@
-"""SGLang's cache with a shorter way through eviction where there is only the device tier."""
+"""SGLang's cache, evicting as much as is needed, by a shorter way where there is one tier."""
 
 from __future__ import annotations
 
@@ -40,12 +40,18 @@ class CanopyRadixCache(UnifiedRadixCache):
             or self.linker is not None
             or allocation_reclaim_satisfied is not None
         ):
-            super()._evict_components(
-                request_by_type,
-                tracker,
-                available_size_targets,
-                allocation_reclaim_satisfied=allocation_reclaim_satisfied,
-            )
+            # SGLang's walk for an allocation asks for everything and stops at its target.
+            if _FULL in (available_size_targets or {}):
+                self.tree_core.shortfall = lambda: self._shortfall(available_size_targets)
+            try:
+                super()._evict_components(
+                    request_by_type,
+                    tracker,
+                    available_size_targets,
+                    allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+                )
+            finally:
+                self.tree_core.shortfall = None
             return
         target = (available_size_targets or {}).get(_FULL, (_FULL, 0))[1]
         need = request_by_type[_FULL]
@@ -60,3 +66,8 @@ class CanopyRadixCache(UnifiedRadixCache):
                 return
             # An allocator may hold back part of what it was given: go on to its target.
             need = target - self._component_available_size(_FULL)
+
+    def _shortfall(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
+        """Tokens that an allocation still lacks."""
+        component, target = targets[_FULL]
+        return target - self._component_available_size(component)

@@ -71,6 +71,8 @@ class CanopyFullComponent(FullComponent):
         need = self._evict_device_request_cnt - tracker[self.component_type]
         if need <= 0:
             return None
+        if core.shortfall is not None:
+            need = min(need, max(core.shortfall(), 1))
         choice = leaves.next_victim(core.clock)
         if choice is None:
             return None

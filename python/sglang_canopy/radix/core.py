@@ -7,6 +7,7 @@ leaf's tail instead of dropping the whole node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.kv_events import StorageMedium
@@ -56,6 +57,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         )
         self.request: Request | None = None
         """The request whose KV is being inserted; set by the component for one insert."""
+        self.shortfall: Callable[[], int] | None = None
+        """Tokens that the allocation being made room for still lacks; set for one walk."""
         super().__init__(params, components)
 
     def reset(self) -> None:
