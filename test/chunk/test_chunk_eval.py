@@ -73,7 +73,14 @@ def musique(tmp_path):
 def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
     args = ["chunk-eval", "--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
-    args += ["--selector", "default,random", "--ratio", "0,0.15,1", "--encode", "alone,prefix,standin"]
+    args += [
+        "--selector",
+        "default,random",
+        "--ratio",
+        "0,0.15,1",
+        "--encode",
+        "alone,prefix,standin",
+    ]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 18
