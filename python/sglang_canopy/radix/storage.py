@@ -230,7 +230,7 @@ class CanopyStorage(HiCacheStorage):
         views: Sequence[Sequence[memoryview]],
         extra_info: HiCacheStorageExtraInfo | None,
     ) -> None:
-        self._catch_up()
+        self._guarded(self._catch_up, None)
         prefix = (extra_info.prefix_keys if extra_info is not None else None) or [None]
         first = self.pages.parent(keys[0], default=prefix[-1])
         metas = [self.pages.of(key) for key in keys]
