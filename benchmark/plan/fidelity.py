@@ -174,8 +174,6 @@ def simulate(
         max_running=int(facts["max_running_requests"] or 256),
         prefetch_policy="wait_complete",
         prefetch_threshold_tokens=THRESHOLD,
-        # As served today; without a host tier it says nothing.
-        demote_whole_nodes=True,
     )
     return simulate_system(workload(scale, args), config, profile, turns_wait=True)
 

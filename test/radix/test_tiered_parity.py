@@ -59,10 +59,7 @@ def simulated(
         if load:
             short = load - tree.free
             if short > 0:
-                # For an allocation SGLang's walk takes whole nodes.
-                tree.demote_whole_nodes = True
                 tree.evict_device(short)
-                tree.demote_whole_nodes = False
             tree.load(found.node)
         tree.claim(tokens - found.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, found.node)

@@ -93,9 +93,6 @@ class SystemConfig:
     """Fewer tokens on the host than this are computed anew."""
     whole_nodes: bool = False
     """Evict whole nodes, as SGLang's own policies do; else only what is needed."""
-    demote_whole_nodes: bool = False
-    """With a host tier, whole nodes leave the device, however little is needed: SGLang walks its
-    evictions for allocations without saying how much they need."""
     quantum_tokens: int = 64
     """Least tokens that an eviction by need takes at once (as on a server)."""
     model: str | None = None

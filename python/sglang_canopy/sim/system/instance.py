@@ -121,7 +121,6 @@ class Instance:
             write_back=config.write_policy == "write_back",
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
-            demote_whole_nodes=config.demote_whole_nodes,
         )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
         self.waiting: deque[Job] = deque()

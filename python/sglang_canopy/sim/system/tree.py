@@ -80,7 +80,6 @@ class TieredTree:
         write_back: bool = False,
         whole_nodes: bool = False,
         quantum_tokens: int = 64,
-        demote_whole_nodes: bool = False,
     ) -> None:
         self.device_policy = device_policy
         self.host_policy = host_policy
@@ -90,7 +89,6 @@ class TieredTree:
         self.expiry = host_expiry
         self.write_back = write_back
         self.whole_nodes = whole_nodes
-        self.demote_whole_nodes = whole_nodes or (demote_whole_nodes and host_policy is not None)
         self.quantum_tokens = quantum_tokens
         self.root = TierNode(None, (), 0, 0)
         self.root.device = True
@@ -343,7 +341,7 @@ class TieredTree:
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed, self.demote_whole_nodes)
+            kept = self._kept(node, victim.keep, need - freed, self.whole_nodes)
             gone = node.length - kept * self.block_tokens
             if self.write_back and not node.host:
                 if kept:
