@@ -23,6 +23,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
 
 from sglang_canopy.sim.model import PRESETS
@@ -230,6 +231,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         below.set_ylim(max(low, -6), None)
         for panel in (above, below):
             panel.set_xscale("log")
+            panel.xaxis.set_minor_formatter(NullFormatter())
             panel.grid(alpha=0.25)
         above.set_title(name, fontsize=10)
         below.set_xlabel("average GB on the disk")
