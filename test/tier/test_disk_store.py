@@ -187,6 +187,18 @@ def test_pinned_pages_stay_until_the_pin_ends(tmp_path):
     store.verify()
 
 
+def test_a_shorter_pin_does_not_end_a_longer_one_after_a_restart_either(tmp_path):
+    store = store_at(tmp_path, pin_bytes=2 * PAGE, ttl=TTLTable(residual_ttl_s=10.0))
+    keys, clock = chain("a", 2), store.clock
+    put(store, keys)
+    store.pin(keys, clock() + 100)
+    store.pin(keys, clock() + 3)
+    store.close()
+    store = store_at(tmp_path, pin_bytes=2 * PAGE, ttl=TTLTable(residual_ttl_s=10.0), now=clock)
+    clock.now += 50
+    assert store.leading(keys) == 2
+
+
 def test_pins_are_capped(tmp_path):
     store = store_at(tmp_path, pages=8, pin_bytes=2 * PAGE)
     keys = chain("a", 3)

@@ -76,8 +76,9 @@ class Upkeep:
                 row = self.index.rows.get(key)
                 if row is None:
                     break
-                self.index.keep_until[row] = until
-                self._stale.add(row)
+                if not self.index.keep_until[row] > until:  # an earlier pin may last longer
+                    self.index.keep_until[row] = until
+                    self._stale.add(row)
                 if not self._pin_if_asked(row, self.clock()):
                     break
                 pinned += 1
