@@ -10,12 +10,12 @@ import hashlib
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import replace_file
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -168,9 +168,7 @@ class Calibrations:
             "tier": tier,
             **asdict(calibration),
         }
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
-        os.replace(temporary, self.path)
+        replace_file(self.path, json.dumps(everything, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, dict]:
         if not self.path.exists():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.private_file import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +35,7 @@ class Profile:
         if not state:
             return
         try:
-            # NOTE: mkstemp makes the file with mode 0600, and rename keeps it so.
-            handle, scratch = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(state, file)
-            os.replace(scratch, self.path)
+            replace_file(self.path, json.dumps(state))
         except OSError as error:
             if not self._failed:
                 self._failed = True

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.private_file import replace_file
+
 FOLDER_VARIABLE = "CANOPY_STATUS_DIR"
 MAX_FILE_BYTES = 1 << 20
 
@@ -46,11 +48,7 @@ def write(rank: int, status: dict[str, Any]) -> None:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
-    path = os.path.join(folder, f"rank-{rank}.json")
-    handle = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(status, file)
-    os.replace(f"{path}.new", path)
+    replace_file(Path(folder) / f"rank-{rank}.json", json.dumps(status))
 
 
 def read_all() -> list[dict[str, Any]]:

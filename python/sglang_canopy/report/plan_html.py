@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.choice import against, configuration_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import Plan
+from sglang_canopy.private_file import replace_file
 from sglang_canopy.report.plan_charts import charts
 from sglang_canopy.report.plan_text import HEAD, cells, choice_text, overview
 
@@ -96,15 +95,8 @@ def page(plan: Plan, about: Mapping[str, Any], currency: str) -> str:
 def write_private(path: Path, text: str) -> None:
     """Write ``text`` with mode 0600, whole or not at all. Raises ``CanopyError``."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        replace_file(path, text)
     except OSError as error:
-        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError as error:
-        os.unlink(name)
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 

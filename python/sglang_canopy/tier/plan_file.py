@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, policy_names
+from sglang_canopy.private_file import replace_file
 from sglang_canopy.tier.ttl import SERVER_HASH, TTLTable
 
 VERSION = 1
@@ -154,18 +153,8 @@ def write_plan(path: Path | str, plan: ServerPlan) -> None:
     path = Path(path)
     text = json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n"
     try:
-        # mkstemp makes the file 0600.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        replace_file(path, text, durable=True)
     except OSError as error:
-        raise CanopyError(f"cannot write the plan file {str(path)!r}: {error}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        os.unlink(name)
         raise CanopyError(f"cannot write the plan file {str(path)!r}: {error}") from None
 
 
