@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 SEGMENT_BYTES = 1 << 30
@@ -122,37 +122,11 @@ class Segments:
 
     def write(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
         """Write buffers into units; for each unit the error that kept it from being written."""
-        outcome: list[OSError | None] = [None] * len(pieces)
-        for first, last in self._runs([unit for unit, _ in pieces]):
-            try:
-                fd, position = self._place(pieces[first][0], create=True)
-                for group_first, group_last, buffers, at in self._groups(
-                    pieces, first, last, position
-                ):
-                    first = group_first
-                    _write_all(fd, buffers, at)
-                    first = group_last
-            except OSError as error:
-                for i in range(first, last):
-                    outcome[i] = error
-        return outcome
+        return self._transfer(pieces, _write_all, create=True)
 
     def read(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
         """Fill buffers from units. A short file leaves a buffer as it was, without an error."""
-        outcome: list[OSError | None] = [None] * len(pieces)
-        for first, last in self._runs([unit for unit, _ in pieces]):
-            try:
-                fd, position = self._place(pieces[first][0], create=False)
-                for group_first, group_last, buffers, at in self._groups(
-                    pieces, first, last, position
-                ):
-                    first = group_first
-                    _read_all(fd, buffers, at)
-                    first = group_last
-            except OSError as error:
-                for i in range(first, last):
-                    outcome[i] = error
-        return outcome
+        return self._transfer(pieces, _read_all, create=False)
 
     def present(self, unit: int, size: int) -> bool:
         """Whether a file is long enough to hold ``size`` bytes of ``unit``."""
@@ -193,6 +167,25 @@ class Segments:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
+    def _transfer(
+        self,
+        pieces: Sequence[tuple[int, Sequence[memoryview]]],
+        move: Callable[[int, list[memoryview], int], None],
+        *,
+        create: bool,
+    ) -> list[OSError | None]:
+        outcome: list[OSError | None] = [None] * len(pieces)
+        for first, last in self._runs([unit for unit, _ in pieces]):
+            undone = first
+            try:
+                fd, position = self._place(pieces[first][0], create=create)
+                for done, buffers, at in self._groups(pieces, first, last, position):
+                    move(fd, buffers, at)
+                    undone = done
+            except OSError as error:
+                outcome[undone:last] = [error] * (last - undone)
+        return outcome
+
     def _runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
         """Half-open ranges of ``units`` that are neighbours within one file."""
         runs, first = [], 0
@@ -212,8 +205,11 @@ class Segments:
         first: int,
         last: int,
         position: int,
-    ) -> Iterable[tuple[int, int, list[memoryview], int]]:
-        """A run in portions of at most IOV_MAX buffers, none of which leaves a gap behind it."""
+    ) -> Iterable[tuple[int, list[memoryview], int]]:
+        """A run in portions of at most IOV_MAX buffers, none of which leaves a gap behind it.
+
+        Yields the end of the portion, its buffers, and its place in the file.
+        """
         buffers: list[memoryview] = []
         begin = first
         for i in range(first, last):
@@ -222,10 +218,10 @@ class Segments:
             buffers.extend(parts)
             following = len(pieces[i + 1][1]) if i + 1 < last else _IOV_MAX
             if at_end or len(buffers) + following > _IOV_MAX:
-                yield begin, i + 1, buffers, position + (begin - first) * self.unit_bytes
+                yield i + 1, buffers, position + (begin - first) * self.unit_bytes
                 buffers, begin = [], i + 1
         if buffers:
-            yield begin, last, buffers, position + (begin - first) * self.unit_bytes
+            yield last, buffers, position + (begin - first) * self.unit_bytes
 
     def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
         segment, index = divmod(unit, self.per_segment)

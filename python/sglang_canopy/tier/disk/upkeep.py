@@ -76,9 +76,8 @@ class Upkeep:
                 row = self.index.rows.get(key)
                 if row is None:
                     break
-                if not self.index.keep_until[row] > until:  # an earlier pin may last longer
-                    self.index.keep_until[row] = until
-                    self._stale.add(row)
+                self._keep(row, until)
+                self._stale.add(row)
                 if not self._pin_if_asked(row, self.clock()):
                     break
                 pinned += 1
@@ -214,14 +213,17 @@ class Upkeep:
 
     def _keep_pins(self, run: Sequence[int], now: float) -> None:
         """A use does not shorten a pin; it may ask for a longer one."""
-        keep_until = self.index.keep_until
         for row in run:
             until = self.shelf.pinned_until(row)
             if until is not None:
-                if not keep_until[row] > until:
-                    keep_until[row] = until
+                self._keep(row, until)
                 self._set_expiry(row)
             self._pin_if_asked(row, now)
+
+    def _keep(self, row: int, until: float) -> None:
+        """At least until then: a pin that was asked for may last longer."""
+        if not self.index.keep_until[row] > until:
+            self.index.keep_until[row] = until
 
     def _on_this_clock(self, meta: PageMeta, now: float) -> PageMeta:
         """A copy with its times on the store's clock, none of the past ones in the future."""
