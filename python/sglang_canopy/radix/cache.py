@@ -53,19 +53,19 @@ class CanopyRadixCache(UnifiedRadixCache):
             finally:
                 self.tree_core.shortfall = None
             return
-        target = (available_size_targets or {}).get(_FULL, (_FULL, 0))[1]
+        targets = available_size_targets or {}
         need = request_by_type[_FULL]
-        if target:
-            need = min(need, target - self._component_available_size(_FULL))
+        if _FULL in targets:
+            need = min(need, self._shortfall(targets))
         while need > 0:
             frees: dict[ComponentType, list] = {_FULL: []}
             freed = self.tree_core.delete_leaves(need, frees)
             self._free_values(frees, {})
             tracker[_FULL] += freed
-            if freed == 0 or not target:
+            if freed == 0 or _FULL not in targets:
                 return
             # An allocator may hold back part of what it was given: go on to its target.
-            need = target - self._component_available_size(_FULL)
+            need = self._shortfall(targets)
 
     def _shortfall(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
         """Tokens that an allocation still lacks."""
