@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.optimize import linprog
-
 from sglang_canopy.sim.ttl import observe, path_snapshot
 from sglang_canopy.tier.allocate import allocate
 from sglang_canopy.tier.groups import Choice, choose_groups
-from sglang_canopy.tier.histogram import Curves
 from sglang_canopy.tier.learn import Learning, in_hindsight, learn
 from sglang_canopy.tier.path_log import PathLog
 from sglang_canopy.tier.replay import fixed_ttls
@@ -33,22 +30,12 @@ from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import write_trace
 from sglang_canopy.trace.synth_presets import get_preset
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "tier"))
+
+from linear_bound import linear_bound
+
 GROUPS = 64
 TTLS_S = (10.0, 60.0, 300.0)
-
-
-def linear_bound(curves: Curves, budget: float) -> float:
-    """Hits if every group could mix TTLs: nobody wins more."""
-    groups, steps = curves.hits.shape
-    found = linprog(
-        -curves.hits.ravel(),
-        A_ub=curves.mean_tokens.reshape(1, -1),
-        b_ub=[budget],
-        A_eq=np.kron(np.eye(groups), np.ones(steps)),
-        b_eq=np.ones(groups),
-        method="highs",
-    )
-    return float(-found.fun)
 
 
 def allocations(trace: list[TraceRequest]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
+from linear_bound import linear_bound
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tier.allocate import allocate, fixed_step, price_of
@@ -146,21 +146,6 @@ def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     assume(curves.hits[:, -1].sum() > 0)
     assert price_of(curves, 2 * budget) <= price_of(curves, budget) * (1 + 1e-9)
-
-
-def linear_bound(curves: Curves, budget: float) -> float:
-    """Hits when each group may mix its TTLs: no allocation wins more."""
-    groups, steps = curves.hits.shape
-    mixed = linprog(
-        -curves.hits.ravel(),
-        A_ub=curves.mean_tokens.reshape(1, -1),
-        b_ub=[budget],
-        A_eq=np.kron(np.eye(groups), np.ones(steps)),
-        b_eq=np.ones(groups),
-        method="highs",
-    )
-    assert mixed.success, mixed.message
-    return float(-mixed.fun)
 
 
 def envelope_steps(curves: Curves) -> np.ndarray:
