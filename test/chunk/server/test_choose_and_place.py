@@ -14,7 +14,7 @@ from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.choose import choose  # noqa: E402
+from sglang_canopy.chunk.server.choose import again, choose  # noqa: E402
 from sglang_canopy.chunk.server.part import Part  # noqa: E402
 from sglang_canopy.chunk.server.place import place  # noqa: E402
 from sglang_canopy.chunk.server.view import pool_views, row_cache  # noqa: E402
@@ -126,6 +126,22 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
     assert every.all()
     none, _ = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
     assert torch.equal(none, ~prompt.in_chunk())
+
+
+def test_a_request_that_is_begun_anew_computes_what_it_computed_before(prompt) -> None:
+    n = len(prompt)
+    chosen = torch.zeros(n, dtype=torch.bool)
+    chosen[:PREFIX] = True  # came from the exact tree
+    chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
+    chosen[-TAIL:] = True
+    answer = 5  # tokens it had made when it was retracted
+    now = again(chosen, PREFIX, prompt.placed, n + answer)
+    assert not now[:PREFIX].any()
+    assert torch.equal(now[PREFIX:n], chosen[PREFIX:])
+    assert now[n:].all()
+    evicted = again(chosen, 0, prompt.placed[1:], n + answer)  # the prefix and a chunk are gone
+    assert evicted[: PREFIX + CHUNK].all()
+    assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
 
 
 def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) -> None:

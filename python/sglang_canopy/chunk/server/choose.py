@@ -80,6 +80,23 @@ def choose(
     return computed, whole
 
 
+def again(chosen: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int) -> torch.Tensor:
+    """``[total]`` bool: the tokens to compute when a request that was planned before is begun anew.
+
+    chosen: the earlier choice, True where the earlier prefix was. What came since (its own answer)
+    is computed, and so is what no chunk holds any more: the answer goes on as it began.
+    """
+    computed = torch.ones(total, dtype=torch.bool)
+    reused = ~chosen[:total]
+    inside = torch.zeros_like(reused)
+    for p in placed:
+        inside[p.start : p.end] = True
+    computed[: reused.numel()] = ~(reused & inside)
+    computed[:prefix] = False
+    computed[total - 1] = True
+    return computed
+
+
 def _cache(model: Model, runner: Any, row: torch.Tensor, prefix: int, n: int, whole: bool) -> Cache:
     pool = view.row_cache(runner, row[:n], prefix)
     if whole:

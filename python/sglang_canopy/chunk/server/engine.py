@@ -19,7 +19,7 @@ from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import view
 from sglang_canopy.chunk.server.attention import fuses
-from sglang_canopy.chunk.server.choose import choose
+from sglang_canopy.chunk.server.choose import again, choose
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
 from sglang_canopy.chunk.server.learner import Learner
 from sglang_canopy.chunk.server.options import Options
@@ -34,6 +34,18 @@ logger = logging.getLogger(__name__)
 DOCUMENT = "document"
 """In place of a model's identity: the name of a document is its tokens and its tenant's salt."""
 MAX_DOCUMENTS = 1 << 16
+
+COUNTERS = (
+    "fused_requests",
+    "reused_tokens",
+    "recomputed_tokens",
+    "fused_batches",
+    "mixed_batches",
+    "replanned_requests",
+    "fallbacks",
+)
+"""mixed_batches: fused batches with decode rows in them; replanned_requests: begun anew after a
+retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
 
 WORTH = 0.2
 """A prompt is fused if at least this share of what is not cached exactly is in known chunks."""
@@ -53,7 +65,6 @@ class ChunkEngine:
             )
         self.runner, self.options = runner, options
         self.model = view.model_view(runner)
-        self.dtype_bytes = self.model.dtype.itemsize
         self.store = self._new_store()
         self.versions: dict[str, set[str]] = {}
         self.pinned: set[str] = set()
@@ -142,6 +153,8 @@ class ChunkEngine:
             return f"mode {self.options.mode}"
         if not wish.bounds:
             return "no chunk is long enough"
+        if wish.bounds[-1][1] > len(req.origin_input_ids):
+            return "aborted or truncated"  # SGLang replaced the prompt after it was created
         if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
             return "prompt logprobs"
         for name, why in _NOT_FUSED:
@@ -189,16 +202,23 @@ class ChunkEngine:
         placed = tuple(p for k in known if (p := k.placed(prefix)) is not None)
         ratio = self.ratio_of(wish, known)
         tokens = torch.tensor(ids, dtype=torch.long, device=self.model.device)
-        computed, ready = choose(
-            self.model, self.runner, tokens, row, prefix, placed, wish.selector, ratio
-        )
+        if wish.chosen is not None:  # begun anew after a retraction
+            computed, ready = again(wish.chosen, prefix, placed, len(ids)), False
+            self.counts["replanned_requests"] += 1
+        else:
+            computed, ready = choose(
+                self.model, self.runner, tokens, row, prefix, placed, wish.selector, ratio
+            )
+            wish.chosen = computed.clone()
+            wish.chosen[:prefix] = True
         plan = Plan(computed, placed, prefix)
         if not ready:
             self.spread(plan, row, prefix, min(len(ids), row.numel()))
-        wish.report = self._report(wish, known, plan, ratio, time.perf_counter() - started)
-        self.counts["fused_requests"] += 1
-        self.counts["reused_tokens"] += wish.report["reused"]
-        self.counts["recomputed_tokens"] += wish.report["recomputed"]
+        if not wish.told:
+            wish.report = self._report(wish, known, plan, ratio, time.perf_counter() - started)
+            self.counts["fused_requests"] += 1
+            self.counts["reused_tokens"] += wish.report["reused"]
+            self.counts["recomputed_tokens"] += wish.report["recomputed"]
         return plan
 
     def spread(self, plan: Plan, row: torch.Tensor, first: int, end: int) -> None:
@@ -283,8 +303,7 @@ class ChunkEngine:
         """Counters since the start; tokens, bytes, requests."""
         learner = self.learner
         return {
-            **{k: self.counts[k] for k in ("fused_requests", "reused_tokens", "recomputed_tokens")},
-            "fallbacks": self.counts["fallbacks"],
+            **{name: self.counts[name] for name in COUNTERS},
             "not_fused": dict(self.reasons),
             "store": self.store.stats(),
             "waiting_chunks": len(learner.waiting) + int(learner.busy and not learner.waiting),

@@ -42,6 +42,8 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
         backend = worker.model_runner.attn_backend
         run, plan = folded
         backend.canopy_plan = plan
+        engine.counts["fused_batches"] += 1
+        engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
         rows = run.extend_num_tokens
         try:
             result = original(worker, run, *args, **kwargs)
@@ -51,7 +53,9 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
     return result
 
 
-def after_init_new(forward_batch: Any, _cls: Any, _batch: Any, runner: Any, *_: Any, **__: Any):
+def after_init_new(
+    forward_batch: Any, _cls: Any, _batch: Any, runner: Any, *_: Any, **__: Any
+) -> None:
     """After ``ForwardBatch.init_new``: a fused batch's rows have their true positions."""
     plan = getattr(runner.attn_backend, "canopy_plan", None)
     if plan is not None:
@@ -134,7 +138,8 @@ def _afterwards(engine: ChunkEngine, batch: Any, rows: int) -> None:
                 if wish.plan is not None and wish.plan.placed:
                     wish.head = wish.plan.placed[0].start
             wish.plan = None
-            if not req.output_ids:
+            if not wish.told:
+                wish.told = True
                 report = wish.report or {"fused": False, "why": wish.why}
                 req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
                 row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()

@@ -52,7 +52,9 @@ class Wish:
     keys, alone: each chunk's address behind ``prefix``, and encoded alone;
     why: the reason for running normally, or None; fused: reused KV has been in this request's
     slots (never unset); head: tokens before any reused KV, exact, that may enter the exact tree once
-    they are computed (0: none yet); limit: how much of it was let into the tree; report: what the response tells.
+    they are computed (0: none yet); limit: how much of it was let into the tree; chosen ``[n]``
+    bool: the first plan's choice, kept so that a retraction does not change the answer; report: what
+    the response tells; told: the prompt was completed once, and the report was handed over.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -70,6 +72,8 @@ class Wish:
     head: int = 0
     limit: int = 0
     plan: Plan | None = None
+    chosen: torch.Tensor | None = None
+    told: bool = False
     report: dict[str, Any] = field(default_factory=dict)
 
 
