@@ -63,7 +63,7 @@ def simulated(
             tree.load(found.node)
         tree.claim(tokens - found.tokens)
         leaf, _ = tree.insert(path, len(path), tokens, found.node)
-        tree.move_lock(found.node, leaf)
+        tree.lock(leaf, found.node)
         tree.stamp(leaf, request, number)
         if write_policy == "write_through":
             tree.back_up(leaf)

@@ -8,10 +8,13 @@ is cut only as far as room is needed, and a node goes only when nothing of it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Leaf, Policy, Request
+
+
+AnyNode = TypeVar("AnyNode", bound=Any)
 
 
 class Node(Leaf):
@@ -111,7 +114,7 @@ class RadixTree:
                 break
             end = at + len(child.blocks)
             if path[at:end] != child.blocks:
-                shared = _shared_run(child.blocks, path, at)
+                shared = shared_run(child.blocks, path, at)
                 return self._split(child, shared), at + shared
             node, at = child, end
         return node, at
@@ -184,11 +187,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return below(self.root)
 
     def verify(self) -> None:
         """Recount everything; raises ``AssertionError`` naming what disagrees."""
@@ -267,7 +266,17 @@ class RadixTree:
         return head
 
 
-def _shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:
+def below(root: AnyNode) -> Iterator[AnyNode]:
+    """Every node below ``root``, parents first."""
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:
+    """How many of ``blocks`` are those of ``path`` from ``at`` on."""
     shared = 0
     for mine, theirs in zip(blocks, path[at : at + len(blocks)]):
         if mine != theirs:

@@ -22,7 +22,8 @@ from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.system.tree import TieredTree, TierNode
+from sglang_canopy.sim.system.nodes import TierNode
+from sglang_canopy.sim.system.tree import TieredTree
 
 CLIP_OUTPUT_TOKENS = 4096
 """SGLang reserves room for no more output than this (``CLIP_MAX_NEW_TOKENS``)."""
@@ -373,7 +374,7 @@ class Instance:
         blocks = job.blocks_of(tokens, tree.block_tokens)
         leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
         job.private -= added
-        tree.move_lock(job.leaf, leaf)
+        tree.lock(leaf, job.leaf)
         job.leaf = leaf
         tree.stamp(leaf, job.request, job.index)
         if self.host_link is not None and not tree.write_back:

@@ -1,71 +1,19 @@
 """One instance's radix tree over device and host memory, as HiCache keeps it.
 
-A node is on the device, on the host, or on both. What is on the device is closed towards the root,
-so a node without children on the device may leave it; a node that is on the host alone and has no
-children may leave the host. The policy of each tier sees exactly those leaves, as in a live server
-(``radix/core.py``), and eviction is by need: a victim's tail is cut only as far as room is needed.
-
-Lengths are in tokens and exact; cuts fall on block boundaries. The last block of a leaf may be
-partial, and grows when a request brings the rest of it.
+What goes in, down, up and out (``nodes.py`` has what is where). Eviction is by need: a victim's
+tail is cut only as far as room is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_canopy.policy.base import Leaf, Policy, Request
 from sglang_canopy.sim.system.expiry import Expiry
-
-_NONE, _DEVICE, _HOST = 0, 1, 2
-
-
-class TierNode(Leaf):
-    """A run of blocks below ``parent`` and the tiers it is on."""
-
-    __slots__ = (
-        "blocks",
-        "children",
-        "device",
-        "device_children",
-        "host",
-        "locks",
-        "parent",
-        "ranked",
-        "ranker",
-        "served",
-    )
-
-    def __init__(self, parent: TierNode | None, blocks: tuple[int, ...], offset: int, length: int):
-        super().__init__(offset, length)
-        self.parent: Any = parent
-        self.blocks = blocks
-        self.children: dict[int, TierNode] = {}
-        self.device = False
-        self.host = False
-        self.device_children = 0
-        self.locks = 0
-        """Requests in flight whose path runs through this node."""
-        self.ranked = _NONE
-        """The tier whose policy ranks this node at the moment."""
-        self.ranker = _NONE
-        """The tier whose policy ``slot`` belongs to: the last one that ranked this node."""
-        self.served = -1
-        """Number of the last request counted in ``hits``."""
+from sglang_canopy.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
 
 
-class Match(NamedTuple):
-    """How far a path is cached: on the device, and on device and host together."""
-
-    device: TierNode
-    device_blocks: int
-    device_tokens: int
-    node: TierNode
-    blocks: int
-    tokens: int
-
-
-class TieredTree:
+class TieredTree(TierNodes):
     """Device and host of one instance. Capacities in tokens; the host's may be 0."""
 
     def __init__(
@@ -81,112 +29,16 @@ class TieredTree:
         whole_nodes: bool = False,
         quantum_tokens: int = 64,
     ) -> None:
-        self.device_policy = device_policy
-        self.host_policy = host_policy
-        self.device_tokens = device_tokens
-        self.host_tokens = host_tokens if host_policy is not None else 0
-        self.block_tokens = block_tokens
-        self.expiry = host_expiry
+        super().__init__(
+            device_policy, device_tokens, block_tokens, host_policy, host_tokens, host_expiry
+        )
         self.write_back = write_back
         self.whole_nodes = whole_nodes
         self.quantum_tokens = quantum_tokens
-        self.root = TierNode(None, (), 0, 0)
-        self.root.device = True
-        self.device_used = 0
-        self.host_used = 0
-        self.private = 0
-        """Device tokens of running requests that are not in the tree (yet)."""
-        self.evictable = 0
-        """Tokens of the tree on the device that no request holds."""
         self.host_written = 0
         """Tokens copied to the host so far."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
-        self.now = 0.0
-
-    # ---- looking up ----
-
-    def match(self, path: tuple[int, ...], since: TierNode | None = None) -> Match:
-        """The cached run of ``path``; a node matched in part is split.
-
-        ``since`` is a device node known to be on the path: the search begins there.
-        """
-        node = device = self.root if since is None else since
-        at = device_at = -(-(node.offset + node.length) // self.block_tokens)
-        stop = len(path)
-        while at < stop:
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            if self.expiry is not None and not child.device and self._expired(child):
-                break
-            end = at + len(child.blocks)
-            whole = path[at:end] == child.blocks
-            if not whole:
-                shared = _shared_run(child.blocks, path, at)
-                child = self._split(child, shared)
-                end = at + shared
-            node, at = child, end
-            if child.device:
-                device, device_at = child, end
-            if not whole:
-                break
-        return Match(
-            device, device_at, device.offset + device.length, node, at, node.offset + node.length
-        )
-
-    def peek(self, path: tuple[int, ...]) -> int:
-        """Blocks of ``path`` that are cached; changes nothing."""
-        node, at = self.root, 0
-        while at < len(path):
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            end = at + len(child.blocks)
-            if path[at:end] != child.blocks:
-                return at + _shared_run(child.blocks, path, at)
-            node, at = child, end
-        return at
-
-    def lock(self, node: TierNode) -> None:
-        """Keep ``node`` and its ancestors until ``unlock``. Nests."""
-        while node is not self.root:
-            node.locks += 1
-            if node.locks == 1:
-                if node.device:
-                    self.evictable -= node.length
-                if node.ranked:
-                    self._unrank(node)
-            node = node.parent
-
-    def unlock(self, node: TierNode) -> None:
-        """Undo one ``lock``."""
-        while node is not self.root:
-            node.locks -= 1
-            if not node.locks:
-                if node.device:
-                    self.evictable += node.length
-                self._reconsider(node)
-            node = node.parent
-
-    def move_lock(self, above: TierNode | None, node: TierNode) -> None:
-        """Turn a lock on ``above`` (none: the root) into one on ``node``, which is below it."""
-        stop = self.root if above is None else above
-        while node is not stop:
-            node.locks += 1
-            if node.locks == 1:
-                if node.device:
-                    self.evictable -= node.length
-                if node.ranked:
-                    self._unrank(node)
-            node = node.parent
-
-    # ---- room on the device ----
-
-    @property
-    def free(self) -> int:
-        """Device tokens that nothing occupies."""
-        return self.device_tokens - self.device_used - self.private
 
     def claim(self, tokens: int) -> None:
         """Take device tokens for a running request, evicting for them."""
@@ -304,7 +156,7 @@ class TieredTree:
         if self.expiry is not None:
             leaf.group = self.expiry.group(path[:blocks])
         node.children[path[found.blocks]] = leaf
-        if node.ranked == _HOST:
+        if node.ranked == HOST:
             self._unrank(node)
         self.host_used += leaf.length
         self._reconsider(leaf)
@@ -316,18 +168,13 @@ class TieredTree:
         return max(0, min(tokens, self.host_tokens - self.host_used))
 
     def stamp(self, node: TierNode, request: Request, number: int) -> None:
-        """Mark every node up to the root as used by request ``number``, once a request."""
+        """Mark every node up to the root, all locked, as used by request ``number``, once each."""
         while node is not self.root:
-            ranked = node.ranked
-            if ranked:
-                self._unrank(node)
             if node.served == number:
                 node.refresh(request)
             else:
                 node.stamp(request)
                 node.served = number
-            if ranked:
-                self._reconsider(node)
             node = node.parent
 
     # ---- eviction ----
@@ -335,14 +182,14 @@ class TieredTree:
     def evict_device(self, need: int) -> int:
         """Free at least ``need`` device tokens if there are victims; returns tokens freed."""
         freed = 0
-        policy = self.device_policy
+        policy, size = self.device_policy, self.block_tokens
         while freed < need:
             victim = policy.victim(self.now)
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed, self.whole_nodes)
-            gone = node.length - kept * self.block_tokens
+            kept = self._kept(node, victim.keep, need - freed)
+            gone = node.length - kept * size
             if self.write_back and not node.host:
                 if kept:
                     self._split(node, kept)
@@ -351,10 +198,12 @@ class TieredTree:
             freed += gone
             self.device_used -= gone
             self.evictable -= gone
-            self._unrank(node)
+            node.ranked = NOWHERE
+            policy.drop(node)
             policy.evicted(node, gone)
             if kept and (self._hand_down(node, kept) if node.host else self._shorten(node, kept)):
-                self._reconsider(node)
+                node.ranked = DEVICE
+                policy.admit(node, self.now)
                 continue
             if kept:
                 self._split(node, kept)
@@ -376,15 +225,17 @@ class TieredTree:
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed, self.whole_nodes)
+            kept = self._kept(node, victim.keep, need - freed)
             gone = node.length - kept * self.block_tokens
             freed += gone
-            self._unrank(node)
+            node.ranked = NOWHERE
+            policy.drop(node)
             policy.evicted(node, gone)
             if kept:
                 self.host_used -= gone
                 self._shorten(node, kept)
-                self._reconsider(node)
+                node.ranked = HOST
+                policy.admit(node, self.now)
                 continue
             parent = node.parent
             self._delete(node)
@@ -399,7 +250,7 @@ class TieredTree:
         old = [leaf for leaf in self.host_policy.leaves() if self.expiry.over(leaf, self.now)]
         for leaf in old:
             node: Any = leaf
-            while node.ranked == _HOST and self.expiry.over(node, self.now):
+            while node.ranked == HOST and self.expiry.over(node, self.now):
                 gone += node.length
                 parent = node.parent
                 self._unrank(node)
@@ -408,65 +259,7 @@ class TieredTree:
                 node = parent
         return gone
 
-    # ---- checks ----
-
-    def nodes(self) -> Iterator[TierNode]:
-        """Every node but the root, parents first."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def verify(self) -> None:
-        """Recount everything; raises ``AssertionError`` naming what disagrees."""
-        device = host = evictable = 0
-        for node in self.nodes():
-            name = (node.offset, node.blocks[:4])
-            assert node.device or node.host, f"{name} is nowhere"
-            assert not node.device or node.parent.device, f"{name} hangs below a hole"
-            full = len(node.blocks) * self.block_tokens
-            assert full - self.block_tokens < node.length <= full, f"length of {name}"
-            assert node.length == full or not node.children, f"partial block inside: {name}"
-            assert node.offset == node.parent.offset + node.parent.length, f"offset of {name}"
-            children = sum(child.device for child in node.children.values())
-            assert node.device_children == children, f"device children of {name}"
-            device += node.length * node.device
-            host += node.length * node.host
-            evictable += node.length * (node.device and not node.locks)
-            assert node.ranked == self._place(node), f"{name} is ranked in the wrong tier"
-        assert device == self.device_used, f"device: {device} counted, {self.device_used} noted"
-        assert host <= self.host_used, f"host: {host} counted, {self.host_used} noted"
-        assert evictable == self.evictable, f"evictable: {evictable}, {self.evictable} noted"
-        assert self.free >= 0, f"the device is over full by {-self.free}"
-        assert self.host_used <= self.host_tokens, "the host is over full"
-
     # ---- private ----
-
-    def _place(self, node: TierNode) -> int:
-        if node.locks or node is self.root:
-            return _NONE
-        if node.device:
-            return _NONE if node.device_children else _DEVICE
-        return _HOST if node.host and not node.children else _NONE
-
-    def _reconsider(self, node: TierNode) -> None:
-        place = self._place(node)
-        if place == node.ranked:
-            return
-        if node.ranked:
-            self._unrank(node)
-        if place:
-            node.ranked = place
-            if node.ranker != place:
-                node.ranker, node.slot = place, None
-            policy = self.device_policy if place == _DEVICE else self.host_policy
-            policy.admit(node, self.now)  # type: ignore[union-attr]
-
-    def _unrank(self, node: TierNode) -> None:
-        policy = self.device_policy if node.ranked == _DEVICE else self.host_policy
-        policy.drop(node)  # type: ignore[union-attr]
-        node.ranked = _NONE
 
     def _host_room(self, tokens: int) -> bool:
         short = tokens - (self.host_tokens - self.host_used)
@@ -480,10 +273,14 @@ class TieredTree:
             self.host_written += node.length
             self.demoted.append(node)
 
-    def _kept(self, node: TierNode, keep: int, need: int, whole: bool) -> int:
+    def _kept(self, node: TierNode, keep: int, need: int) -> int:
         """Blocks of a victim that stay."""
-        if not whole:
-            keep = max(keep, node.length - max(need, self.quantum_tokens))
+        if not self.whole_nodes:
+            most = node.length - (need if need > self.quantum_tokens else self.quantum_tokens)
+            if most > keep:
+                keep = most
+            elif not keep:
+                return 0
         return min(-(-keep // self.block_tokens), len(node.blocks) - 1)
 
     def _shorten(self, node: TierNode, kept: int) -> bool:
@@ -522,60 +319,3 @@ class TieredTree:
         node.children[below.blocks[0]] = below
         self._reconsider(below)
         return True
-
-    def _delete(self, node: TierNode) -> None:
-        """Take ``node`` and all below it out of the tree; nothing of it is on the device."""
-        del node.parent.children[node.blocks[0]]
-        stack = [node]
-        while stack:
-            gone = stack.pop()
-            if gone.host:
-                self.host_used -= gone.length
-            if gone.ranked:
-                self._unrank(gone)
-            stack.extend(gone.children.values())
-
-    def _expired(self, node: TierNode) -> bool:
-        """Whether ``node`` is past its time; if nothing holds it, it is gone then."""
-        assert self.expiry is not None
-        if not self.expiry.over(node, self.now):
-            return False
-        stack = [node]
-        while stack:
-            below = stack.pop()
-            if below.locks or below.device:
-                return False
-            stack.extend(below.children.values())
-        parent = node.parent
-        self._delete(node)
-        self._reconsider(parent)
-        return True
-
-    def _split(self, node: TierNode, at: int) -> TierNode:
-        """Give ``node``'s first ``at`` blocks to a new parent, which is returned."""
-        parent, tokens = node.parent, at * self.block_tokens
-        head = TierNode(parent, node.blocks[:at], node.offset, tokens)
-        head.inherit(node)
-        head.device, head.host = node.device, node.host
-        head.locks, head.served = node.locks, node.served
-        head.device_children = int(node.device)
-        parent.children[head.blocks[0]] = head
-        node.blocks = node.blocks[at:]
-        node.parent = head
-        node.offset += tokens
-        node.length -= tokens
-        head.children[node.blocks[0]] = node
-        head.ranker = node.ranker
-        if node.ranker:
-            policy = self.device_policy if node.ranker == _DEVICE else self.host_policy
-            policy.split(node, head)  # type: ignore[union-attr]
-        return head
-
-
-def _shared_run(blocks: tuple[int, ...], path: tuple[int, ...], at: int) -> int:
-    shared = 0
-    for mine, theirs in zip(blocks, path[at : at + len(blocks)]):
-        if mine != theirs:
-            break
-        shared += 1
-    return shared
