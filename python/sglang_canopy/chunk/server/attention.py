@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from canopy_kernel import pages
+from canopy_kernel import halves, pages
 from canopy_kernel.attention import Rows, sparse_prefill
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
@@ -26,11 +26,30 @@ class FusedPlan:
     """One fused batch: ``rows`` says which queries and keys belong to which request."""
 
     rows: Rows
+    _steps: list[tuple[slice, slice, list[halves.Step]]] = field(default_factory=list)
 
     @property
     def positions(self) -> torch.Tensor:
         """``[m]`` true positions of the batch's rows."""
         return self.rows.positions
+
+    def attend(
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once."""
+        if q.is_cuda:
+            return sparse_prefill(q, k_pool, v_pool, self.rows, scale)
+        if not self._steps:
+            group = q.shape[1] // k_pool.shape[2]
+            for mine, keys in self.rows.requests():
+                steps = halves.plan(self.positions[mine], group, q.dtype)
+                self._steps.append((mine, keys, steps))
+        out = torch.empty_like(q)
+        for mine, keys, steps in self._steps:
+            slots = self.rows.slots[keys]
+            k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
+            out[mine] = halves.attend(q[mine], k, v, steps, scale)
+        return out
 
 
 def fuses(backend: Any) -> bool:
@@ -59,11 +78,10 @@ def _forward_extend(
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-    out = sparse_prefill(
+    out = plan.attend(
         q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
         pages.flat(pool.get_key_buffer(layer.layer_id)),
         pages.flat(pool.get_value_buffer(layer.layer_id)),
-        plan.rows,
         layer.scaling,
     )
     return out.reshape(q.shape)
