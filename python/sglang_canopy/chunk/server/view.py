@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel import pages
+from canopy_kernel import halves, pages
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.model import Layer, Model, Shape
 from sglang_canopy.chunk.rope import from_config, rotate, unrotate
@@ -103,17 +103,43 @@ def identity(inner: Any, config: Any) -> str:
 @dataclass(slots=True)
 class RowCache(Cache):
     """One request's row of SGLang's pools. Positions before ``floor`` belong to the exact prefix
-    tree (or to another request's prefix): they are read and never written."""
+    tree (or to another request's prefix): they are read and never written.
+
+    On a CPU a layer that was read whole is kept until it is written or another one is read: the
+    pool's rows lie scattered, and a selector and attention want the same ones.
+    """
 
     floor: int = 0
+    _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
+    _steps: tuple[torch.Tensor, list[halves.Step]] | None = None
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Cache.read``; all positions must be in order where there are ``len(self)``."""
+        if positions.numel() != len(self) or self.slots.is_cuda:
+            return Cache.read(self, layer, positions)
+        if self._whole is None or self._whole[0] != layer:
+            self._whole = (layer, *Cache.read(self, layer, positions))
+        return self._whole[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """As ``Cache.write``, for positions from ``floor`` on."""
+        self._whole = None
         own = positions >= self.floor
         if bool(own.all()):
             Cache.write(self, layer, positions, k, v)
         elif bool(own.any()):
             Cache.write(self, layer, positions[own], k[own], v[own])
+
+    def attend(
+        self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """As ``Cache.attend``; on a CPU its steps are made once for all layers."""
+        if q.is_cuda:
+            return Cache.attend(self, layer, q, positions, scale)
+        k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
+        if self._steps is None or self._steps[0] is not positions:
+            self._steps = positions, halves.plan(positions, q.shape[1] // k.shape[1], q.dtype)
+        return halves.attend(q, k, v, self._steps[1], scale)
 
 
 def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:
