@@ -249,16 +249,31 @@ class ChunkEngine:
                 self.learner.want(ids[start:end], wish.prefix, wish.salt)
 
     def earn(self, tokens: int) -> None:
-        """Under load: a prefill of so many tokens pays for a share of them to be encoded."""
-        if not self.learner.busy:
-            self.credit = 0.0
-            return
-        self.credit += self.options.learn_share * tokens
-        while self.credit >= 1.0:
-            done = self.learner.step(self.time_s)
-            if not done:
-                return
-            self.credit -= done
+        """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
+        owed = self.credit + self.options.learn_share * tokens
+        self.credit = owed if self.learner.busy else 0.0
+
+    def spend(self, most: int | None = None) -> None:
+        """Encode what was earned, at most ``most`` pieces.
+
+        Before another forward, never between a prefill and its answer: who brings a document for
+        the first time does not wait for it.
+        """
+        pieces = 0
+        while self.credit >= 1.0 and pieces != most:
+            done = self.encode_piece()
+            self.credit = self.credit - done if done else 0.0
+            pieces += 1
+
+    def encode_piece(self) -> int:
+        """One piece of what waits; returns its tokens. A chunk that cannot be encoded is dropped."""
+        try:
+            return self.learner.step(self.time_s)
+        except Exception:
+            logger.exception("canopy: a chunk could not be encoded; it is dropped")
+            self.counts["fallbacks"] += 1
+            self.learner.drop()
+            return 0
 
     def note(self, wish: Wish, prefix: int, known: Sequence[Known], why: str) -> None:
         """A request runs normally after all: count why, and tell it."""

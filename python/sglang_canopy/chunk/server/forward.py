@@ -25,6 +25,8 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
     plan is left.
     """
     engine: ChunkEngine | None = getattr(worker.model_runner, "canopy_chunks", None)
+    if engine is not None and batch is not None and engine.credit >= 1.0:
+        engine.spend(1 if batch.forward_mode.is_decode() else None)
     if (
         engine is None
         or batch is None

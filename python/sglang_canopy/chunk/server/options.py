@@ -75,7 +75,7 @@ class Options:
     disk_mb: int = 0
     directory: str | None = None
     policy: str = "lru"
-    learn_share: float = 0.1
+    learn_share: float = 0.05
     learn_prefix_tokens: int = 1024
     min_tokens: int = 16
     max_chunks: int = 256
@@ -211,7 +211,7 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     add(
         "--canopy-chunk-learn-share",
         type=float,
-        default=0.1,
+        default=0.05,
         metavar="SHARE",
         help="Under load, tokens encoded for later reuse, as a share of the prompt tokens computed.",
     )

@@ -81,12 +81,7 @@ def use_idle_time(scheduler: Any) -> None:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
     while engine.learner.busy and not (socket is not None and socket.poll(0)):
-        try:
-            engine.learner.step(engine.time_s)
-        except Exception:
-            logger.exception("canopy: a chunk could not be encoded; it is dropped")
-            engine.counts["fallbacks"] += 1
-            engine.learner.drop()
+        engine.encode_piece()
 
 
 def flushed(success: Any, scheduler: Any) -> None:
