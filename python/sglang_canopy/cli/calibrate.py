@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tiers", default="memory,disk", help="memory, disk, or both")
     add("--selector", default="default", help="a selector's name")
-    add("--encode", default="prefix", choices=("prefix", "alone"))
+    add("--encode", default="prefix", choices=("prefix", "standin", "alone"))
     add("--chunks", type=int, default=6, help="documents a prompt, at most")
     add("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
     add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))

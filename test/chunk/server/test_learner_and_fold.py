@@ -70,6 +70,15 @@ def test_the_queue_is_bounded_and_counts_what_it_forgets(llama, store, ids, monk
     assert learner.waiting_tokens == 60
 
 
+def test_chunks_that_wait_are_bounded_in_number_too(llama, store, ids, monkeypatch) -> None:
+    monkeypatch.setattr(learning, "MAX_WAITING_CHUNKS", 2)
+    learner = Learner(llama, store)
+    for i in range(5):
+        learner.want(ids[i : i + 20].tolist(), (), "")
+    assert len(learner.waiting) == 2
+    assert learner.forgotten == 3
+
+
 def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
     learner = Learner(llama, store)
     learner.want(ids[:100].tolist(), (), "")

@@ -21,7 +21,7 @@ from sglang_canopy.chunk.server import view
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.choose import again, choose
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
-from sglang_canopy.chunk.server.learner import Learner
+from sglang_canopy.chunk.server.learner import Learner, stand_in
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.server.place import place
 from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
@@ -57,13 +57,14 @@ class ChunkEngine:
     Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
-    def __init__(self, runner: Any, options: Options) -> None:
+    def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
         if not fuses(runner.attn_backend):
             raise CanopyError(
                 f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; "
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
+        self.stand_in = stand_in(tokenizer) if options.chosen_encode == "standin" else ()
         self.model = view.model_view(runner)
         self.store = self._new_store()
         self.versions: dict[str, set[str]] = {}
@@ -130,11 +131,12 @@ class ChunkEngine:
             for a, b in asked.bounds or ()
             if min(b, len(ids)) - a >= options.min_tokens
         )
-        behind = options.chosen_encode == "prefix"
+        behind = options.chosen_encode != "alone"
         first = asked.bounds[0][0] if asked.bounds else 0
-        prefix = tuple(ids[:first]) if behind and first <= options.learn_prefix_tokens else ()
+        head = tuple(ids[:first]) if behind and first <= options.learn_prefix_tokens else ()
+        prefix, none = head + self.stand_in, self.stand_in
         keys = tuple(self.store.key(ids[a:b], prefix, salt) for a, b in bounds)
-        alone = tuple(self.store.key(ids[a:b], (), salt) for a, b in bounds) if prefix else keys
+        alone = tuple(self.store.key(ids[a:b], none, salt) for a, b in bounds) if head else keys
         return Wish(
             bounds,
             keys,
@@ -240,8 +242,9 @@ class ChunkEngine:
         ids = req.origin_input_ids
         for (start, end), key in zip(wish.bounds, wish.keys):
             if self.store.where(key) is not None:
+                self._is_version(key, ids[start:end], wish.salt)  # of an earlier run, perhaps
                 continue
-            if start == len(wish.prefix) and not wish.fused:
+            if not wish.fused and tuple(ids[:start]) == wish.prefix:
                 cache = view.row_cache(self.runner, row, len(ids))
                 chunk = capture(self.model, cache, ids[start:end], start, wish.prefix)
                 self.learner.keep(key, chunk, wish.salt, wish.time_s)
@@ -336,9 +339,18 @@ class ChunkEngine:
             selector.scores(chunk)
 
     def _kept(self, key: str, chunk: Chunk, salt: str) -> None:
-        """After a chunk was stored: remember which document it is a version of; keep pins."""
-        name = chunk_key(chunk.ids, DOCUMENT, (), salt)
-        self.versions.setdefault(name, set()).add(key)
+        """After a chunk was stored: remember which document it is a version of."""
+        self._is_version(key, chunk.ids, salt)
+
+    def _is_version(self, key: str, ids: Sequence[int], salt: str) -> None:
+        """A stored chunk is a version of a document; a pinned document's versions are pinned."""
+        name = chunk_key(ids, DOCUMENT, (), salt)
+        versions = self.versions.setdefault(name, set())
+        if key in versions:
+            return
+        gone = {one for one in versions if self.store.where(one) is None}
+        versions -= gone
+        versions.add(key)
         while len(self.versions) > MAX_DOCUMENTS:
             self.versions.pop(next(iter(self.versions)))
         if name in self.pinned:

@@ -12,21 +12,38 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sglang_canopy.chunk.cache import Cache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk
-from sglang_canopy.chunk.encode import capture
+from sglang_canopy.chunk.encode import STAND_IN, capture
 from sglang_canopy.chunk.engine import prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.store import ChunkStore
+from sglang_canopy.errors import CanopyError
 
 PIECE = 64
 """Tokens encoded before looking whether a request has come."""
 MAX_WAITING_TOKENS = 1 << 20
-"""Tokens that may wait to be encoded; what comes on top is forgotten until it comes again."""
+MAX_WAITING_CHUNKS = 1 << 12
+"""What may wait to be encoded; what comes on top is forgotten until it comes again."""
+
+
+def stand_in(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens of the documents that stand where a chunk's predecessors will (encoding ``standin``).
+
+    Raises CanopyError without a tokenizer.
+    """
+    if tokenizer is None:
+        raise CanopyError(
+            "--canopy-chunk-encode standin needs a tokenizer; drop --skip-tokenizer-init, or use "
+            "prefix or alone"
+        )
+    encode = tokenizer.encode
+    gap = encode("\n\n", add_special_tokens=False)
+    return tuple(t for text in STAND_IN for t in encode(text, add_special_tokens=False) + gap)
 
 
 class Wanted(NamedTuple):
@@ -71,7 +88,8 @@ class Learner:
         busy = self._job is not None and self._job.key == key
         if key in self.waiting or busy or self.store.where(key) is not None:
             return
-        if self.waiting_tokens + len(wanted.ids) > MAX_WAITING_TOKENS:
+        full = len(self.waiting) >= MAX_WAITING_CHUNKS
+        if full or self.waiting_tokens + len(wanted.ids) > MAX_WAITING_TOKENS:
             self.forgotten += 1
             return
         self.waiting[key] = wanted

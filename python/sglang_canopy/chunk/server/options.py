@@ -57,7 +57,7 @@ SERVABLE = (
 """Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
 layers) and not the yardstick ``oracle``."""
 
-ENCODES = ("prefix", "alone")
+ENCODES = ("prefix", "standin", "alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ class Options:
 
     @property
     def chosen_encode(self) -> str:
-        """What chunks are encoded behind: the tokens before the first chunk, or nothing."""
+        """What chunks are encoded behind: the tokens before the first chunk (``prefix``), these and
+        two documents about nothing (``standin``), or nothing (``alone``)."""
         return self.encode or MODES[self.mode].encode
 
     def capacity_bytes(self) -> dict[str, int]:
@@ -190,7 +191,8 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         "--canopy-chunk-encode",
         choices=ENCODES,
         default=None,
-        help="Encode chunks behind what precedes the first one, or alone.",
+        help="Encode chunks behind what precedes the first one, behind that and stand-in documents, "
+        "or alone.",
     )
     add(
         "--canopy-chunk-device-mb",

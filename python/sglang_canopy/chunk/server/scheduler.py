@@ -29,7 +29,7 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
     try:
-        engine = ChunkEngine(runner, options)
+        engine = ChunkEngine(runner, options, scheduler.tokenizer)
         if options.fuses:
             apply_calibration(engine, server_args.model_path)
             pass_gate(engine, scheduler.tokenizer)

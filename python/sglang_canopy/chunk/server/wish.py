@@ -49,7 +49,7 @@ class Plan:
 class Wish:
     """On ``req.canopy_chunks``: what the request asked for and what became of it.
 
-    keys, alone: each chunk's address behind ``prefix``, and encoded alone;
+    keys, alone: each chunk's address behind ``prefix``, and with nothing of the prompt before it;
     why: the reason for running normally, or None; fused: reused KV has been in this request's
     slots (never unset); head: tokens before any reused KV, exact, that may enter the exact tree once
     they are computed (0: none yet); limit: how much of it was let into the tree; chosen ``[n]``

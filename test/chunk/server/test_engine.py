@@ -1,0 +1,176 @@
+"""What the engine of one scheduler remembers: addresses, versions of a document, tenants, bounds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sglang_canopy.chunk.cache import Cache  # noqa: E402
+from sglang_canopy.chunk.chunk import chunk_key  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.server import engine as engines  # noqa: E402
+from sglang_canopy.chunk.server.engine import DOCUMENT, ChunkEngine  # noqa: E402
+from sglang_canopy.chunk.server.options import Options  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+SYSTEM, LENGTH, TAIL = 10, 40, 8
+
+
+class Tokenizer:
+    """One token a letter, within the small model's vocabulary."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) % 300 for c in text][:30]
+
+
+@pytest.fixture
+def make(llama, monkeypatch):
+    """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
+    monkeypatch.setattr(engines.view, "model_view", lambda runner: llama)
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
+
+    def made(**options) -> ChunkEngine:
+        return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+
+    return made
+
+
+def request(ids, bounds, salt: str = "", **fields):
+    said = {"canopy_chunks": bounds}
+    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
+    params = SimpleNamespace(custom_params=said)
+    return SimpleNamespace(
+        origin_input_ids=list(ids), extra_key=salt, sampling_params=params, **known
+    )
+
+
+def prompt(ids, order=(0, 1, 2)):
+    """A request's ids and bounds: a system text, documents by number, a question."""
+    out, bounds = ids[:SYSTEM].tolist(), []
+    for i in order:
+        start = SYSTEM + i * LENGTH
+        bounds += [len(out), len(out) + LENGTH]
+        out += ids[start : start + LENGTH].tolist()
+    return out + ids[-TAIL:].tolist(), bounds
+
+
+def learn(engine: ChunkEngine, req) -> None:
+    """What follows a fused prefill: missing chunks are asked for, and encoded."""
+    wish = engine.wish(req)
+    wish.fused = True  # so that nothing is taken from a pool
+    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
+    while engine.learner.busy:
+        engine.learner.step(0.0)
+
+
+def tiers(engine: ChunkEngine, req) -> list[str | None]:
+    return [k.tier for k in engine.known(engine.wish(req))]
+
+
+@pytest.mark.parametrize("how", ["prefix", "standin", "alone"])
+def test_documents_are_found_in_another_order(make, llama, ids, how) -> None:
+    engine = make(encode=how)
+    learn(engine, request(*prompt(ids)))
+    turned = request(*prompt(ids, (2, 0, 1)))
+    assert tiers(engine, turned) == ["host"] * 3
+    behind = {"prefix": ids[:SYSTEM].tolist(), "alone": []}
+    behind["standin"] = behind["prefix"] + list(engine.stand_in)
+    wish = engine.wish(turned)
+    assert wish.prefix == tuple(behind[how])
+    want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind[how])
+    got = engine.store.get(wish.keys[0])
+    torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["prefix", "standin", "alone"])
+def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, ids, how) -> None:
+    engine = make(encode=how)
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    learn(engine, request(document + document[-1:], [0, LENGTH]))
+    assert tiers(engine, request(*prompt(ids, (0,)))) == ["host"]
+
+
+def test_stand_ins_need_a_tokenizer(make) -> None:
+    runner = make().runner
+    with pytest.raises(CanopyError, match="needs a tokenizer"):
+        ChunkEngine(runner, Options(encode="standin"), None)
+
+
+def test_only_a_first_document_is_taken_from_an_ordinary_prefill(make, ids, monkeypatch) -> None:
+    engine = make(encode="standin")
+    stand_in = len(engine.stand_in)
+    out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
+    req = request([*out, 1], [SYSTEM, at, at, at + LENGTH])
+    wish = engine.wish(req)
+    monkeypatch.setattr(engines, "capture", lambda *_: pytest.fail("taken behind another document"))
+    engine.learn_from(req, wish, torch.arange(len(out)))
+    assert len(engine.learner.waiting) == 2
+
+
+def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_path) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path)}
+    first = make(**options)
+    first.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
+    req = request(*prompt(ids))
+    learn(first, req)
+    assert tiers(first, req) == ["disk"] * 3
+    second = make(**options)
+    assert tiers(second, req) == ["disk"] * 3
+    learn(second, req)
+    name = chunk_key(ids[SYSTEM : SYSTEM + LENGTH].tolist(), DOCUMENT, (), "")
+    assert second.command("pin", name)
+    assert second.command("unpin", name)
+    assert second.command("delete", name)
+    assert tiers(second, req) == [None, "disk", "disk"]
+    assert len(list(tmp_path.rglob("*.chunk"))) == 2
+
+
+def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path)}
+    first = make(**options)
+    first.store._tiers[0].capacity_bytes = 0
+    learn(first, request(*prompt(ids), salt="a"))
+    for engine in (first, make(**options)):
+        assert tiers(engine, request(*prompt(ids), salt="a")) == ["disk"] * 3
+        assert tiers(engine, request(*prompt(ids), salt="b")) == [None] * 3
+        assert tiers(engine, request(*prompt(ids))) == [None] * 3
+
+
+def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
+    engine = make()
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    for i in range(6):
+        learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
+        for key, *_ in engine.listing()[:-1]:
+            engine.store.delete(key)
+    (versions,) = engine.versions.values()
+    assert len(versions) <= 2
+
+
+@pytest.mark.parametrize("left", [[0], None])
+def test_a_prompt_that_was_replaced_or_cut_is_not_read(make, ids, left) -> None:
+    engine = make()
+    out, bounds = prompt(ids)
+    req = request(out, bounds)
+    wish = engine.wish(req)
+    req.origin_input_ids = left or out[: bounds[-1] - 5]
+    assert not engine.may_fuse(req, wish)
+    assert wish.why == "aborted or truncated"
+    engine.learn_from(req, wish, torch.arange(1))
+    assert not engine.learner.busy
+
+
+def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, ids, monkeypatch):
+    engine = make()
+    req = request(*prompt(ids))
+    wish = engine.wish(req)
+    kept = encode(llama, ids[SYSTEM : SYSTEM + LENGTH].tolist(), ids[:SYSTEM].tolist())
+    monkeypatch.setattr(engines.view, "row_cache", lambda *_: Cache([], [], torch.arange(1)))
+    monkeypatch.setattr(engines, "capture", lambda *_: kept)
+    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
+    assert tiers(engine, req) == ["host", None, None]
