@@ -124,12 +124,15 @@ class Leaf:
         who = request.conversation
         if self.hits > 1 and (who is None or who != self.conversation):
             self.shared = True
-        self.last_access = max(self.last_access, request.time)
+        if request.time > self.last_access:
+            self.last_access = request.time
         self.category = request.label or request.category
         self.turn = request.turn
         self.conversation = request.conversation
         self.tenant = request.tenant
-        self.history = max(self.history, request.prompt_tokens + request.output_tokens)
+        tokens = request.prompt_tokens + request.output_tokens
+        if tokens > self.history:
+            self.history = tokens
         # A conversation's end says nothing of a prefix that others use as well.
         self.over = request.over and not self.shared
         self.slo_ms = request.slo_ms

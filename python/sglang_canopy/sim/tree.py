@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Leaf, Policy, Request
 
-
 AnyNode = TypeVar("AnyNode", bound=Any)
 
 

@@ -95,11 +95,6 @@ class DiskChannel:
             self._start(0)
         self.read_bytes -= transfer.left
 
-    def backlog_bytes(self) -> tuple[float, float]:
-        """What waits to be read and to be written."""
-        reads, writes = self._queues
-        return sum(t.left for t in reads), sum(t.left for t in writes)
-
     def estimate(self, transfer: Transfer, now: float) -> float:
         """When a read will end if nothing else comes."""
         self.advance(now)
@@ -120,6 +115,8 @@ class DiskChannel:
 
     def advance(self, now: float) -> None:
         """Work off what ends by ``now``."""
+        if now <= self._now:
+            return
         reads, writes = self._queues
         while (reads or writes) and self._now < now:
             half = 0.5 if self._spec.shared_channel and reads and writes else 1.0
@@ -134,7 +131,8 @@ class DiskChannel:
                 self._work(0, step * read_rate)
             if writes:
                 self._work(1, step * write_rate)
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now = now
 
     def _work(self, which: int, size: float) -> None:
         queue = self._queues[which]

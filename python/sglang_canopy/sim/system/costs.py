@@ -16,10 +16,11 @@ class Costs:
         self._profile = profile
         self.kv_bytes = profile.kv_bytes_per_token
         self._decode: dict[int, tuple[list[float], list[float], list[float]]] = {}
+        self._pair_s = profile.pair_s()
 
     def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
         """A prefill step of requests ``(new tokens, context tokens)``."""
-        return self._profile.prefill_batch_s(requests)
+        return self._profile.prefill_batch_s(requests, self._pair_s)
 
     def decode(self, batch: int, context: float, steps: int) -> float:
         """``steps`` decode steps of a batch whose requests have ``context`` tokens on average.

@@ -52,7 +52,6 @@ class Disk:
         self.channel = DiskChannel(spec, self._written, self._read)
         self._coming: set[int] = set()
         """Blocks on their way to the disk."""
-        self.expired_blocks = 0
 
     @property
     def used_bytes(self) -> float:
@@ -130,7 +129,6 @@ class Disk:
             and self.expiry.over(node, now)
         ):
             parent = node.parent
-            self.expired_blocks += len(node.blocks)
             tree.remove(node)
             node = parent
 

@@ -245,7 +245,7 @@ class Instance:
             if job.done + new >= job.target:
                 self.chunked = None
                 reserved += min(job.output, CLIP_OUTPUT_TOKENS)
-        for job in list(self.waiting):
+        for job in self.waiting:
             if input_left <= 0 or chunk_left <= 0:
                 break
             if running + len(batch) >= config.max_running:
@@ -283,12 +283,13 @@ class Instance:
         if load_tokens and self.host_link is not None:
             _, loaded_at = self.host_link.read(now, load_tokens * self.kv_bytes)
             duration = self.costs.overlapped(compute, loaded_at - now)
-            self._span("host reads", "load", now, loaded_at, tokens=load_tokens)
+            if self.events is not None:
+                self._span("host reads", "load", now, loaded_at, tokens=load_tokens)
         self.end = now + duration
         self.busy_s += duration
-        self._span(
-            "engine", "prefill", now, self.end, requests=len(batch), tokens=sum(n for _, n in batch)
-        )
+        if self.events is not None:
+            tokens = sum(new for _, new in batch)
+            self._span("engine", "prefill", now, self.end, requests=len(batch), tokens=tokens)
         return True
 
     def _admit(self, job: Job, reserved: int, chunk_left: int) -> tuple[int, int] | None:
@@ -381,7 +382,8 @@ class Instance:
             copied = tree.back_up(leaf)
             if copied:
                 begin, end = self.host_link.write(now, copied * self.kv_bytes)
-                self._span("host writes", "back up", begin, end, tokens=copied)
+                if self.events is not None:
+                    self._span("host writes", "back up", begin, end, tokens=copied)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:
@@ -418,7 +420,8 @@ class Instance:
         self.segment = None
         batch = len(self.running)
         self.busy_s += now - begin
-        self._span("engine", "decode", begin, now, requests=batch, steps=steps)
+        if self.events is not None:
+            self._span("engine", "decode", begin, now, requests=batch, steps=steps)
         self.tree.claim(batch * steps)
         self.steps += steps
         self.context += batch * steps
@@ -567,8 +570,8 @@ class Instance:
     # ---- the log ----
 
     def _span(self, track: str, name: str, begin: float, end: float, **args: Any) -> None:
-        if self.events is not None:
-            self.events.span(self.name, track, name, begin, end, **args)
+        assert self.events is not None
+        self.events.span(self.name, track, name, begin, end, **args)
 
     def _log_request(self, job: Job, now: float) -> None:
         """A request and its parts, on the first line that is free all the while."""

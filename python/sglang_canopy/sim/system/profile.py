@@ -25,6 +25,8 @@ VERSION = 1
 MEASURED = "measured"
 PUBLISHED = "published figures, not measured"
 
+PairCosts = list[list[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
@@ -77,12 +79,18 @@ class EngineProfile:
         """A prefill step of one request."""
         return self.linear_s(new_tokens) + self.attend_s(new_tokens, context_tokens)
 
-    def prefill_batch_s(self, requests: Iterable[tuple[float, float]]) -> float:
-        """A prefill step of several requests, each ``(new tokens, context tokens)``."""
+    def prefill_batch_s(
+        self, requests: Iterable[tuple[float, float]], pair_s: PairCosts | None = None
+    ) -> float:
+        """A prefill step of several requests, each ``(new tokens, context tokens)``.
+
+        ``pair_s`` is ``pair_s()``, for those who ask often.
+        """
+        pair_s = self.pair_s() if pair_s is None else pair_s
         total, attention = 0.0, -self.prefill_request_s
         for new, context in requests:
             total += new
-            attention += self.attend_s(new, context) + self.prefill_request_s
+            attention += self._attend_s(new, context, pair_s) + self.prefill_request_s
         return self.linear_s(total) + attention
 
     def linear_s(self, tokens: float) -> float:
@@ -95,17 +103,30 @@ class EngineProfile:
         Interpolated as seconds a pair of query and key, which varies little where the pairs
         themselves grow with the square.
         """
-        pairs = _pairs(new_tokens, context_tokens)
+        return self._attend_s(new_tokens, context_tokens, self.pair_s())
+
+    def pair_s(self) -> PairCosts:
+        """Seconds a pair of query and key at the measured points, ``[new][context]``."""
+        return [
+            [
+                seconds / _pairs(new, context)
+                for context, seconds in zip(self.attention_context_tokens, row, strict=True)
+            ]
+            for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
+        ]
+
+    def _attend_s(self, new: float, context: float, pair_s: PairCosts) -> float:
         news, contexts = self.attention_new_tokens, self.attention_context_tokens
-        i, u = _place(news, min(max(new_tokens, news[0]), news[-1]))
-        j, v = _place(contexts, min(context_tokens, contexts[-1]))
+        i, u = _place(news, min(max(new, news[0]), news[-1]))
+        j, v = _place(contexts, min(context, contexts[-1]))
         total = 0.0
         for row, share_i in ((i, 1 - u), (i + 1, u)):
+            if not share_i:
+                continue
             for column, share_j in ((j, 1 - v), (j + 1, v)):
-                if share_i and share_j:
-                    rate = self.attention_s[row][column] / _pairs(news[row], contexts[column])
-                    total += share_i * share_j * rate
-        return total * pairs
+                if share_j:
+                    total += share_i * share_j * pair_s[row][column]
+        return total * _pairs(new, context)
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
         """One decode step of ``batch`` requests of ``context_tokens`` each, on average."""
