@@ -104,6 +104,11 @@ class ChunkStore:
             self.hits[tier.name] += 1
             return tier.entries[key].chunk
 
+    def look(self, key: str) -> Chunk | disk.DiskChunk | None:
+        """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
+        with self._lock:
+            return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
+
     def where(self, key: str) -> str | None:
         """The name of the tier that holds a key."""
         with self._lock:

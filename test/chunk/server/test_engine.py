@@ -174,3 +174,34 @@ def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, 
     monkeypatch.setattr(engines, "capture", lambda *_: kept)
     engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
     assert tiers(engine, req) == ["host", None, None]
+
+
+def test_a_waiting_requests_chunks_on_disk_are_read(make, ids, tmp_path) -> None:
+    engine = make(disk_mb=64, directory=str(tmp_path))
+    engine.store._tiers[0].capacity_bytes = 0
+    req = request(*prompt(ids))
+    learn(engine, req)
+    hits = engine.store.stats()["hits"]["disk"]
+    wish = engine.wish(req)
+    engine.read_ahead(wish)
+    assert set(engine.reader.coming) == set(wish.keys)
+    assert engine.store.stats()["hits"]["disk"] == hits
+    small = make(disk_mb=64, directory=str(tmp_path), read_ahead_mb=0)
+    small.read_ahead(wish)
+    assert small.reader.stats()["left_out"] == 3
+
+
+def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_path) -> None:
+    engine = make(disk_mb=64, directory=str(tmp_path))
+    engine.store._tiers[0].capacity_bytes = 0
+    req = request(*prompt(ids))
+    learn(engine, req)
+    wish = engine.wish(req)
+    path = engine.store.look(wish.keys[1]).path
+    whole = bytearray(path.read_bytes())
+    whole[-5] ^= 1
+    path.write_bytes(whole)
+    engine.drop_damaged(wish)
+    assert tiers(engine, req) == ["disk", None, "disk"]
+    learn(engine, req)
+    assert tiers(engine, req) == ["disk"] * 3

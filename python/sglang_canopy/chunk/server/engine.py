@@ -14,10 +14,12 @@ import torch
 
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.chunk import Chunk, chunk_key
+from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.encode import capture
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import view
+from sglang_canopy.chunk.server.ahead import Reader
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.choose import again, choose
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
@@ -70,6 +72,7 @@ class ChunkEngine:
         self.versions: dict[str, set[str]] = {}
         self.pinned: set[str] = set()
         self.learner = Learner(self.model, self.store, self._score, self._kept)
+        self.reader = Reader(options.read_ahead_mb << 20)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.credit = 0.0
@@ -176,6 +179,18 @@ class ChunkEngine:
             found.append(Known(start, end, key, tier, chunk))
         return found
 
+    def read_ahead(self, wish: Wish) -> None:
+        """A request was made: its chunks on disk are read while it waits."""
+        if not self.options.disk_mb or not self.options.fuses:
+            return
+        known = self.known(wish)
+        if not self.worth(known, 0, wish.bounds[-1][1] if wish.bounds else 0):
+            return
+        for one in known:
+            chunk = self.store.look(one.key) if one.tier == "disk" else None
+            if isinstance(chunk, DiskChunk):
+                self.reader.ask(one.key, chunk, wish)
+
     def worth(self, known: Sequence[Known], prefix: int, total: int) -> int:
         """Tokens whose KV would be reused, before any is recomputed; 0 where it is not worth it."""
         usable = sum(max(0, k.end - max(k.start, prefix)) for k in known if k.tier is not None)
@@ -201,6 +216,9 @@ class ChunkEngine:
             self.note(wish, prefix, known, "too little is known")
             return None
         known = self.known(wish, touch=True)
+        for one in known:
+            if one.tier == "disk":
+                one.chunk = self.reader.take(one.key) or one.chunk
         placed = tuple(p for k in known if (p := k.placed(prefix)) is not None)
         ratio = self.ratio_of(wish, known)
         tokens = torch.tensor(ids, dtype=torch.long, device=self.model.device)
@@ -230,6 +248,18 @@ class ChunkEngine:
         wanted[end:] = False
         keys, values = view.pool_views(self.runner)
         place(self.model, plan.placed, Cache(keys, values, row), wanted)
+
+    def drop_damaged(self, wish: Wish) -> None:
+        """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again."""
+        for key in {*wish.keys, *wish.alone}:
+            chunk = self.store.look(key)
+            if not isinstance(chunk, DiskChunk):
+                continue
+            try:
+                chunk.load()
+            except (CanopyError, OSError) as error:
+                logger.warning("canopy: %s", error)
+                self.store.delete(key)
 
     def learn_from(self, req: Any, wish: Wish, row: torch.Tensor) -> None:
         """After a prefill: ask for the chunks that the store does not have.
@@ -329,6 +359,7 @@ class ChunkEngine:
             "encoded_chunks": learner.encoded_chunks,
             "encoded_tokens": learner.encoded_tokens,
             "forgotten_chunks": learner.forgotten,
+            "read_ahead": self.reader.stats(),
             "ratios": dict(self.ratios),
         }
 

@@ -104,7 +104,10 @@ def _rows(
         if wish.plan is not None and prefix < wish.plan.prefix:
             wish.plan = None  # begun anew after a retraction, with less of a prefix
         if wish.plan is None:
-            wish.plan = engine.plan(req, wish, prefix, row)
+            try:
+                wish.plan = engine.plan(req, wish, prefix, row)
+            finally:
+                engine.reader.let_go(wish)
             if wish.plan is None:
                 return None
             # Before any of this KV could be published: the scheduler reads it after the forward.
@@ -124,6 +127,7 @@ def _rows(
             wish.why = "planning failed"
             engine.reasons[wish.why] += 1
         wish.plan = None
+        engine.drop_damaged(wish)
         return None
 
 
@@ -142,6 +146,7 @@ def _afterwards(engine: ChunkEngine, batch: Any, rows: int) -> None:
             wish.plan = None
             if not wish.told:
                 wish.told = True
+                engine.reader.let_go(wish)
                 report = wish.report or {"fused": False, "why": wish.why}
                 req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
                 row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()

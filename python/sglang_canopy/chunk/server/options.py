@@ -74,6 +74,7 @@ class Options:
     memory_mb: int = 1024
     disk_mb: int = 0
     directory: str | None = None
+    read_ahead_mb: int = 256
     policy: str = "lru"
     learn_share: float = 0.05
     learn_prefix_tokens: int = 1024
@@ -97,6 +98,7 @@ class Options:
             ("--canopy-chunk-device-mb", self.device_mb, 0, 1 << 30),
             ("--canopy-chunk-memory-mb", self.memory_mb, 0, 1 << 30),
             ("--canopy-chunk-disk-mb", self.disk_mb, 0, 1 << 30),
+            ("--canopy-chunk-read-ahead-mb", self.read_ahead_mb, 0, 1 << 30),
             ("--canopy-chunk-min-tokens", self.min_tokens, 1, 1 << 20),
             ("--canopy-chunk-max-chunks", self.max_chunks, 1, 4096),
             ("--canopy-chunk-max-kl", self.max_kl, 0, 100),
@@ -211,6 +213,13 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     add("--canopy-chunk-disk-mb", type=int, default=0, metavar="MIB", help="Disk space for chunks.")
     add("--canopy-chunk-dir", default=None, metavar="DIR", help="Where chunks on disk are.")
     add(
+        "--canopy-chunk-read-ahead-mb",
+        type=int,
+        default=256,
+        metavar="MIB",
+        help="Memory for chunks on disk that are read while their request waits (0: none are).",
+    )
+    add(
         "--canopy-chunk-learn-share",
         type=float,
         default=0.05,
@@ -266,6 +275,7 @@ def from_args(args: Any) -> Options | None:
         "memory_mb": args.canopy_chunk_memory_mb,
         "disk_mb": args.canopy_chunk_disk_mb,
         "directory": args.canopy_chunk_dir,
+        "read_ahead_mb": args.canopy_chunk_read_ahead_mb,
         "learn_share": args.canopy_chunk_learn_share,
         "min_tokens": args.canopy_chunk_min_tokens,
         "max_kl": args.canopy_chunk_max_kl,

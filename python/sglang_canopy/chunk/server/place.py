@@ -12,12 +12,14 @@ from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.chunk import Placed
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.rope import rotate
+from sglang_canopy.chunk.server.ahead import layers_ahead
 
 
 def place(model: Model, placed: Sequence[Placed], cache: Cache, wanted: torch.Tensor) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
-    One layer at a time over all chunks together; of a chunk on disk only these tokens are read.
+    One layer at a time over all chunks together; of a chunk on disk only these tokens are read, a
+    layer ahead.
     Returns how many tokens were written. Raises CanopyError for a damaged file.
     """
     parts = []
@@ -32,8 +34,8 @@ def place(model: Model, placed: Sequence[Placed], cache: Cache, wanted: torch.Te
     slots = cache.slots[positions]
     table = model.rope.table(positions)
     every = torch.arange(positions.numel(), device=device)
-    for layer in range(model.shape.layers):
-        rows = [chunk.rows(layer, inside) for chunk, inside, _ in parts]
+    wanted_rows = [(chunk, inside) for chunk, inside, _ in parts]
+    for layer, rows in enumerate(layers_ahead(wanted_rows, model.shape.layers)):
         k = torch.cat([k.to(device) for k, _ in rows])
         v = torch.cat([v.to(device) for _, v in rows])
         if k.is_cuda:

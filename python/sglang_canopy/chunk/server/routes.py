@@ -171,7 +171,7 @@ async def _body(request: Any) -> dict[str, Any]:
             raise CanopyError(f"a document has at most {MAX_BODY_BYTES} bytes")
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CanopyError(f"not JSON: {error}") from None
     if not isinstance(body, dict):
         raise CanopyError('the body must be a JSON object like {"text": "..."}')

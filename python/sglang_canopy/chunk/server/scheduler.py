@@ -58,7 +58,9 @@ def request_created(req: Any, scheduler: Any) -> None:
     if engine is None:
         return
     try:
-        req.canopy_chunks = engine.wish(req)
+        wish = req.canopy_chunks = engine.wish(req)
+        if wish is not None:
+            engine.read_ahead(wish)
     except Exception:
         logger.exception("canopy: a request's chunks could not be read; it runs normally")
         engine.counts["fallbacks"] += 1
@@ -77,6 +79,8 @@ def adder_class(found: type, scheduler: Any) -> type | None:
 def use_idle_time(scheduler: Any) -> None:
     """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
     engine = engine_of(scheduler)
+    if engine is not None:
+        engine.reader.sweep()
     if engine is None or not engine.learner.busy or not scheduler.is_fully_idle():
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer

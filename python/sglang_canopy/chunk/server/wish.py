@@ -45,7 +45,7 @@ class Plan:
     prefix: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Wish:
     """On ``req.canopy_chunks``: what the request asked for and what became of it.
 

@@ -1,0 +1,157 @@
+"""Chunks on disk are read while requests wait, within a bound, and let go with the last of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sglang_canopy.chunk import disk  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.server.ahead import Reader, layers_ahead  # noqa: E402
+from sglang_canopy.chunk.server.part import Part  # noqa: E402
+from sglang_canopy.chunk.server.wish import Wish  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+LENGTH = 30
+
+
+@pytest.fixture(scope="module")
+def files(llama, ids, tmp_path_factory):
+    """Three chunks, in memory and as files."""
+    folder, both = tmp_path_factory.mktemp("chunks"), []
+    for i in range(3):
+        chunk = encode(llama, ids[i * LENGTH : (i + 1) * LENGTH].tolist())
+        disk.write(folder / f"{i}.chunk", chunk)
+        both.append((chunk, disk.open_chunk(folder / f"{i}.chunk")))
+    return both
+
+
+def wish() -> Wish:
+    return Wish((), (), (), (), "", 0.15, "default", 0.0)
+
+
+class Slow:
+    """A chunk on disk that takes until it is told to go on."""
+
+    nbytes = 10
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def load(self):
+        self.begun.set()
+        self.go.wait()
+        return self
+
+
+@pytest.fixture
+def busy():
+    """A reader whose thread is busy with one slow chunk, of a request that stays."""
+    reader, slow, stays = Reader(1 << 30), Slow(), wish()
+    reader.ask("slow", slow, stays)
+    slow.begun.wait()
+    yield reader, slow, stays
+    slow.go.set()
+
+
+def test_a_chunk_is_read_while_its_request_waits(files) -> None:
+    reader, waits = Reader(1 << 30), wish()
+    chunk, on_disk = files[0]
+    reader.ask("a", on_disk, waits)
+    reader.ask("a", on_disk, waits)
+    reader.coming["a"].future.result()
+    got = reader.take("a")
+    assert torch.equal(got.raw_k, chunk.raw_k)
+    assert torch.equal(got.v, chunk.v)
+    assert reader.stats()["used_bytes"] == on_disk.nbytes
+    reader.let_go(waits)
+    expected = {"asked": 1, "taken": 1, "left_out": 0, "used_bytes": 0}
+    assert reader.stats() == expected
+    assert reader.take("a") is None
+
+
+def test_a_chunk_stays_as_long_as_one_request_waits_for_it(files) -> None:
+    reader, one, other = Reader(1 << 30), wish(), wish()
+    for waits in (one, other):
+        reader.ask("a", files[0][1], waits)
+    reader.let_go(one)
+    assert reader.take("a") is not None
+    reader.let_go(other)
+    assert not reader.coming
+
+
+def test_what_does_not_fit_is_left_to_the_file(files) -> None:
+    waits = wish()
+    reader = Reader(files[0][1].nbytes * 2)
+    for i, (_, on_disk) in enumerate(files):
+        reader.ask(str(i), on_disk, waits)
+    assert sorted(reader.coming) == ["0", "1"]
+    assert reader.take("2") is None
+    assert reader.stats()["left_out"] == 1
+    reader.let_go(waits)
+    reader.ask("2", files[2][1], waits)
+    assert reader.coming["2"].future.result() is not None
+
+
+def test_an_aborted_requests_chunks_are_not_read(files, busy) -> None:
+    reader, slow, _ = busy
+    aborted = wish()
+    reader.ask("a", files[0][1], aborted)
+    future = reader.coming["a"].future
+    del aborted
+    gc.collect()
+    slow.go.set()
+    assert future.result() is None
+    reader.sweep()
+    assert list(reader.coming) == ["slow"]
+    assert reader.used_bytes == slow.nbytes
+
+
+def test_a_chunk_that_is_not_begun_is_left_to_the_file(files, busy) -> None:
+    reader, slow, stays = busy
+    reader.ask("a", files[0][1], stays)
+    assert reader.take("a") is None
+    slow.go.set()
+    assert reader.take("slow") is slow  # one that is being read is waited for
+    reader.let_go(stays)
+    assert reader.used_bytes == 0
+
+
+@pytest.fixture
+def damaged(files, tmp_path):
+    path = tmp_path / "bad.chunk"
+    disk.write(path, files[0][0])
+    whole = bytearray(path.read_bytes())
+    whole[-5] ^= 1
+    path.write_bytes(whole)
+    return disk.open_chunk(path)
+
+
+def test_a_damaged_file_is_not_taken(damaged) -> None:
+    reader, waits = Reader(1 << 30), wish()
+    reader.ask("a", damaged, waits)
+    with pytest.raises(CanopyError):
+        reader.coming["a"].future.result()
+    assert reader.take("a") is None
+
+
+def test_layers_come_as_they_are_wherever_their_chunks_lie(llama, files) -> None:
+    tokens = torch.tensor([0, 3, 17])
+    chunks = [files[0][0], files[1][1], Part(files[2][1], 5), Part(files[0][0], 2)]
+    want = [files[0][0], files[1][0], Part(files[2][0], 5), Part(files[0][0], 2)]
+    layers = list(layers_ahead([(c, tokens) for c in chunks], llama.shape.layers))
+    assert len(layers) == llama.shape.layers
+    for i, rows in enumerate(layers):
+        for got, chunk in zip(rows, want, strict=True):
+            for mine, theirs in zip(got, chunk.rows(i, tokens)):
+                assert torch.equal(mine, theirs)
+
+
+def test_a_damaged_file_stops_the_layers(llama, files, damaged) -> None:
+    parts = [(files[1][0], torch.arange(3)), (damaged, torch.arange(LENGTH))]
+    with pytest.raises(CanopyError, match="damaged"):
+        list(layers_ahead(parts, llama.shape.layers))
