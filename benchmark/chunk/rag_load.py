@@ -21,19 +21,21 @@ SYSTEM = "You answer questions from the documents that follow. Answer in a few w
 
 @dataclass(slots=True)
 class Prompt:
-    """Token ids, the flat bounds of the documents in it, and which documents they are."""
+    """Token ids, the flat bounds of the documents in it (or ``"off"``), and which they are."""
 
     ids: list[int]
-    bounds: list[int]
+    bounds: list[int] | str
     documents: tuple[int, ...]
+
+
+def off(prompt: Prompt) -> Prompt:
+    """The same prompt, run as a server without chunk reuse runs it."""
+    return Prompt(prompt.ids, "off", prompt.documents)
 
 
 @dataclass(slots=True)
 class Library:
-    """Documents as ids, popular ones first; prompts are drawn by Zipf's law without repetition.
-
-    ``tokens`` of a prompt are met exactly: its last document is cut (each has one more version then).
-    """
+    """Documents as ids, popular ones first; prompts are drawn by Zipf's law without repetition."""
 
     system: list[int]
     documents: list[list[int]]
@@ -102,11 +104,22 @@ class Answer:
     top: dict[int, float]
 
 
-def ask(url: str, prompt: Prompt, tokens: int = 1, tops: int = 0, **params: Any) -> Answer:
-    """Send a prompt; greedy. With one token the whole request is its time to the first token."""
+def ask(
+    url: str,
+    prompt: Prompt,
+    tokens: int = 1,
+    tops: int = 0,
+    stream: bool | None = None,
+    **params: Any,
+) -> Answer:
+    """Send a prompt; greedy. With one token the whole request is its time to the first token.
+
+    stream: unless told, where there are several tokens; the answer then has its time only.
+    """
+    stream = tokens > 1 if stream is None else stream
     said = {"canopy_chunks": prompt.bounds, **params}
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    body: dict[str, Any] = {"input_ids": prompt.ids, "stream": tokens > 1}
+    body: dict[str, Any] = {"input_ids": prompt.ids, "stream": stream}
     body["sampling_params"] = {**sampling, "custom_params": said}
     if tops:
         body |= {"return_logprob": True, "top_logprobs_num": tops, "logprob_start_len": -1}
@@ -115,7 +128,7 @@ def ask(url: str, prompt: Prompt, tokens: int = 1, tops: int = 0, **params: Any)
     )
     started = time.perf_counter()
     with urllib.request.urlopen(request, timeout=3600) as answer:
-        if tokens > 1:
+        if stream:
             first = None
             for line in answer:
                 if first is None and line.startswith(b"data:"):
@@ -148,6 +161,11 @@ def learn(url: str, lib: Library, chunks: int) -> None:
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
         ask(url, Prompt([*ids, *lib.questions[0]], bounds, ()))
+    settle(url)
+
+
+def settle(url: str) -> None:
+    """Wait until everything that was shown is encoded."""
     while (now := state(url))["waiting_chunks"] or now["waiting_tokens"]:
         time.sleep(0.5)
 

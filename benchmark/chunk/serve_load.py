@@ -1,0 +1,114 @@
+"""Open-loop arrivals: time to first token against request rate, until a target is missed."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+import time
+from typing import Any
+
+from rag_load import Library, Prompt, ask, flush, learn, median, off, percentile
+from rag_server import Rows, a_library, started
+from serve_ttft import kl
+
+CROWD = 8
+"""Prompts that the KV pool holds at once."""
+FEWEST = 8
+"""Arrivals at a rate, however slow it is."""
+
+
+def load(tokenizer: Any, args: argparse.Namespace) -> None:
+    """Poisson arrivals at each rate, without and with reuse; the rate sustained at the target.
+
+    Both sides get the same prompts at the same times; a side ends at the first rate whose 90th
+    percentile misses the target (twice the prefix cache's time alone, unless given).
+    """
+    rows = Rows(args)
+    with started(args, args.tokens, CROWD) as server:
+        url = server.url
+        lib, chunks = a_library(tokenizer, args, args.tokens)
+        learn(url, lib, chunks)
+        target = _alone(url, lib, chunks, args, rows)
+        best = {}
+        for name in ("prefix", "reuse"):
+            if args.side not in ("both", name):
+                continue
+            best[name] = 0.0
+            for rate in sorted(map(float, args.rates.split(","))):
+                flush(url)
+                row = {"side": name, **_at_rate(url, tokenizer, args, rate, name == "prefix")}
+                rows.add(row)
+                kept = row["p90_s"] <= target
+                print(
+                    f"{name:6} {rate:6.3f}/s: {row['n']:3} requests, TTFT p50 {row['p50_s']:5.2f} s, "
+                    f"p90 {row['p90_s']:5.2f} s, {row['served_per_s']:.3f}/s served"
+                    f"{'' if kept else '  over the target'}",
+                    flush=True,
+                )
+                if not kept:
+                    break
+                best[name] = rate
+        said = ", ".join(f"{name} {rate:.3g}/s" for name, rate in best.items())
+        print(f"sustained at p90 <= {target:.2f} s: {said}")
+        if len(best) == 2 and best["prefix"]:
+            print(f"{best['reuse'] / best['prefix']:.2f} times")
+        rows.add({"target_s": target, "sustained_per_s": best})
+
+
+def _alone(url: str, lib: Library, chunks: int, args: argparse.Namespace, rows: Rows) -> float:
+    """Print what one request takes by itself, and the KL of reuse; returns the target in s."""
+    plain, fused = [], []
+    for _ in range(args.repeats):
+        prompt = lib.prompt(chunks)
+        fused.append(ask(url, prompt, tops=20))
+        plain.append(ask(url, off(prompt), tops=20))
+    row = {
+        "tokens": len(prompt.ids),
+        "chunks": chunks,
+        "prefix_alone_s": median([a.ttft_s for a in plain]),
+        "reuse_alone_s": median([a.ttft_s for a in fused]),
+        "same_first": sum(a.ids[0] == b.ids[0] for a, b in zip(plain, fused)) / len(plain),
+        "kl_top20": sum(kl(a.top, b.top) for a, b in zip(plain, fused)) / len(plain),
+    }
+    rows.add(row)
+    target = args.target or 2.0 * row["prefix_alone_s"]
+    print(
+        f"{row['tokens']} tokens, {chunks} documents; alone: prefix cache "
+        f"{row['prefix_alone_s']:.2f} s, reuse {row['reuse_alone_s']:.2f} s, same first token "
+        f"{row['same_first']:.2f}, KL {row['kl_top20']:.3f}; target TTFT {target:.2f} s (p90)",
+        flush=True,
+    )
+    return target
+
+
+def _at_rate(
+    url: str, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
+) -> dict[str, Any]:
+    """Times to the first token of every request that arrived; all are waited for."""
+    lib, chunks = a_library(tokenizer, args, args.tokens)
+    lib.draw = random.Random(f"{args.seed} {rate}")
+    draw = random.Random(f"{args.seed} arrivals {rate}")
+    times: list[float] = []
+    threads: list[threading.Thread] = []
+
+    def one(prompt: Prompt) -> None:
+        times.append(ask(url, prompt, tokens=2).ttft_s)
+
+    started_s, at = time.perf_counter(), 0.0
+    while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < FEWEST:
+        prompt = lib.prompt(chunks)
+        time.sleep(max(0.0, started_s + at - time.perf_counter()))
+        threads.append(threading.Thread(target=one, args=(off(prompt) if plain else prompt,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - started_s
+    return {
+        "rate": rate,
+        "n": len(times),
+        "p50_s": median(times),
+        "p90_s": percentile(times, 0.9),
+        "served_per_s": len(times) / took,
+        "ttft_s": times,
+    }
