@@ -16,78 +16,19 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy, Request
-from sglang_canopy.sim.system.channel import Link, Transfer
+from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.system.nodes import TierNode
+from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.prefetch import Prefetcher
+from sglang_canopy.sim.system.request_log import RequestLog
 from sglang_canopy.sim.system.tree import TieredTree
 
 CLIP_OUTPUT_TOKENS = 4096
 """SGLang reserves room for no more output than this (``CLIP_MAX_NEW_TOKENS``)."""
-PREFETCH_BATCH_PAGES = 128
-"""Pages that SGLang reads from storage at a time; a prefetch that is stopped keeps whole batches."""
-
-
-class Job:
-    """One request on its way through an instance."""
-
-    __slots__ = (
-        "arrival",
-        "device_hit",
-        "disk_hit",
-        "disk_start",
-        "done",
-        "end_tokens",
-        "fetch",
-        "fetch_deadline",
-        "fetched_from",
-        "first_token",
-        "host_hit",
-        "index",
-        "leaf",
-        "on_disk",
-        "output",
-        "path",
-        "private",
-        "prompt",
-        "request",
-        "start",
-        "target",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        arrival: float,
-        made: tuple[Request, tuple[int, ...], int, int, int],
-    ) -> None:
-        self.index = index
-        self.arrival = arrival
-        self.request, self.path, self.prompt, self.output, self.end_tokens = made
-        self.target = self.prompt
-        """Tokens to prefill; more than the prompt after a retraction."""
-        self.done = 0
-        """Tokens whose KV is on the device."""
-        self.private = 0
-        """Device tokens it holds outside the tree."""
-        self.leaf: TierNode | None = None
-        """The locked end of its path in the tree."""
-        self.device_hit = self.host_hit = self.disk_hit = 0
-        self.disk_start = 0
-        self.on_disk = -1
-        """Blocks of its path that are on the disk or on their way; -1 before the first look."""
-        self.fetch: Transfer | None = None
-        self.fetched_from = 0
-        """Block where the prefetch begins."""
-        self.fetch_deadline = math.inf
-        self.start = math.nan
-        self.first_token = math.nan
-
-    def blocks_of(self, tokens: int, block_tokens: int) -> int:
-        return -(-tokens // block_tokens)
 
 
 class Instance:
@@ -109,9 +50,12 @@ class Instance:
         self.costs = costs
         self.disk = disk
         self.events = events
+        self.request_log = RequestLog(events, self.name) if events is not None else None
         self.kv_bytes = costs.kv_bytes
         host = config.host
         self.host_link = Link(host) if host is not None else None
+        self.waits_for_disk = config.prefetch_policy != "best_effort"
+        """Whether a request that nothing else holds up waits for its prefetch."""
         self.tree = TieredTree(
             device_policy,
             config.device_tokens,
@@ -123,10 +67,11 @@ class Instance:
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
+        self.prefetcher = (
+            Prefetcher(disk, self.tree, config, self.kv_bytes) if disk is not None else None
+        )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
         self.waiting: deque[Job] = deque()
-        self.asking: list[Job] = []
-        """Jobs whose prefetch begins at the next step."""
         self.running: list[tuple[int, int, Job]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self.steps = 0
@@ -149,10 +94,8 @@ class Instance:
         """Prompt and output tokens of requests routed here that are not done."""
         self.busy_s = 0.0
         self.retracted = 0
-        self.late_bytes = 0.0
         self.finished: list[tuple[Job, float]] = []
         self._numbers = itertools.count()
-        self._lanes: list[float] = []
 
     # ---- called by the loop ----
 
@@ -165,7 +108,7 @@ class Instance:
             policy.arrive(request)
         if self.disk is not None:
             self.disk.policy.arrive(request)
-            self.asking.append(job)
+            self.prefetcher.asking.append(job)  # type: ignore[union-attr]  # both or none
         self.outstanding += job.prompt + job.output
         self.waiting.append(job)
         if self.segment is not None and not self.full:
@@ -199,30 +142,21 @@ class Instance:
             self._end_segment(now)
         self.version += 1
         self.end = math.inf
+        prefetcher = self.prefetcher
+        if prefetcher is not None and prefetcher.asking and self.waits_for_disk:
+            prefetcher.ask(now)
         planned = self._plan_prefill(now)
-        if self.asking:
+        if prefetcher is not None and prefetcher.asking:
             # Whoever was let in at once has no time to wait for the disk.
-            self._ask_disk(now)
+            prefetcher.ask(now)
         if not planned and self.running:
             self._plan_decode(now)
         if self.tree.demoted:
             self._write_demoted(now)
 
-    def wake_at(self, now: float) -> float:
-        """When an idle instance should look again at requests that wait for the disk."""
-        if self.disk is None:
-            return math.inf
-        due = math.inf
-        for job in self.waiting:
-            if job.fetch is not None:
-                due = min(due, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
-        return max(due, now + 1e-6)
-
     # ---- prefill ----
 
     def _plan_prefill(self, now: float) -> bool:
-        if self.asking and self.config.prefetch_policy != "best_effort":
-            self._ask_disk(now)
         if not self.running:
             self.full = False
         if (self.full or not self.waiting) and self.chunked is None:
@@ -251,7 +185,7 @@ class Instance:
             if running + len(batch) >= config.max_running:
                 self.full = True
                 break
-            if job.fetch is not None and not self._settle_fetch(job, now):
+            if job.fetch is not None and not self.prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
             taken = self._admit(job, reserved, chunk_left)
             if taken is None:
@@ -475,77 +409,8 @@ class Instance:
             self.tree.unlock(job.leaf)
         self.outstanding -= job.prompt + job.output
         self.finished.append((job, now))
-        if self.events is not None:
-            self._log_request(job, now)
-
-    # ---- the disk ----
-
-    def _ask_disk(self, now: float) -> None:
-        """Begin the prefetch of requests that came during the last step.
-
-        SGLang looks them up when they come and hears of the answer in its next round; under
-        ``best_effort`` a request that this round lets in gets nothing.
-        """
-        disk, tree = self.disk, self.tree
-        assert disk is not None
-        size = tree.block_tokens
-        for job in self.asking:
-            if not math.isnan(job.start):
-                continue
-            path = job.path[: (job.prompt - 1) // size]
-            found = tree.match(path)
-            here = found.tokens
-            if found.node is not tree.root and not found.node.host:
-                continue
-            if job.prompt - 1 - here < self.config.prefetch_threshold_tokens:
-                continue
-            blocks = disk.leading(path, now)
-            tokens = blocks * size - here
-            if tokens < max(1, self.config.prefetch_threshold_tokens):
-                continue
-            room = tree.claim_host(tokens) // size * size
-            if room < max(1, self.config.prefetch_threshold_tokens):
-                continue
-            tree.host_used += room
-            job.fetched_from = found.blocks
-            job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
-        self.asking.clear()
-
-    def _settle_fetch(self, job: Job, now: float) -> bool:
-        """Whether a request may go on: its prefetch is done, or is stopped now."""
-        disk, tree, policy = self.disk, self.tree, self.config.prefetch_policy
-        fetch = job.fetch
-        assert disk is not None
-        assert fetch is not None
-        disk.channel.advance(now)
-        done = fetch.end_s <= now
-        if not done and policy == "wait_complete":
-            return False
-        tokens = fetch.payload
-        if not done and policy == "timeout":
-            if job.fetch_deadline == math.inf:
-                ki = (job.prompt - job.fetched_from * tree.block_tokens) / 1024
-                job.fetch_deadline = (
-                    now
-                    + self.config.prefetch_timeout_base_s
-                    + ki * self.config.prefetch_timeout_per_ki_token_s
-                )
-            if now < job.fetch_deadline:
-                return False
-        job.fetch = None
-        tree.host_used -= tokens
-        if not done:
-            disk.channel.cancel(fetch, now)
-            batch = PREFETCH_BATCH_PAGES * self.config.page_tokens
-            tokens = int(fetch.done_share * tokens) // batch * batch
-        blocks = job.fetched_from + tokens // tree.block_tokens
-        if tokens:
-            path = job.path[:blocks]
-            came = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
-            job.disk_hit = came
-            job.disk_start = blocks * tree.block_tokens - came
-            self.late_bytes += (fetch.payload * fetch.done_share - came) * self.kv_bytes
-        return True
+        if self.request_log is not None:
+            self.request_log.add(job, now)
 
     def _write_demoted(self, now: float) -> None:
         """What ``write_back`` copied to the host goes on to the disk."""
@@ -572,20 +437,3 @@ class Instance:
     def _span(self, track: str, name: str, begin: float, end: float, **args: Any) -> None:
         assert self.events is not None
         self.events.span(self.name, track, name, begin, end, **args)
-
-    def _log_request(self, job: Job, now: float) -> None:
-        """A request and its parts, on the first line that is free all the while."""
-        assert self.events is not None
-        lane = next((i for i, free in enumerate(self._lanes) if free <= job.arrival), None)
-        if lane is None:
-            lane = len(self._lanes)
-            self._lanes.append(0.0)
-        self._lanes[lane] = now
-        track = f"requests {lane + 1}"
-        args = {"request": job.index + 1, "prompt": job.prompt, "output": job.output}
-        hits = {"device": job.device_hit, "host": job.host_hit - job.disk_hit, "disk": job.disk_hit}
-        self._span(track, "request", job.arrival, now, **args, **hits)
-        self._span(track, "queue", job.arrival, job.start)
-        self._span(track, "prefill", job.start, job.first_token)
-        if now > job.first_token:
-            self._span(track, "decode", job.first_token, now)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from sglang_canopy.sim.system.instance import Instance, Job
+from sglang_canopy.sim.system.instance import Instance
+from sglang_canopy.sim.system.job import Job
 
 _MATCH_SHARE = 0.5
 """Prefix-aware: follow a cached prefix that covers this much of the prompt."""

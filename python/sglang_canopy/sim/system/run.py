@@ -19,7 +19,8 @@ from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
-from sglang_canopy.sim.system.instance import Instance, Job
+from sglang_canopy.sim.system.instance import Instance
+from sglang_canopy.sim.system.job import Job
 from sglang_canopy.sim.system.meter import Meter
 from sglang_canopy.sim.system.profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
@@ -172,8 +173,8 @@ class _Run:
         self.meter.read(now, instance)
         if instance.end < math.inf:
             self._push(instance.end, _STEP, (instance, instance.version))
-        elif instance.waiting:
-            wake = instance.wake_at(now)
+        elif instance.waiting and instance.prefetcher is not None:
+            wake = instance.prefetcher.wake_at(instance.waiting, now)
             if wake < math.inf:
                 self._push(wake, _STEP, (instance, instance.version))
 
@@ -255,7 +256,9 @@ class _Run:
             host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
-            prefetch_late_bytes=sum(i.late_bytes for i in self.instances),
+            prefetch_late_bytes=sum(
+                (i.prefetcher.late_bytes for i in self.instances if i.prefetcher is not None), 0.0
+            ),
             mean_queue_s=self.queued / len(ttft),
             mean_queue_length=self.queued / span,
             peak_queue_length=self.meter.peak_queue,

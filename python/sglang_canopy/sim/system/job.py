@@ -1,0 +1,68 @@
+"""One request on its way through an instance."""
+
+from __future__ import annotations
+
+import math
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.sim.system.channel import Transfer
+from sglang_canopy.sim.system.nodes import TierNode
+
+
+class Job:
+    """One request on its way through an instance."""
+
+    __slots__ = (
+        "arrival",
+        "device_hit",
+        "disk_hit",
+        "disk_start",
+        "done",
+        "end_tokens",
+        "fetch",
+        "fetch_deadline",
+        "fetched_from",
+        "first_token",
+        "host_hit",
+        "index",
+        "leaf",
+        "on_disk",
+        "output",
+        "path",
+        "private",
+        "prompt",
+        "request",
+        "start",
+        "target",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        arrival: float,
+        made: tuple[Request, tuple[int, ...], int, int, int],
+    ) -> None:
+        self.index = index
+        self.arrival = arrival
+        self.request, self.path, self.prompt, self.output, self.end_tokens = made
+        self.target = self.prompt
+        """Tokens to prefill; more than the prompt after a retraction."""
+        self.done = 0
+        """Tokens whose KV is on the device."""
+        self.private = 0
+        """Device tokens it holds outside the tree."""
+        self.leaf: TierNode | None = None
+        """The locked end of its path in the tree."""
+        self.device_hit = self.host_hit = self.disk_hit = 0
+        self.disk_start = 0
+        self.on_disk = -1
+        """Blocks of its path that are on the disk or on their way; -1 before the first look."""
+        self.fetch: Transfer | None = None
+        self.fetched_from = 0
+        """Block where the prefetch begins."""
+        self.fetch_deadline = math.inf
+        self.start = math.nan
+        self.first_token = math.nan
+
+    def blocks_of(self, tokens: int, block_tokens: int) -> int:
+        return -(-tokens // block_tokens)
