@@ -144,7 +144,7 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
     name, salt = _named(request)
     document = entry.documents.get(name, salt)
     if document.pinned == wanted:
-        raise CanopyError(f"document {name[:12]} is {'' if wanted else 'not '}pinned already")
+        raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
     done = await _command(manager, "pin" if wanted else "unpin", name)
     if wanted and not done:
         raise CanopyError(f"document {name[:12]} has no KV stored yet; try again in a moment")
