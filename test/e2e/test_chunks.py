@@ -253,6 +253,47 @@ def test_registered_documents_are_used_by_id_and_gone_when_deleted(client) -> No
     assert "no document" in text
 
 
+def test_pinning_by_id_is_told_and_undone_once(client) -> None:
+    text = "The lighthouse at the end of the bay was painted red and white last spring." * 2
+    name = client.post("/canopy/chunks", {"text": text})["id"]
+
+    def pins() -> list[int]:
+        return [c["pins"] for c in state(client)["stored"] if c["pins"]]
+
+    def pinned() -> bool:
+        documents = json.loads(client.get("/canopy/chunks"))["documents"]
+        return next(d["pinned"] for d in documents if d["id"] == name)
+
+    before = pins()
+    assert client.post(f"/canopy/chunks/{name}/pin", {}) == {"id": name, "pinned": True}
+    assert pinned()
+    assert len(pins()) == len(before) + 1
+    code, text = refused(client, f"/canopy/chunks/{name}/pin", {})
+    assert (code, "pinned already" in text) == (400, True)
+    assert client.post(f"/canopy/chunks/{name}/unpin", {}) == {"id": name, "pinned": False}
+    assert not pinned()
+    assert pins() == before
+    code, text = refused(client, f"/canopy/chunks/{name}/unpin", {})
+    assert (code, "not pinned" in text) == (400, True)
+    refused(client, f"/canopy/chunks/{name}?extra_key=another", None, "DELETE")
+    urllib.request.urlopen(
+        urllib.request.Request(f"{client.url}/canopy/chunks/{name}", method="DELETE"), timeout=60
+    ).close()
+    for verb in ("pin", "unpin"):
+        code, text = refused(client, f"/canopy/chunks/{name}/{verb}", {})
+        assert (code, "no document" in text) == (400, True)
+
+
+def test_a_chunk_longer_than_the_context_is_refused(client) -> None:
+    said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": [0, 8999]}}
+    code, text = refused(
+        client, "/generate", {"input_ids": tokens(9000, 1), "sampling_params": said}
+    )
+    assert code == 400
+    assert "9000" in text
+    assert client.generate(tokens(10, 2), 1)["output_ids"]
+
+
 def test_wrong_documents_are_refused(client) -> None:
     for body, reason in (
         ({}, "text or input_ids"),
