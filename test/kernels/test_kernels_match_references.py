@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from canopy_kernel import attention, fuse, lowpass, pages, rope_scatter  # noqa: E402
+from canopy_kernel import attention, cpu, fuse, lowpass, pages, rope_scatter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -177,28 +177,11 @@ def test_energy_layer_by_layer_is_the_reference_of_the_reconstruction(tokens, al
     assert torch.allclose(lowpass.lowpass_energy(k, v, alpha, high), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("heads", [(6, 2), (2, 2), (4, 1)])
-def test_masks_kept_for_all_layers_change_nothing(heads, monkeypatch):
-    torch.manual_seed(4)
-    n, m = 301, 130
-    positions = torch.randperm(n)[:m].sort()[0]
-    q, k, v = torch.randn(m, heads[0], 64), *torch.randn(2, n, heads[1], 64).unbind()
-    group = heads[0] // heads[1]
-    kept = attention.plan_blocks(positions, group, q.dtype)
-    assert kept is not None
-    once = attention.blocked_dense(q, k, v, positions, 0.125, kept)
-    rows = attention.Rows.one(positions, torch.arange(n))
-    close(once, attention.reference(q, k[:, None], v[:, None], rows, 0.125), torch.float32)
-    monkeypatch.setattr(attention, "CPU_MASK", 1000)
-    assert attention.plan_blocks(positions, group, q.dtype) is None
-    close(attention.blocked_dense(q, k, v, positions, 0.125), once, torch.float32)
-
-
 def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.one(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
-    close(attention.causal_dense(q, k, v, 0.125), expected, torch.float32)
+    close(cpu.causal(q, k, v, 0.125), expected, torch.float32)
 
 
 @pytest.mark.parametrize("how", ["positions", "mask"])

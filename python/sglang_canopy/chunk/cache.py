@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_kernel import attention, pages
+from canopy_kernel import attention, cpu, pages
 from sglang_canopy.chunk.model import Model
 
 
@@ -24,7 +24,7 @@ class Cache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
-    _planned: tuple[torch.Tensor, list[attention.Block] | None] | None = None
+    _planned: tuple[torch.Tensor, cpu.Plan] | None = None
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -49,11 +49,10 @@ class Cache:
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
-                return attention.causal_dense(q, k, v, scale)
+                return cpu.causal(q, k, v, scale)
             if self._planned is None or self._planned[0] is not positions:  # once, for all layers
-                group = q.shape[1] // k.shape[1]
-                self._planned = positions, attention.plan_blocks(positions, group, q.dtype)
-            return attention.blocked_dense(q, k, v, positions, scale, self._planned[1])
+                self._planned = positions, cpu.plan(positions, q.shape[1] // k.shape[1], q.dtype)
+            return cpu.attend(q, k, v, self._planned[1], scale)
         rows = attention.Rows.one(positions, self.slots)
         return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
 

@@ -19,8 +19,9 @@ Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor
 layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
 the cache's own KV in place here and in every deeper layer."""
 
-Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written."""
+Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
+return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
 
 
 @torch.no_grad()
@@ -32,12 +33,14 @@ def run_rows(
     narrow: Narrow | None = None,
     watch: Watch | None = None,
     layers: int | None = None,
+    stop: int | None = None,
     arrive: Callable[[int], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
 
     Writes their K and V into ``cache``; returns the rows' last hidden state ``[m', hidden]`` and
-    their positions ``[m']`` (fewer than m when ``narrow`` dropped some).
+    their positions ``[m']`` (fewer than m when ``narrow`` dropped some). With ``stop`` it ends as
+    soon as that layer has been watched: what follows in it would not be looked at.
     """
     shape = model.shape
     scale = shape.head_dim**-0.5
@@ -53,9 +56,11 @@ def run_rows(
                 hidden, positions, table = hidden[keep], positions[keep], table[keep]
                 q, k, v = q[keep], k[keep], v[keep]
         cache.write(i, positions, k, v)
-        if watch is not None:
-            watch(i, q, positions)
-        attended = cache.attend(i, q, positions, scale)
+        attended = watch(i, q, positions) if watch is not None else None
+        if i == stop:
+            break
+        if attended is None:
+            attended = cache.attend(i, q, positions, scale)
         hidden = hidden + F.linear(attended.flatten(1), layer.out)
         gate, up = F.linear(_norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
         hidden = hidden + F.linear(F.silu(gate) * up, layer.down)

@@ -10,9 +10,9 @@ import torch
 from canopy_kernel import rope_scatter
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Prompt
+from sglang_canopy.chunk.chunk import Chunk, Prompt
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.rope import rotate
+from sglang_canopy.chunk.rope import rotate, rotate_into
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
 
 HEAD_TOKENS = 128
@@ -42,7 +42,11 @@ class Fused:
 
 
 def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> None:
-    """Write the reused KV of the ``wanted [n]`` (bool) tokens into the cache, at their positions."""
+    """Write the reused KV of the ``wanted [n]`` (bool) tokens into the cache, at their positions.
+
+    A chunk in a CPU's memory is written whole: the rows that are not wanted will be computed and
+    overwritten, and one long write costs less than picking rows.
+    """
     for p in prompt.placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0].to(cache.slots.device)
         if not inside.numel():
@@ -50,6 +54,13 @@ def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> N
         positions = inside + p.start
         slots = cache.slots[positions]
         if cache.in_order and not cache.slots.is_cuda:
+            if isinstance(p.chunk, Chunk):
+                table = model.rope.table(torch.arange(p.start, p.end))
+                for layer in range(model.shape.layers):
+                    at = slice(p.start, p.end)
+                    rotate_into(p.chunk.raw_k[layer], table, cache.k[layer][at, 0])
+                    cache.v[layer][at, 0].copy_(p.chunk.v[layer])
+                continue
             table = model.rope.table(positions)
             for layer in range(model.shape.layers):
                 k, v = p.chunk.rows(layer, inside)

@@ -62,6 +62,18 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def rotate_into(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+    """:func:`rotate` into ``out``, which must not overlap ``x``; fp32 needs no memory of its own."""
+    if x.dtype != torch.float32 or out.dtype != torch.float32:
+        out.copy_(rotate(x, table))
+        return
+    cos, sin = table[:, None].chunk(2, dim=-1)
+    half = cos.shape[-1]
+    a, b, low, high = x[..., :half], x[..., half:], out[..., :half], out[..., half:]
+    torch.mul(a, cos, out=low).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=high).addcmul_(a, sin)
+
+
 def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Undo :func:`rotate` in fp32, whatever the table's rounding or scale."""
     cos, sin = table[:, None].float().chunk(2, dim=-1)
@@ -106,10 +118,10 @@ def from_config(config: Any) -> Rope:
             f"supported are {', '.join(SUPPORTED)}. Serve this model with chunk reuse off."
         )
     if variant == "default":
-        theta = float(params.get("rope_theta") or getattr(config, "rope_theta", 10000.0))
+        theta: Any = params.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         steps = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        return Rope(1.0 / theta**steps)
+        return Rope(1.0 / float(theta) ** steps)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     init = ROPE_INIT_FUNCTIONS[variant]

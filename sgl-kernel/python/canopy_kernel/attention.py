@@ -10,15 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from canopy_kernel import pages
+from canopy_kernel import cpu, pages
 from canopy_kernel.triton_shim import tl, triton
-
-CPU_BLOCK = 64
-"""Queries a CPU block: 64 was the fastest of 16 to 128 at r = 0.15 and 4,096 keys."""
-CPU_MASK = 32 * 1024 * 1024
-"""Elements of masks kept for all layers of one prefill, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,91 +66,14 @@ def reference(
 def blocked(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
 ) -> torch.Tensor:
-    """The CPU path: blocks of sorted queries, each over the keys up to its last position."""
+    """The CPU path: blocks of sorted queries, each over the keys up to its last position (:mod:`.cpu`)."""
     out = torch.empty_like(q)
     for qs, ks in rows.requests():
         k = pages.read(k_pool, rows.slots[ks]).to(q.dtype)
         v = pages.read(v_pool, rows.slots[ks]).to(q.dtype)
-        out[qs] = blocked_dense(q[qs], k, v, rows.positions[qs], scale)
+        steps = cpu.plan(rows.positions[qs], q.shape[1] // k.shape[1], q.dtype)
+        out[qs] = cpu.attend(q[qs], k, v, steps, scale)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Queries ``first..last`` of a row and the keys ``0..stop`` they may read.
-
-    mask: ``[queries x group, stop]``, 0 where visible and -inf where not.
-    """
-
-    first: int
-    last: int
-    stop: int
-    mask: torch.Tensor
-
-
-def plan_blocks(positions: torch.Tensor, group: int, dtype: torch.dtype) -> list[Block] | None:
-    """Blocks and masks of sorted ``positions [m]``: made once, read by every layer.
-
-    None where they would take more than ``CPU_MASK`` elements: they are then made as needed.
-    """
-    m = positions.numel()
-    ends = [int(positions[min(a + CPU_BLOCK, m) - 1]) + 1 for a in range(0, m, CPU_BLOCK)]
-    if sum(ends) * CPU_BLOCK * group > CPU_MASK:
-        return None
-    return [_block(positions, i * CPU_BLOCK, stop, group, dtype) for i, stop in enumerate(ends)]
-
-
-def _block(positions: torch.Tensor, first: int, stop: int, group: int, dtype: torch.dtype) -> Block:
-    part = positions[first : first + CPU_BLOCK]
-    hidden = torch.arange(stop, device=positions.device) > part[:, None]
-    mask = torch.zeros(part.numel(), stop, dtype=dtype, device=positions.device)
-    mask.masked_fill_(hidden, float("-inf"))
-    return Block(first, first + part.numel(), stop, mask.repeat_interleave(group, 0))
-
-
-def blocked_dense(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    blocks: list[Block] | None = None,
-) -> torch.Tensor:
-    """:func:`blocked` for one request whose ``k, v [n, kv_heads, d]`` lie in position order.
-
-    The query heads of a KV head are folded into rows: its keys are then read once for all of
-    them. ``blocks`` is :func:`plan_blocks` of the same positions, if the caller has it.
-    """
-    m, heads, dim = q.shape
-    kv_heads = k.shape[1]
-    group = heads // kv_heads
-    rows = q.view(m, kv_heads, group, dim).permute(1, 0, 2, 3).reshape(1, kv_heads, -1, dim)
-    key, value = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    out = torch.empty_like(rows[0])
-    for first in range(0, m, CPU_BLOCK):
-        if blocks is not None:
-            b = blocks[first // CPU_BLOCK]
-        else:
-            stop = int(positions[min(first + CPU_BLOCK, m) - 1]) + 1
-            b = _block(positions, first, stop, group, q.dtype)
-        out[:, b.first * group : b.last * group] = F.scaled_dot_product_attention(
-            rows[:, :, b.first * group : b.last * group],
-            key[:, :, : b.stop],
-            value[:, :, : b.stop],
-            attn_mask=b.mask,
-            scale=scale,
-        )[0]
-    return out.view(kv_heads, m, group, dim).permute(1, 0, 2, 3).reshape(m, heads, dim)
-
-
-def causal_dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Every position of one request in order: torch's own causal attention, as fast as it gets."""
-    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
-    gqa = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=gqa
-    )
-    return out[0].transpose(0, 1)
 
 
 @triton.jit

@@ -31,36 +31,59 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     lowest, depth = int(FIRST * shape.layers), max(1, math.ceil(LAST * shape.layers))
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique().to(model.device)
-    begin = int(probed[0])
+    asking = rows >= int(probed[0])
+    at, others = rows[asking], rows[~asking]
+    share = torch.ones(at.numel(), device=model.device)
+    if last_weight and at.numel() > 1:
+        share.fill_((1 - last_weight) / (at.numel() - 1))
+        share[-1] = last_weight
+    every = torch.arange(len(prompt), device=model.device)
 
-    def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> None:
+    def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         if layer < lowest:
-            return
-        asking = positions >= begin
-        q, at = q[asking].float(), positions[asking]
-        n = len(prompt)
-        k = (
-            cache.k[layer][:n, 0]
-            if cache.in_order
-            else cache.read(layer, torch.arange(n, device=q.device))[0]
-        )
-        group = shape.heads // shape.kv_heads
-        grouped = q.view(-1, shape.kv_heads, group, shape.head_dim)
-        grouped = grouped.permute(1, 0, 2, 3).reshape(shape.kv_heads, -1, shape.head_dim)
-        weight = torch.matmul(grouped, k.float().permute(1, 2, 0)) * shape.head_dim**-0.5
-        hidden = torch.arange(n, device=q.device) > at[:, None]
-        weight = weight.view(shape.kv_heads, -1, group, n).masked_fill(
-            hidden[None, :, None], float("-inf")
-        )
-        mass = torch.softmax(weight, dim=-1).sum(dim=(0, 2))
-        if last_weight and mass.shape[0] > 1:
-            rest = mass[:-1].mean(dim=0)
-            score.add_(last_weight * mass[-1] + (1 - last_weight) * rest)
+            return None
+        if cache.in_order:
+            k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
         else:
-            score.add_(mass.sum(dim=0))
+            k, v = cache.read(layer, every)
+        scale = shape.head_dim**-0.5
+        out = torch.empty_like(q)
+        out[asking], mass = _weighed(q[asking], k, v, at, share, scale)
+        score.add_(mass)
+        if others.numel() and layer < depth - 1:
+            out[~asking] = cache.attend(layer, q[~asking], others, scale)
+        return out
 
-    engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, layers=depth)
+    engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, stop=depth - 1)
     return score.cpu()
+
+
+def _weighed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    at: torch.Tensor,
+    share: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ``q [m, heads, d]`` at sorted positions ``at`` over ``k, v [n, kv_heads, d]``.
+
+    Returns it in q's type, and the mass ``[n]`` fp32 each key gets: over heads, and over rows by
+    their ``share [m]``. The weights are made once for both.
+    """
+    m, heads, dim = q.shape
+    n, kv_heads = k.shape[:2]
+    group, first = heads // kv_heads, int(at[0]) + 1
+    rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
+    weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
+    hidden = torch.arange(first, n, device=q.device) > at[:, None]
+    weight[:, :, first:].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
+    weight = torch.softmax(weight, dim=-1)
+    mass = torch.matmul(share.repeat_interleave(group), weight).sum(dim=0)
+    out = torch.matmul(weight, v.float().transpose(0, 1))
+    return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
+        q.dtype
+    ), mass
 
 
 class Query(Selector):
