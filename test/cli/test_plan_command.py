@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import stat
 
 import pytest
@@ -32,23 +31,8 @@ SMALL = (
 
 
 @pytest.fixture
-def trace(tmp_path):
-    """A small Mooncake trace: conversations that grow, in random turns."""
-    draw = random.Random(0)
-    paths, ids, lines = [[] for _ in range(12)], iter(range(10_000)), []
-    for at in range(120):
-        path = draw.choice(paths)
-        path += [next(ids) for _ in range(draw.randint(1, 4))]
-        row = {
-            "timestamp": at * 400,
-            "input_length": len(path) * 512 - draw.choice((0, 100)),
-            "output_length": 20,
-            "hash_ids": path,
-        }
-        lines.append(json.dumps(row))
-    file = tmp_path / "trace.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    return file
+def trace(conversations):
+    return conversations(120, every_ms=400)
 
 
 @pytest.fixture

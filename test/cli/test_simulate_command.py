@@ -1,7 +1,6 @@
 """``canopy simulate`` as a user runs it."""
 
 import json
-import random
 
 import pytest
 
@@ -27,23 +26,8 @@ ROW_KEYS = {
 
 
 @pytest.fixture
-def trace(tmp_path):
-    """A small Mooncake trace: conversations that grow, in random turns."""
-    draw = random.Random(0)
-    paths, ids, lines = [[] for _ in range(12)], iter(range(10_000)), []
-    for at in range(160):
-        path = draw.choice(paths)
-        path += [next(ids) for _ in range(draw.randint(1, 4))]
-        row = {
-            "timestamp": at * 500,
-            "input_length": len(path) * 512 - draw.choice((0, 100)),
-            "output_length": 20,
-            "hash_ids": path,
-        }
-        lines.append(json.dumps(row))
-    file = tmp_path / "trace.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    return file
+def trace(conversations):
+    return conversations(160, every_ms=500)
 
 
 def simulate(trace, *arguments, jobs="1"):

@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any, Literal
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.prices import Prices
 from sglang_canopy.policy.registry import make_policy
 
 GROUP = "group"
@@ -207,13 +206,6 @@ def sizes(most_gib: float, levels: int, ratio: float = 2.0) -> tuple[float, ...]
     ladder = [s * 2.0**e for e in range(exponent, exponent + levels + 3) for s in steps]
     top = next(i for i, size in enumerate(ladder) if size >= most_gib * (1 - 1e-9))
     return (0.0, *ladder[max(0, top - levels + 1) : top + 1])
-
-
-def check_disks(prices: Prices, names: Sequence[str], largest_gib: float) -> tuple[str, ...]:
-    """The classes as they are; raises ``CanopyError`` for an unknown one or too large a size."""
-    for name in names:
-        prices.disk(name).bought_gib(largest_gib)
-    return tuple(names)
 
 
 def gib_text(gib: float) -> str:

@@ -11,12 +11,19 @@ from typing import Any
 
 from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.choice import against, configuration_of
+from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import Plan
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.report.plan_charts import charts
-from sglang_canopy.report.plan_text import HEAD, cells, choice_text, overview
+from sglang_canopy.report.plan_text import (
+    EXTREMES_HEAD,
+    HEAD,
+    cells,
+    choice_text,
+    extremes,
+    overview,
+)
 
 _STYLE = """
 body{font:16px/1.5 system-ui,"DejaVu Sans",sans-serif;color:#222;max-width:66rem;margin:2rem auto;
@@ -75,7 +82,8 @@ def page(plan: Plan, about: Mapping[str, Any], currency: str) -> str:
             f'<img alt="{html.escape(what)}" src="data:image/png;base64,{data}">'
         )
     parts.append("<h2>Non-dominated configurations</h2>" + _rows(plan.front, plan.choice.row))
-    parts.append("<h2>Extremes beside the fixed baseline</h2>" + _extremes(plan))
+    parts.append("<h2>Extremes beside the fixed baseline</h2>")
+    parts.append(_table(EXTREMES_HEAD, extremes(plan), text=(1,)))
     if plan.neighbours:
         parts.append("<h2>Why not the ones beside it</h2>")
         lines = [[configuration_of(n.row).label(), *cells(n.row), n.why] for n in plan.neighbours]
@@ -108,26 +116,6 @@ def _rows(rows: Iterable[Row], chosen: Row) -> str:
             marked = at
         lines.append([c.label(), *cells(row)])
     return _table(HEAD, lines, marked=marked)
-
-
-def _extremes(plan: Plan) -> str:
-    lines = [["fixed baseline", configuration_of(plan.baseline).label(), *cells(plan.baseline)]]
-    lines[0] += ["", "", ""]
-    for name, row in plan.extremes.items():
-        gains = against(row, plan.baseline)
-        lines.append(
-            [
-                name,
-                configuration_of(row).label(),
-                *cells(row),
-                f"{100 * gains['throughput_gain']:+.1f} %",
-                f"{-100 * gains['mean_ttft_saved']:+.1f} %",
-                f"{-100 * gains['cost_saved']:+.1f} %",
-            ]
-        )
-    lines.append(["published, other traces", "at best", *[""] * (len(HEAD) - 1)])
-    lines[-1] += ["+9.3 %", "-58.3 %", "-20.2 %"]
-    return _table(("", *HEAD, "throughput", "mean TTFT", "cost"), lines, text=(1,))
 
 
 def _table(
