@@ -33,7 +33,12 @@ class Chunk:
         return self.raw_k.nbytes + self.v.nbytes
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move."""
+        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move.
+
+        tokens are sorted and distinct; of all of them nothing is copied.
+        """
+        if tokens.numel() == len(self):
+            return self.raw_k[layer], self.v[layer]
         return self.raw_k[layer][tokens], self.v[layer][tokens]
 
 

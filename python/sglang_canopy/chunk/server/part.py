@@ -46,5 +46,7 @@ class Part:
         return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K before RoPE and V of these tokens of the part."""
+        """K before RoPE and V of these tokens of the part; of all of them nothing is copied."""
+        if tokens.numel() == len(self) and isinstance(self.base, Chunk):
+            return self.base.raw_k[layer, self.skip :], self.base.v[layer, self.skip :]
         return self.base.rows(layer, tokens + self.skip)

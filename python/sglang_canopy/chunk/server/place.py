@@ -11,7 +11,7 @@ from canopy_kernel.rope_scatter import rope_scatter
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.chunk import Placed
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.rope import rotate
+from sglang_canopy.chunk.rope import rotate_into
 from sglang_canopy.chunk.server.ahead import layers_ahead
 
 
@@ -35,14 +35,17 @@ def place(model: Model, placed: Sequence[Placed], cache: Cache, wanted: torch.Te
     table = model.rope.table(positions)
     every = torch.arange(positions.numel(), device=device)
     wanted_rows = [(chunk, inside) for chunk, inside, _ in parts]
+    turned = None
     for layer, rows in enumerate(layers_ahead(wanted_rows, model.shape.layers)):
         k = torch.cat([k.to(device) for k, _ in rows])
         v = torch.cat([v.to(device) for _, v in rows])
         if k.is_cuda:
             rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
         else:
-            pages.write(cache.k[layer], slots, rotate(k.to(model.dtype), table))
-            pages.write(cache.v[layer], slots, v.to(model.dtype))
+            turned = torch.empty_like(k) if turned is None else turned
+            rotate_into(k, table, turned)
+            pages.write(cache.k[layer], slots, turned)
+            pages.write(cache.v[layer], slots, v)
     return int(positions.numel())
 
 
