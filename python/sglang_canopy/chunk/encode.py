@@ -31,13 +31,33 @@ STAND_IN = (
 """Two documents about nothing, to stand where a chunk's predecessors will: about 130 tokens."""
 
 
+class Encoder:
+    """Makes chunks behind one ``prefix``, whose own prefill is done once."""
+
+    def __init__(self, model: Model, prefix: Sequence[int] = ()) -> None:
+        self.model, self.prefix = model, tuple(prefix)
+        self._behind = dense_cache(model, len(self.prefix))
+        if self.prefix:
+            prefill(model, self._tensor(self.prefix), self._behind)
+
+    def encode(self, ids: Sequence[int]) -> Chunk:
+        """Prefill ``ids`` behind the prefix and keep their KV."""
+        start = len(self.prefix)
+        cache = dense_cache(self.model, start + len(ids))
+        for pool, first in ((cache.k, self._behind.k), (cache.v, self._behind.v)):
+            for layer, rows in zip(pool, first):
+                layer[:start] = rows
+        if len(ids):
+            prefill(self.model, self._tensor(ids), cache, start)
+        return capture(self.model, cache, ids, start, self.prefix)
+
+    def _tensor(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(ids, dtype=torch.long, device=self.model.device)
+
+
 def encode(model: Model, ids: Sequence[int], prefix: Sequence[int] = ()) -> Chunk:
-    """Prefill ``prefix + ids`` and keep the KV of ``ids``."""
-    tokens = torch.tensor([*prefix, *ids], dtype=torch.long, device=model.device)
-    cache = dense_cache(model, tokens.numel())
-    if len(ids):
-        prefill(model, tokens, cache)
-    return capture(model, cache, ids, len(prefix), prefix)
+    """Prefill ``prefix + ids`` and keep the KV of ``ids``. For many: an :class:`Encoder`."""
+    return Encoder(model, prefix).encode(ids)
 
 
 def capture(

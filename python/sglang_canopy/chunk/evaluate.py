@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk import tasks
+from sglang_canopy.chunk.encode import Encoder
 from sglang_canopy.chunk.model import load
 from sglang_canopy.chunk.quality import (
     Case,
     Reference,
-    encode_case,
+    behind,
     f1,
     holds,
     mean_se,
@@ -55,8 +56,9 @@ def evaluate(
 
     Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
     answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
-    then the time split, F1 and ROUGE-L, and ``kl_minus_random`` with its standard error (paired,
-    where ``random`` was measured too).
+    then the time split, F1 and ROUGE-L, and paired differences with standard errors:
+    ``kl_minus_random`` where ``random`` was measured too, and ``kl_minus_encode`` to the same
+    selector and ratio with the first encoding named.
     """
     names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
     for name in names:
@@ -71,18 +73,20 @@ def evaluate(
 
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
     found: list[dict[str, Any]] = []
+    encoders: dict[tuple[int, ...], Encoder] = {}  # what stands before the documents is run once
     for example in _with_progress(examples, progress):
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        found += _one(plan, names, model, tokenizer, case)
+        found += _one(plan, names, model, tokenizer, case, encoders)
         if so_far is not None:
             so_far(_report(plan, names, found))
     return _report(plan, names, found)
 
 
 def _report(plan: Plan, names: tuple[str, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
-    rows = [_row(found, s, e, r) for e in plan.encodings for r in plan.ratios for s in names]
+    first = plan.encodings[0]
+    rows = [_row(found, s, e, r, first) for e in plan.encodings for r in plan.ratios for s in names]
     by_task = [
-        {"task": kind, **_row([m for m in found if m["task"] == kind], s, e, r)}
+        {"task": kind, **_row([m for m in found if m["task"] == kind], s, e, r, first)}
         for kind in dict.fromkeys(m["task"] for m in found)
         for e in plan.encodings
         for r in plan.ratios
@@ -93,14 +97,22 @@ def _report(plan: Plan, names: tuple[str, ...], found: list[dict[str, Any]]) -> 
 
 
 def _one(
-    plan: Plan, names: tuple[str, ...], model: Any, tokenizer: Any, case: Case
+    plan: Plan,
+    names: tuple[str, ...],
+    model: Any,
+    tokenizer: Any,
+    case: Case,
+    encoders: dict[tuple[int, ...], Encoder],
 ) -> list[dict[str, Any]]:
     """Every variant on one example. Selectors differ only at ratios above 0 and below 1."""
     reference: Reference = refer(model, tokenizer, case)
     right = holds(reference.text, case.answers)
     found = []
     for how in plan.encodings:
-        chunks = encode_case(model, case, how)
+        before = tuple(behind(case, how))
+        if before not in encoders:
+            encoders[before] = Encoder(model, before)
+        chunks = [encoders[before].encode(d) for d in case.documents]
         for ratio in plan.ratios:
             shared: dict[str, Any] | None = None
             for name in names:
@@ -138,11 +150,13 @@ def _one(
     return found
 
 
-def _row(found: list[dict[str, Any]], selector: str, encode: str, ratio: float) -> dict[str, Any]:
+def _row(
+    found: list[dict[str, Any]], selector: str, encode: str, ratio: float, first_encode: str
+) -> dict[str, Any]:
     """One line of the table."""
 
-    def of(name: str) -> list[dict[str, Any]]:
-        key = (name, encode, ratio)
+    def of(name: str, how: str = encode) -> list[dict[str, Any]]:
+        key = (name, how, ratio)
         return [m for m in found if (m["selector"], m["encode"], m["ratio"]) == key]
 
     mine = of(selector)
@@ -168,6 +182,9 @@ def _row(found: list[dict[str, Any]], selector: str, encode: str, ratio: float) 
     if other and selector != "random":
         pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
         row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
+    if encode != first_encode:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first_encode))]
+        row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
     return row
 
 

@@ -16,7 +16,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
-from sglang_canopy.chunk.encode import STAND_IN, encode
+from sglang_canopy.chunk.encode import STAND_IN, Encoder
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.selectors import Offline, make_selector
@@ -120,15 +120,20 @@ def _upto(cache: Cache, tokens: int) -> Cache:
     return Cache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
 
 
-def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
-    """The documents as chunks: ``alone``, behind the case's ``prefix``, or behind the prefix and a
-    stand-in documents (``standin``)."""
-    prefix = {
+def behind(case: Case, how: str) -> list[int]:
+    """What a case's chunks are encoded behind: nothing (``alone``), its ``prefix``, or the prefix
+    and stand-in documents (``standin``)."""
+    return {
         "alone": [],
         "prefix": case.prefix,
         "standin": [*case.prefix, *case.stand_in],
     }[how]
-    return [encode(model, d, prefix) for d in case.documents]
+
+
+def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
+    """The documents as chunks, encoded ``alone``, behind the ``prefix``, or as ``standin``."""
+    encoder = Encoder(model, behind(case, how))
+    return [encoder.encode(d) for d in case.documents]
 
 
 def place_chunks(case: Case, chunks: Sequence[Chunk], device: torch.device) -> Prompt:

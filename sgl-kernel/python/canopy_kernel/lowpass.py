@@ -12,9 +12,6 @@ import torch
 
 from canopy_kernel.triton_shim import tl, triton
 
-CPU_CHANNELS = 64
-"""Channels transformed at a time on a CPU: the fastest of 16 to 192 at 3,072 tokens."""
-
 
 def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tensor:
     """Low-passed ``x [layers, n, width]`` along tokens, fp32 (equations 2 to 4).
@@ -83,43 +80,26 @@ def lowpass_energy(
 
 
 def _energy_cpu(k: torch.Tensor, v: torch.Tensor, alpha: float, high: bool) -> torch.Tensor:
-    """Some channels of a layer at a time, tokens innermost: the transforms stay in the cache.
+    """A layer at a time, tokens innermost, two neighbouring channels in one complex transform.
 
-    3 times as fast as transforming all layers along a strided axis.
+    The filter is real and symmetric, so the real and the imaginary part of what comes back are the
+    two channels' own low passes.
     """
-    layers, n = k.shape[:2]
+    layers, n, width = k.shape
     total = torch.zeros(layers, n)
     if n == 0:
         return total
-    bins = n // 2 + 1
-    cut = math.floor(alpha * bins)
-    waves = torch.empty(CPU_CHANNELS, n)
-    spectra = torch.empty(CPU_CHANNELS, bins, dtype=torch.complex64)
+    cut = math.floor(alpha * (n // 2 + 1))
+    low = [slice(0, cut), slice(n - max(0, cut - 1), n)]  # bins and their mirror images
+    gone = low if high else [slice(cut, n - max(0, cut - 1))]
+    wave = torch.empty(-(-width // 2), n, dtype=torch.complex64)
     for layer in range(layers):
         for x in (k[layer], v[layer]):
-            energy = torch.zeros(n)
-            for part in x.split(CPU_CHANNELS, dim=1):
-                wave, spectrum = waves[: part.shape[1]], spectra[: part.shape[1]]
-                torch.fft.rfft(wave.copy_(part.t()), out=spectrum)
-                if high:
-                    spectrum[:, :cut] = 0
-                else:
-                    spectrum[:, cut:] = 0
-                torch.fft.irfft(spectrum, n=n, out=wave)
-                energy += wave.square_().sum(0)
-            total[layer] += 0.5 * energy.sqrt_()
-    return total
-    for layer in range(layers):
-        for x in (k[layer], v[layer]):
-            energy = torch.zeros(n)
-            for part in x.split(CPU_CHANNELS, dim=1):
-                wave = part.t().float().contiguous()
-                spectrum = torch.fft.rfft(wave)
-                if high:
-                    spectrum[:, :cut] = 0
-                else:
-                    spectrum[:, cut:] = 0
-                torch.fft.irfft(spectrum, n=n, out=wave)
-                energy += wave.square_().sum(0)
-            total[layer] += 0.5 * energy.sqrt_()
+            x = torch.nn.functional.pad(x.float(), (0, width % 2)).contiguous()
+            wave.copy_(torch.view_as_complex(x.view(n, -1, 2)).t())
+            spectrum = torch.fft.fft(wave)
+            for bins in gone:
+                spectrum[:, bins] = 0
+            parts = torch.view_as_real(torch.fft.ifft(spectrum)).flatten(1).square_().sum(0)
+            total[layer] += 0.5 * parts.view(n, 2).sum(1).sqrt_()
     return total
