@@ -17,6 +17,7 @@ from sglang_canopy.chunk.server.fields import BOUNDS
 from sglang_canopy.errors import CanopyError
 
 DOCUMENT = "document"
+"""In place of a model's identity: the name of a document is its tokens and its tenant's salt."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
 """Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
 

@@ -22,9 +22,10 @@ from sglang_canopy.chunk.server import view
 from sglang_canopy.chunk.server.ahead import Reader
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.choose import again, choose
+from sglang_canopy.chunk.server.documents import DOCUMENT
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
 from sglang_canopy.chunk.server.learner import Learner, stand_in
-from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
 from sglang_canopy.chunk.server.place import place
 from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
 from sglang_canopy.chunk.store import ChunkStore
@@ -33,8 +34,6 @@ from sglang_canopy.request import STAMP_KEY
 
 logger = logging.getLogger(__name__)
 
-DOCUMENT = "document"
-"""In place of a model's identity: the name of a document is its tokens and its tenant's salt."""
 MAX_DOCUMENTS = 1 << 16
 
 COUNTERS = (
@@ -85,7 +84,6 @@ class ChunkEngine:
             self.model.identity,
             options.capacity_bytes(),
             options.directory,
-            options.policy,
             device=str(self.model.device),
         )
 
@@ -105,7 +103,7 @@ class ChunkEngine:
         params = custom_params(req)
         if BOUNDS not in params:
             return None
-        asked = said(params, self.options.max_chunks)
+        asked = said(params)
         if asked.off:
             self.reasons["off"] += 1
             return None
@@ -136,7 +134,7 @@ class ChunkEngine:
         )
         behind = options.chosen_encode != "alone"
         first = asked.bounds[0][0] if asked.bounds else 0
-        head = tuple(ids[:first]) if behind and first <= options.learn_prefix_tokens else ()
+        head = tuple(ids[:first]) if behind and first <= LEARN_PREFIX_TOKENS else ()
         prefix, none = head + self.stand_in, self.stand_in
         keys = tuple(self.store.key(ids[a:b], prefix, salt) for a, b in bounds)
         alone = tuple(self.store.key(ids[a:b], none, salt) for a, b in bounds) if head else keys

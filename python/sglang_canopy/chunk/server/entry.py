@@ -81,7 +81,7 @@ def _one(
     manager: Any, options: Options, text: str | None, ids: Any, custom: Any, salt: Any
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
     """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
-    said = fields.said(custom, options.max_chunks)
+    said = fields.said(custom)
     if said.bounds is not None:
         if ids is None:
             raise CanopyError(
@@ -99,7 +99,7 @@ def _one(
     found, bounds = tokenise(manager.tokenizer, pieces)
     if said.off:
         return None, found, None
-    checked = fields.check_bounds(bounds, options.max_chunks)
+    checked = fields.check_bounds(bounds)
     return None, found, with_bounds(custom, [x for pair in checked for x in pair])
 
 
@@ -113,7 +113,7 @@ def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs
     options = options_of(manager)
     if options is None:
         return original(serving, request, *args, **kwargs)
-    said = fields.said(getattr(request, "custom_params", None), options.max_chunks)
+    said = fields.said(getattr(request, "custom_params", None))
     listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
     signs = None
     if not said.off and (said.parts or listed):
@@ -138,7 +138,7 @@ def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
     if not said.off:
-        fields.check_bounds(bounds, options.max_chunks)
+        fields.check_bounds(bounds)
         custom = with_bounds(custom, bounds)
         custom.pop(fields.DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids

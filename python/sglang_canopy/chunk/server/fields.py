@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.chunk.server.options import SERVABLE
+from sglang_canopy.chunk.server.options import MAX_CHUNKS, SERVABLE
 from sglang_canopy.errors import CanopyError
 
 BOUNDS = "canopy_chunks"
@@ -19,8 +19,6 @@ RATIO = "canopy_recompute_ratio"
 SELECTOR = "canopy_selector"
 DOCUMENTS = "canopy_documents"
 """``"parts"``: in chat messages with several text parts, all but the last are documents."""
-
-KEYS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Said:
     parts: bool = False
 
 
-def said(custom_params: Any, max_chunks: int = 256) -> Said:
+def said(custom_params: Any, max_chunks: int = MAX_CHUNKS) -> Said:
     """The chunk fields of ``custom_params``. Raises CanopyError naming the key and what is allowed."""
     if not isinstance(custom_params, Mapping):
         return Said()
@@ -49,7 +47,7 @@ def said(custom_params: Any, max_chunks: int = 256) -> Said:
     )
 
 
-def check_bounds(given: Any, max_chunks: int) -> tuple[tuple[int, int], ...]:
+def check_bounds(given: Any, max_chunks: int = MAX_CHUNKS) -> tuple[tuple[int, int], ...]:
     """Pairs ``(start, end)`` of a flat list, in order, apart, none empty. Raises CanopyError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         _wrong(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)

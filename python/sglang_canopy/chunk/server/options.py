@@ -60,6 +60,13 @@ layers) and not the yardstick ``oracle``."""
 ENCODES = ("prefix", "standin", "alone")
 
 
+MAX_CHUNKS = 256
+"""Chunks a request may name."""
+LEARN_PREFIX_TOKENS = 1024
+"""Chunks behind a longer system text are encoded as if there were none: it would be encoded again
+with each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Chunk reuse as this server was started. Sizes in MiB, ratios as shares, tokens as counts."""
@@ -75,11 +82,8 @@ class Options:
     disk_mb: int = 0
     directory: str | None = None
     read_ahead_mb: int = 256
-    policy: str = "lru"
     learn_share: float = 0.05
-    learn_prefix_tokens: int = 1024
     min_tokens: int = 16
-    max_chunks: int = 256
     max_kl: float | None = None
     min_top1: float | None = None
     min_kept: float | None = None
@@ -94,13 +98,11 @@ class Options:
         for flag, value, low, high in (
             ("--canopy-chunk-ratio", self.ratio, 0, 1),
             ("--canopy-chunk-learn-share", self.learn_share, 0, 1),
-            ("--canopy-chunk-learn-prefix-tokens", self.learn_prefix_tokens, 0, 1 << 20),
             ("--canopy-chunk-device-mb", self.device_mb, 0, 1 << 30),
             ("--canopy-chunk-memory-mb", self.memory_mb, 0, 1 << 30),
             ("--canopy-chunk-disk-mb", self.disk_mb, 0, 1 << 30),
             ("--canopy-chunk-read-ahead-mb", self.read_ahead_mb, 0, 1 << 30),
             ("--canopy-chunk-min-tokens", self.min_tokens, 1, 1 << 20),
-            ("--canopy-chunk-max-chunks", self.max_chunks, 1, 4096),
             ("--canopy-chunk-max-kl", self.max_kl, 0, 100),
             ("--canopy-chunk-min-top1", self.min_top1, 0, 1),
             ("--canopy-chunk-min-kept", self.min_kept, 0, 1),

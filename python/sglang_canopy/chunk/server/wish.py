@@ -37,7 +37,7 @@ class Plan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
     computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree; spread: chunk KV still has to be written, window by window.
+    came from the exact tree.
     """
 
     computed: torch.Tensor
