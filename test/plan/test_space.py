@@ -41,6 +41,13 @@ def test_neighbours_differ_in_one_thing():
     assert Configuration(dram_gib=1, disk="b", disk_gib=4) in beside_none
 
 
+def test_a_tier_that_is_added_gets_a_policy_and_ttl_of_the_space():
+    s = space(host_policies=("wa",), disk_policies=("s3fifo",), ttls=(600.0,))
+    grid = set(s.grid())
+    for configuration in grid:
+        assert set(s.neighbours(configuration)) <= grid
+
+
 def test_sizes_are_round_and_reach_the_largest():
     assert sizes(700, 4) == (0, 128, 256, 512, 1024)
     assert sizes(1024, 3) == (0, 256, 512, 1024)

@@ -170,7 +170,12 @@ class Space:
                 ]
         if of.disk is None and len(self.disk_gib) > 1:
             steps = [s for s in steps if s.disk_gib == 0]
-            steps += [replace(of, disk=d, disk_gib=self.disk_gib[1]) for d in self.disks]
+            steps += [
+                replace(of, disk=d, disk_gib=self.disk_gib[1], ttl=ttl, disk_policy=policy)
+                for d, ttl, policy in product(self.disks, self.ttls[:1], self.disk_policies[:1])
+            ]
+        if of.dram_gib <= 0:  # without DRAM it has no policy for it
+            steps = [replace(s, host_policy=self.host_policies[0]) for s in steps]
         for name, choices in (
             ("disk", self.disks if of.disk else ()),
             ("ttl", self.ttls if of.disk else ()),
