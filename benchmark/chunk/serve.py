@@ -41,6 +41,7 @@ def main() -> None:
     add("--tokens", type=int, default=2048, help="prompt tokens (all but ttft)")
     add("--repeats", type=int, default=5, help="pairs of requests (ttft, first)")
     add("--rates", default="0.1,0.2,0.4,0.8", help="requests a second (load)")
+    add("--reuse-rates", default=None, help="other rates for the side with reuse (load)")
     add("--side", choices=("both", "prefix", "reuse"), default="both", help="who is loaded")
     add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
     add("--target", type=float, default=None, help="TTFT target in s (load)")

@@ -35,7 +35,8 @@ def load(tokenizer: Any, args: argparse.Namespace) -> None:
             if args.side not in ("both", name):
                 continue
             best[name] = 0.0
-            for rate in sorted(map(float, args.rates.split(","))):
+            given = args.reuse_rates if name == "reuse" and args.reuse_rates else args.rates
+            for rate in sorted(map(float, given.split(","))):
                 flush(url)
                 row = {"side": name, **_at_rate(url, tokenizer, args, rate, name == "prefix")}
                 rows.add(row)
