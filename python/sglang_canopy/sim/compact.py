@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Any, overload
 
+from sglang_canopy.sim.tree import shared_run
 from sglang_canopy.trace.record import TraceRequest
 
 _NAMES = tuple(f.name for f in fields(TraceRequest))
@@ -34,23 +34,39 @@ class CompactTrace(Sequence[TraceRequest]):
         self._rows: list[tuple[Any, ...]] = []
         self._run_of = array("q")
         self.distinct_blocks = 0
-        known: dict[int, int] = {}
+        first: dict[int, int] = {}
+        """The run that begins with a block. Of the blocks themselves none is kept but in runs."""
         for record in trace:
             path = record.blocks
-            # Known blocks come first on a chained path.
-            new = bisect_left(path, True, key=lambda block: block not in known)
-            if new < len(path):
-                parent = known[path[new - 1]] if new else -1
-                run = len(self._runs)
-                self._runs.append(path[new:])
-                self._parents.append(parent)
-                self._depths.append(new)
-                known.update(dict.fromkeys(path[new:], run))
+            run, at = self._known(path, first)
+            if at < len(path):
+                self._runs.append(path[at:])
+                self._parents.append(run)
+                self._depths.append(at)
+                run = first[path[at]] = len(self._runs) - 1
+                self.distinct_blocks += len(path) - at
             row = [getattr(record, name) for name in _NAMES]
             row[_BLOCKS] = len(path)
             self._rows.append(tuple(_interned(value) for value in row))
-            self._run_of.append(known[path[-1]] if path else -1)
-        self.distinct_blocks = len(known)
+            self._run_of.append(run)
+
+    def _known(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
+        """How many blocks of ``path`` are stored, and the run that the last of them is in."""
+        run, at = -1, 0
+        while at < len(path):
+            following = first.get(path[at])
+            if following is None or (self._parents[following], self._depths[following]) != (
+                run,
+                at,
+            ):
+                break
+            blocks = self._runs[following]
+            run = following
+            if path[at : at + len(blocks)] == blocks:
+                at += len(blocks)
+            else:
+                at += shared_run(blocks, path, at)
+        return run, at
 
     def __len__(self) -> int:
         return len(self._rows)
