@@ -44,7 +44,8 @@ def run_rows(
     """
     shape = model.shape
     scale = shape.head_dim**-0.5
-    hidden = F.embedding(ids, model.embed)
+    embed = model.ranks.embed if model.ranks is not None else None
+    hidden = F.embedding(ids, model.embed) if embed is None else embed(ids)
     table = model.rope.table(positions)
     for i, layer in enumerate(model.layers[:layers]):
         if arrive is not None:  # the reused KV of this layer is in place when this returns
@@ -61,16 +62,17 @@ def run_rows(
             break
         if attended is None:
             attended = cache.attend(i, q, positions, scale)
-        hidden = hidden + F.linear(attended.flatten(1), layer.out)
+        hidden = hidden + model.whole(F.linear(attended.flatten(1), layer.out))
         gate, up = F.linear(_norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
-        hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+        hidden = hidden + model.whole(F.linear(F.silu(gate) * up, layer.down))
     return hidden, positions
 
 
 @torch.no_grad()
 def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
     """``[m, hidden]`` last hidden states -> ``[m, vocab]`` fp32."""
-    return F.linear(_norm(hidden, model.norm, model.shape.eps), model.head).float()
+    out = F.linear(_norm(hidden, model.norm, model.shape.eps), model.head)
+    return (out if model.ranks is None else model.ranks.gather(out)).float()
 
 
 def prefill(model: Model, ids: torch.Tensor, cache: Cache, start: int = 0) -> torch.Tensor:

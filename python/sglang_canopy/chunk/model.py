@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -52,9 +52,25 @@ class Layer:
     down: torch.Tensor
 
 
+class Ranks(Protocol):
+    """The ranks of a model whose heads, inner width and vocabulary are split over several."""
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' ``part``."""
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[m]`` ids -> ``[m, hidden]``."""
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[m, this rank's share of the vocabulary]`` -> ``[m, vocab]``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Weights, rotation and identity of a decoder; ``identity`` keys the chunks made with it."""
+    """Weights, rotation and identity of a decoder; ``identity`` keys the chunks made with it.
+
+    ranks: set where this is one rank's part of the weights; the shape's heads are then its own.
+    """
 
     shape: Shape
     layers: tuple[Layer, ...]
@@ -63,6 +79,11 @@ class Model:
     head: torch.Tensor
     rope: Rope
     identity: str
+    ranks: Ranks | None = None
+
+    def whole(self, part: torch.Tensor) -> torch.Tensor:
+        """A sum over heads or inner width, of which this rank has ``part``."""
+        return part if self.ranks is None else self.ranks.sum(part)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -124,7 +124,7 @@ def test_unsupported_servers_are_named() -> None:
     good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
     assert options.unsupported(good) is None
     for name, value in (
-        ("tp_size", 2),
+        ("pp_size", 2),
         ("kv_cache_dtype", "fp8_e5m2"),
         ("speculative_algorithm", "EAGLE"),
         ("disaggregation_mode", "prefill"),

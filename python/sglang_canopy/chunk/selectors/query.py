@@ -55,7 +55,7 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
         return out
 
     engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, stop=depth - 1)
-    return score.cpu()
+    return model.whole(score).cpu()
 
 
 def _weighed(

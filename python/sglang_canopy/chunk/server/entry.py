@@ -82,6 +82,7 @@ def _one(
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
     """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
     said = fields.said(custom)
+    fields.check_selector(said.selector, options.tp_size)
     if said.bounds is not None:
         if ids is None:
             raise CanopyError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.chunk.server.options import MAX_CHUNKS, SERVABLE
+from sglang_canopy.chunk.server.options import MAX_CHUNKS, SERVABLE, SPLIT_SELECTORS
 from sglang_canopy.errors import CanopyError
 
 BOUNDS = "canopy_chunks"
@@ -87,6 +87,12 @@ def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
             f"custom_params key {BOUNDS!r}: a chunk ends at {bounds[-1][1]}, the prompt has "
             f"{tokens} tokens"
         )
+
+
+def check_selector(selector: str | None, tp_size: int) -> None:
+    """Raise CanopyError for a selector that ranks of a split model would not agree about."""
+    if selector is not None and tp_size > 1 and selector not in SPLIT_SELECTORS:
+        _wrong(SELECTOR, f"one of {', '.join(SPLIT_SELECTORS)} with --tp-size {tp_size}", selector)
 
 
 def _ratio(value: Any) -> float | None:

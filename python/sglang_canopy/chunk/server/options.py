@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,19 @@ SERVABLE = (
 """Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
 layers) and not the yardstick ``oracle``."""
 
+SPLIT_SELECTORS = (
+    "default",
+    "asked",
+    "last-token",
+    "head+asked",
+    "head+last-token",
+    "query",
+    "head+query",
+    "first-k",
+    "random",
+)
+"""Selectors whose scores every rank of a split model finds alike. The others look at one rank's own KV."""
+
 ENCODES = ("prefix", "standin", "alone")
 
 
@@ -88,6 +102,7 @@ class Options:
     min_top1: float | None = None
     min_kept: float | None = None
     calibration: str | None = None
+    tp_size: int = 1
 
     def __post_init__(self) -> None:
         _one_of("--canopy-chunk-mode", self.mode, tuple(MODES))
@@ -302,9 +317,11 @@ def keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
         options = from_args(args)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: {error}") from None
+    if options is not None:
+        options = dataclasses.replace(options, tp_size=getattr(result, "tp_size", 1) or 1)
     setattr(result, ATTRIBUTE, options)
     if options is not None and options.fuses:
-        refusal = unsupported(result)
+        refusal = unsupported(result) or split_unsupported(options)
         if refusal:
             raise SystemExit(f"sglang-canopy: --canopy-chunks on: {refusal}")
 
@@ -324,7 +341,7 @@ def unsupported(server_args: Any) -> str | None:
     for name, why in _REFUSED:
         if getattr(server_args, name, None):
             return f"{why}; drop that option, or chunk reuse"
-    for name in ("tp_size", "pp_size", "dp_size", "tokenizer_worker_num"):
+    for name in ("pp_size", "dp_size", "tokenizer_worker_num"):
         size = getattr(server_args, name, 1) or 1
         if size > 1:
             flag = "--" + name.replace("_", "-")
@@ -337,6 +354,23 @@ def unsupported(server_args: Any) -> str | None:
     mode = getattr(server_args, "disaggregation_mode", "null")
     if mode not in (None, "null"):
         return f"--disaggregation-mode {mode} is not done; drop it, or chunk reuse"
+    return None
+
+
+def split_unsupported(options: Options) -> str | None:
+    """Why these options cannot be used with tensor parallelism; ``None`` if they can."""
+    if options.tp_size == 1:
+        return None
+    if options.disk_mb:
+        return (
+            "--canopy-chunk-disk-mb with --tp-size above 1: a file that one rank alone cannot read "
+            "would leave the ranks out of step; keep chunks in memory"
+        )
+    if options.chosen_selector not in SPLIT_SELECTORS:
+        return (
+            f"selector {options.chosen_selector!r} looks at one rank's own heads; with --tp-size "
+            f"above 1 allowed are {', '.join(SPLIT_SELECTORS)}"
+        )
     return None
 
 

@@ -10,6 +10,7 @@ from sglang_canopy.chunk.server import attention, budget
 from sglang_canopy.chunk.server.engine import ChunkEngine
 from sglang_canopy.chunk.server.gate import apply_calibration, pass_gate
 from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.ranks import first_says
 from sglang_canopy.chunk.server.wish import wish_of
 from sglang_canopy.errors import CanopyError
 
@@ -81,10 +82,14 @@ def use_idle_time(scheduler: Any) -> None:
     engine = engine_of(scheduler)
     if engine is not None:
         engine.reader.sweep()
-    if engine is None or not engine.learner.busy or not scheduler.is_fully_idle():
+    if engine is None or not engine.learner.busy:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
-    while engine.learner.busy and not (socket is not None and socket.poll(0)):
+
+    def nothing_comes() -> bool:
+        return scheduler.is_fully_idle() and not (socket is not None and socket.poll(0))
+
+    while engine.learner.busy and first_says(nothing_comes()):
         engine.encode_piece()
 
 

@@ -16,6 +16,7 @@ from canopy_kernel import cpu, pages
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.model import Layer, Model, Shape
 from sglang_canopy.chunk.rope import from_config, rotate, unrotate
+from sglang_canopy.chunk.server import ranks
 from sglang_canopy.errors import CanopyError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -76,7 +77,8 @@ def model_view(runner: Any) -> Model:
     )
     views = tuple(_layer(layer, shape) for layer in layers)
     embed = inner.model.embed_tokens.weight
-    head = inner.lm_head.weight[: config.vocab_size]
+    split = ranks.ranks_of(inner.model.embed_tokens, config.vocab_size)
+    head = inner.lm_head.weight if split else inner.lm_head.weight[: config.vocab_size]
     return Model(
         shape,
         views,
@@ -84,7 +86,8 @@ def model_view(runner: Any) -> Model:
         inner.model.norm.weight,
         head,
         ServerRope(rotary.cos_sin_cache),  # type: ignore[arg-type]
-        identity(inner, config),
+        ranks.common(identity(inner, config)),
+        split,
     )
 
 

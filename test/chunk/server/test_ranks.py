@@ -1,0 +1,129 @@
+"""A model split over two processes chooses and computes what the whole one does."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from chunk_models import build  # noqa: E402
+
+from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
+from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
+from sglang_canopy.chunk.model import from_transformers  # noqa: E402
+from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
+from sglang_canopy.chunk.server.fields import check_selector  # noqa: E402
+from sglang_canopy.chunk.server.options import (  # noqa: E402
+    SPLIT_SELECTORS,
+    Options,
+    split_unsupported,
+    unsupported,
+)
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
+
+
+@dataclasses.dataclass
+class Gloo:
+    """The ranks of this test: sums and gathers over processes."""
+
+    embed_rows: torch.Tensor
+
+    def sum(self, part):
+        dist.all_reduce(part)
+        return part
+
+    def embed(self, ids):
+        return F.embedding(ids, self.embed_rows)
+
+    def gather(self, logits):
+        parts = [torch.empty_like(logits) for _ in range(RANKS)]
+        dist.all_gather(parts, logits.contiguous())
+        return torch.cat(parts, dim=-1)
+
+
+def split(model, rank: int):
+    """One rank's part of a whole model."""
+    s = model.shape
+    kv, heads = s.kv_heads // RANKS, s.heads // RANKS
+
+    def part(x, dim=0):
+        return x.chunk(RANKS, dim)[rank].contiguous()
+
+    def layer(whole):
+        q, k, v = whole.qkv.split([s.heads * s.head_dim, *[s.kv_heads * s.head_dim] * 2])
+        gate, up = whole.gate_up.chunk(2)
+        return dataclasses.replace(
+            whole,
+            qkv=torch.cat([part(q), part(k), part(v)]),
+            out=part(whole.out, 1),
+            gate_up=torch.cat([part(gate), part(up)]),
+            down=part(whole.down, 1),
+        )
+
+    return dataclasses.replace(
+        model,
+        shape=dataclasses.replace(s, heads=heads, kv_heads=kv),
+        layers=tuple(layer(x) for x in model.layers),
+        head=part(model.head),
+        ranks=Gloo(model.embed),
+    )
+
+
+def fuse(model, selector: str):
+    """The rows computed and the last token's logits of a fused prompt of three chunks."""
+    ids = torch.randint(0, 300, (230,), generator=torch.Generator().manual_seed(1))
+    prefix = ids[:PREFIX]
+    starts = range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
+    chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
+    order = [chunks[i] for i in (2, 0, 1)]
+    whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
+    prompt = Prompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+    cache = dense_cache(model, len(prompt))
+    fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
+    return fused.rows, fused.logits
+
+
+def one_rank(rank: int, meet: str, out) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
+    model = split(from_transformers(build("llama")), rank)
+    out.put((rank, {name: [x.tolist() for x in fuse(model, name)] for name in SPLIT_SELECTORS}))
+    dist.destroy_process_group()
+
+
+def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    out = context.SimpleQueue()
+    joined = torch.multiprocessing.spawn(
+        one_rank, (str(tmp_path / "meet"), out), nprocs=RANKS, join=False
+    )
+    found = dict(out.get() for _ in range(RANKS))
+    while not joined.join():
+        pass
+    for name in SPLIT_SELECTORS:
+        rows, logits = fuse(llama, name)
+        assert found[0][name] == found[1][name]  # the same bits on every rank
+        assert found[0][name][0] == rows.tolist(), name
+        torch.testing.assert_close(torch.tensor(found[0][name][1]), logits, atol=1e-3, rtol=1e-3)
+
+
+def test_tensor_parallelism_is_served_and_what_it_cannot_do_is_named() -> None:
+    assert unsupported(SimpleNamespace(tp_size=2)) is None
+    assert split_unsupported(Options(tp_size=2)) is None
+    on_disk = split_unsupported(Options(tp_size=2, disk_mb=1, directory="somewhere"))
+    assert "--canopy-chunk-disk-mb" in on_disk
+    assert "'hkvd'" in split_unsupported(Options(tp_size=2, mode="cacheblend"))
+    assert split_unsupported(Options(mode="cacheblend", disk_mb=1, directory="here")) is None
+    check_selector("hkvd", 1)
+    check_selector("asked", 2)
+    with pytest.raises(CanopyError, match="--tp-size 2"):
+        check_selector("hkvd", 2)
