@@ -12,6 +12,7 @@ from sglang_canopy.chunk.cache import Cache  # noqa: E402
 from sglang_canopy.chunk.chunk import chunk_key  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
+from sglang_canopy.chunk.server import learner  # noqa: E402
 from sglang_canopy.chunk.server.engine import DOCUMENT, ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -205,3 +206,33 @@ def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_pa
     assert tiers(engine, req) == ["disk", None, "disk"]
     learn(engine, req)
     assert tiers(engine, req) == ["disk"] * 3
+
+
+def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, ids) -> None:
+    engine = make(learn_share=0.1)
+    req = request(*prompt(ids))
+    wish = engine.wish(req)
+    wish.fused = True
+    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
+    engine.earn(640)
+    assert engine.learner.encoded_tokens == 0
+    engine.spend(1)
+    assert engine.learner.encoded_tokens == SYSTEM + LENGTH
+    assert engine.credit == 64 - (SYSTEM + LENGTH)
+    engine.spend()
+    assert engine.learner.encoded_tokens == SYSTEM + 2 * LENGTH
+    assert engine.credit < 1
+    while engine.learner.busy:
+        engine.encode_piece()
+    engine.earn(640)
+    assert engine.credit == 0  # nothing waits: nothing is saved up
+
+
+def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:
+    engine = make()
+    req = request(*prompt(ids))
+    engine.learner.want(req.origin_input_ids[:LENGTH], (), "")
+    monkeypatch.setattr(learner, "prefill", lambda *_, **__: 1 / 0)
+    assert engine.encode_piece() == 0
+    assert engine.counts["fallbacks"] == 1
+    assert not engine.learner.busy
