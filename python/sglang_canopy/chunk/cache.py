@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,7 +24,7 @@ class Cache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
-    _planned: tuple[torch.Tensor, cpu.Plan] | None = None
+    _plans: list[tuple[torch.Tensor, cpu.Plan]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -50,11 +50,18 @@ class Cache:
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
                 return cpu.causal(q, k, v, scale)
-            if self._planned is None or self._planned[0] is not positions:  # once, for all layers
-                self._planned = positions, cpu.plan(positions, q.shape[1] // k.shape[1], q.dtype)
-            return cpu.attend(q, k, v, self._planned[1], scale)
+            return cpu.attend(q, k, v, self._plan(q, k, positions), scale)
         rows = attention.Rows.one(positions, self.slots)
         return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
+
+    def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> cpu.Plan:
+        """Made once for all layers. A probe has two sets of rows, so the last two are kept."""
+        for known, plan in self._plans:
+            if known is positions:
+                return plan
+        made = cpu.plan(positions, q.shape[1] // k.shape[1], q.dtype)
+        self._plans = [*self._plans[-1:], (positions, made)]
+        return made
 
 
 def dense_cache(model: Model, tokens: int) -> Cache:

@@ -9,8 +9,8 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
 
-FIRST, LAST = 0.4, 0.8
-"""The probed layers, as shares of the depth (measured in docs/chunks.md)."""
+FIRST, LAST = 0.4, 0.6
+"""The probed layers, as shares of the depth; up to 0.8 costs a third more and chooses no better."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
 
@@ -37,20 +37,25 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     if last_weight and at.numel() > 1:
         share.fill_((1 - last_weight) / (at.numel() - 1))
         share[-1] = last_weight
-    every = torch.arange(len(prompt), device=model.device)
+    every, scale = torch.arange(len(prompt), device=model.device), shape.head_dim**-0.5
 
     def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
-        if layer < lowest:
+        if layer >= lowest:
+            if cache.in_order:
+                k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
+            else:
+                k, v = cache.read(layer, every)
+            attended, mass = _weighed(q[asking], k, v, at, share, scale)
+            score.add_(mass)
+        elif not others.numel():
             return None
-        if cache.in_order:
-            k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
-        else:
-            k, v = cache.read(layer, every)
-        scale = shape.head_dim**-0.5
+        else:  # apart from rows far before it: together they would read its keys
+            attended = cache.attend(layer, q[asking], at, scale)
+        if not others.numel():
+            return attended
         out = torch.empty_like(q)
-        out[asking], mass = _weighed(q[asking], k, v, at, share, scale)
-        score.add_(mass)
-        if others.numel() and layer < depth - 1:
+        out[asking] = attended
+        if layer < depth - 1:
             out[~asking] = cache.attend(layer, q[~asking], others, scale)
         return out
 
