@@ -9,8 +9,8 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
 
-FIRST, LAST = 0.4, 0.6
-"""The probed layers, as shares of the depth; up to 0.8 costs a third more and chooses no better."""
+FIRST, LAST = 0.5, 0.7
+"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/chunks.md), and cheaper."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
 
