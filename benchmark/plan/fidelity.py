@@ -12,14 +12,16 @@ again, ``--table`` prints from what is there.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,11 +82,15 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
     if done.exists() and not args.again:
         return
     with server(setup, args) as url:
-        facts = ProfiledServer(url).facts
+        keep = ("max_total_num_tokens", "chunked_prefill_size", "max_running_requests", "page_size")
+        facts = {key: ProfiledServer(url).facts.get(key) for key in keep}
         profile = measure(profile_arguments(url, args))
+        made: dict[str, Any] = {"setup": setup, "facts": facts, "profile": profile.to_json()}
+        scales = {load: time_scale(setup, busy, made, args) for load, busy in args.loads}
         served: dict[str, list[dict[str, Any]]] = {}
         for number in range(args.runs):
-            for load, scale in args.loads:
+            for load, scale in scales.items():
+                print(f"{setup}, {load} load, run {number + 1}: time x {scale:.3g}", flush=True)
                 ProfiledServer(url).flush()
                 # Other tokens in every run: what is on disk from the last one is never hit.
                 result = replay(
@@ -94,14 +100,23 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
                     seed=number + 1, tag=f"{setup}-{load}-{number}", output_details=True,
                 )  # fmt: skip
                 served.setdefault(load, []).append(result)
-    keep = ("max_total_num_tokens", "chunked_prefill_size", "max_running_requests", "page_size")
-    made = {
-        "setup": setup,
-        "facts": {key: facts.get(key) for key in keep},
-        "profile": profile.to_json(),
-        "served": served,
-    }
+    made |= {"scales": scales, "served": served}
     done.write_text(json.dumps(made) + "\n", encoding="utf-8")
+
+
+def time_scale(setup: str, busy: float, made: dict[str, Any], args: argparse.Namespace) -> float:
+    """How much slower than the trace requests must come to keep the server ``busy``.
+
+    By the measured costs, so that every machine is as far from overload as another.
+    """
+    low, high = 0.01, 100.0
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        if simulate(setup, middle, made, args).busy_share > busy:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def make_trace(args: argparse.Namespace) -> Path:
@@ -186,16 +201,21 @@ def simulate(
 
 
 def workload(scale: float, args: argparse.Namespace) -> Workload:
-    """The requests as the server sees them: pages of the very tokens that are sent."""
+    """The requests as the server sees them, ``scale`` times as slow as the trace's."""
+    served, outputs = paged(make_trace(args), args.model, args.num_prompts, args.scale_lengths)
+    return Workload([replace(r, time_s=r.time_s * scale) for r in served], outputs)
+
+
+@functools.cache
+def paged(
+    trace: Path, model: Path, num_prompts: int, scale_lengths: Fraction
+) -> tuple[list[TraceRequest], dict[int, tuple[int, ...]]]:
+    """The trace with pages of the very tokens that are sent, and the pages of its outputs."""
     from transformers import AutoTokenizer
 
-    records = []
-    for record in open_trace(make_trace(args), "bailian"):
-        records.append(record)
-        if len(records) == args.num_prompts:
-            break
-    vocabulary = usable_tokens(AutoTokenizer.from_pretrained(str(args.model)))
-    made = Materialiser(records, vocabulary, args.scale_lengths, 1)
+    records = list(islice(open_trace(trace, "bailian"), num_prompts))
+    vocabulary = usable_tokens(AutoTokenizer.from_pretrained(str(model)))
+    made = Materialiser(records, vocabulary, scale_lengths, 1)
     ids: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def pages(tokens: list[int]) -> tuple[int, ...]:
@@ -207,25 +227,19 @@ def workload(scale: float, args: argparse.Namespace) -> Workload:
 
     served, outputs = [], {}
     for planned in made.planned:
-        prompt, record = made.prompt(planned), planned.request
+        prompt = made.prompt(planned)
         whole = pages(prompt + made.output(planned))
         outputs[planned.ordinal] = whole[len(prompt) // PAGE :]
         served.append(
-            TraceRequest(
-                record.time_s * scale,
-                planned.prompt_tokens,
-                planned.output_tokens,
-                pages(prompt),
-                PAGE,
-                record.category,
-                record.turn,
-                record.conversation,
-                record.stop,
-                record.user,
-                record.line,
+            replace(
+                planned.request,
+                input_tokens=planned.prompt_tokens,
+                output_tokens=planned.output_tokens,
+                blocks=pages(prompt),
+                block_tokens=PAGE,
             )
         )
-    return Workload(served, outputs)
+    return served, outputs
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
@@ -236,7 +250,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
         if not file.exists():
             continue
         made = json.loads(file.read_text(encoding="utf-8"))
-        for load, scale in args.loads:
+        for load, scale in made["scales"].items():
             runs = [_served(result) for result in made["served"][load]]
             found.append(Row(setup, load, runs, _simulated(simulate(setup, scale, made, args))))
     return found
@@ -298,7 +312,7 @@ def main() -> int:
     add("--num-prompts", type=int, default=100)
     add("--scale-lengths", type=Fraction, default=Fraction(1))
     add("--shorter-outputs", type=int, default=8, metavar="N", help="an Nth of the trace's")
-    add("--loads", type=_loads, default="low=1,high=0.5", help="name=time scale, ...")
+    add("--loads", type=_loads, default="low=0.4,high=0.7", help="name=busy share, ...")
     add("--runs", type=int, default=3)
     add("--kv-tokens", type=int, default=8192)
     add("--host-ratio", type=float, default=2.0)
@@ -321,7 +335,7 @@ def _loads(text: str) -> list[tuple[str, float]]:
     try:
         return [(name, float(scale)) for name, scale in (p.split("=") for p in text.split(","))]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected name=scale,..., got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected name=share,..., got {text!r}") from None
 
 
 if __name__ == "__main__":
