@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from canopy_kernel import attention, cpu, fuse, lowpass, pages, rope_scatter  # noqa: E402
+from canopy_kernel import attention, fuse, halves, lowpass, pages, rope_scatter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -181,7 +181,7 @@ def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.one(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
-    close(cpu.causal(q, k, v, 0.125), expected, torch.float32)
+    close(halves.causal(q, k, v, 0.125), expected, torch.float32)
 
 
 @pytest.mark.parametrize("how", ["positions", "mask"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from canopy_kernel import attention, cpu, pages
+from canopy_kernel import attention, halves, pages
 from sglang_canopy.chunk.model import Model
 
 
@@ -24,7 +24,7 @@ class Cache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
-    _plans: list[tuple[torch.Tensor, cpu.Plan]] = field(default_factory=list)
+    _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -49,17 +49,17 @@ class Cache:
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
-                return cpu.causal(q, k, v, scale)
-            return cpu.attend(q, k, v, self._plan(q, k, positions), scale)
+                return halves.causal(q, k, v, scale)
+            return halves.attend(q, k, v, self._plan(q, k, positions), scale)
         rows = attention.Rows.one(positions, self.slots)
         return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
 
-    def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> cpu.Plan:
+    def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
         """Made once for all layers. A probe has two sets of rows, so the last two are kept."""
-        for known, plan in self._plans:
+        for known, steps in self._plans:
             if known is positions:
-                return plan
-        made = cpu.plan(positions, q.shape[1] // k.shape[1], q.dtype)
+                return steps
+        made = halves.plan(positions, q.shape[1] // k.shape[1], q.dtype)
         self._plans = [*self._plans[-1:], (positions, made)]
         return made
 

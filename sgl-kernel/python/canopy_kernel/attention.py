@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_kernel import cpu, pages
+from canopy_kernel import halves, pages
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -66,13 +66,13 @@ def reference(
 def blocked(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
 ) -> torch.Tensor:
-    """The CPU path: blocks of sorted queries, each over the keys up to its last position (:mod:`.cpu`)."""
+    """The CPU path: queries halved until a mask is small (:mod:`.halves`)."""
     out = torch.empty_like(q)
     for qs, ks in rows.requests():
         k = pages.read(k_pool, rows.slots[ks]).to(q.dtype)
         v = pages.read(v_pool, rows.slots[ks]).to(q.dtype)
-        steps = cpu.plan(rows.positions[qs], q.shape[1] // k.shape[1], q.dtype)
-        out[qs] = cpu.attend(q[qs], k, v, steps, scale)
+        steps = halves.plan(rows.positions[qs], q.shape[1] // k.shape[1], q.dtype)
+        out[qs] = halves.attend(q[qs], k, v, steps, scale)
     return out
 
 

@@ -3,7 +3,11 @@
 The later half of a request's queries sees every key up to the earlier half's last position: one
 call without a mask, large enough to run at full speed. Each half is then halved again over the
 keys that are left. Two parts of one query's attention are joined by their log-sum-exp, exactly.
-Against blocks with masks (``attention.blocked``) no key is read in vain outside the leaves.
+No key is read in vain outside the leaves.
+
+With 655 of 4,096 positions it takes 52 ms a layer of SmolLM2-135M where blocks of 64 queries with
+masks took 59. Products by hand on transposed scores, without looking for a maximum, take 48 (at
+2,048 tokens 15 for 17, at 8,192 as long): too little for a second path.
 """
 
 from __future__ import annotations
@@ -90,3 +94,13 @@ def attend(
         torch.logaddexp(before, weight, out=before)
     joined = out[0].view(kv_heads, m, group, dim).permute(1, 0, 2, 3).reshape(m, heads, dim)
     return joined.to(q.dtype)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Every position of one request in order: torch's own causal attention."""
+    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=gqa
+    )
+    return out[0].transpose(0, 1)
