@@ -12,6 +12,9 @@ import torch
 
 from canopy_kernel.triton_shim import tl, triton
 
+CPU_PAIRS = 32
+"""Pairs of channels transformed at a time on a CPU: the fastest of 16 to 96 at 3,072 tokens."""
+
 
 def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tensor:
     """Low-passed ``x [layers, n, width]`` along tokens, fp32 (equations 2 to 4).
@@ -97,9 +100,11 @@ def _energy_cpu(k: torch.Tensor, v: torch.Tensor, alpha: float, high: bool) -> t
         for x in (k[layer], v[layer]):
             x = torch.nn.functional.pad(x.float(), (0, width % 2)).contiguous()
             wave.copy_(torch.view_as_complex(x.view(n, -1, 2)).t())
-            spectrum = torch.fft.fft(wave)
-            for bins in gone:
-                spectrum[:, bins] = 0
-            parts = torch.view_as_real(torch.fft.ifft(spectrum)).flatten(1).square_().sum(0)
-            total[layer] += 0.5 * parts.view(n, 2).sum(1).sqrt_()
+            energy = torch.zeros(2 * n)
+            for part in wave.split(CPU_PAIRS):
+                spectrum = torch.fft.fft(part)
+                for bins in gone:
+                    spectrum[:, bins] = 0
+                energy += torch.view_as_real(torch.fft.ifft(spectrum)).flatten(1).square_().sum(0)
+            total[layer] += 0.5 * energy.view(n, 2).sum(1).sqrt_()
     return total
