@@ -236,3 +236,17 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
     assert engine.encode_piece() == 0
     assert engine.counts["fallbacks"] == 1
     assert not engine.learner.busy
+
+
+def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
+    from sglang_canopy.chunk.server.scheduler import insert_guard
+
+    engine = make()
+    req = request(*prompt(ids), rid="r")
+    insert_guard(None, req, up_to=100)  # it names no chunks
+    wish = req.canopy_chunks = engine.wish(req)
+    insert_guard(None, req, up_to=100)  # nothing was reused
+    wish.fused, wish.limit = True, SYSTEM
+    insert_guard(None, req, up_to=SYSTEM)
+    with pytest.raises(AssertionError, match="would enter the exact prefix tree"):
+        insert_guard(None, req, up_to=SYSTEM + 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel import cpu, pages
+from canopy_kernel import halves, pages
 from canopy_kernel.attention import Rows, sparse_prefill
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
@@ -26,7 +26,7 @@ class FusedPlan:
     """One fused batch: ``rows`` says which queries and keys belong to which request."""
 
     rows: Rows
-    _steps: list[tuple[slice, slice, cpu.Plan]] = field(default_factory=list)
+    _steps: list[tuple[slice, slice, list[halves.Step]]] = field(default_factory=list)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -42,13 +42,13 @@ class FusedPlan:
         if not self._steps:
             group = q.shape[1] // k_pool.shape[2]
             for mine, keys in self.rows.requests():
-                steps = cpu.plan(self.positions[mine], group, q.dtype)
+                steps = halves.plan(self.positions[mine], group, q.dtype)
                 self._steps.append((mine, keys, steps))
         out = torch.empty_like(q)
         for mine, keys, steps in self._steps:
             slots = self.rows.slots[keys]
             k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
-            out[mine] = cpu.attend(q[mine], k, v, steps, scale)
+            out[mine] = halves.attend(q[mine], k, v, steps, scale)
         return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel import cpu, pages
+from canopy_kernel import halves, pages
 from sglang_canopy.chunk.cache import Cache
 from sglang_canopy.chunk.model import Layer, Model, Shape
 from sglang_canopy.chunk.rope import from_config, rotate, unrotate
@@ -114,7 +114,7 @@ class RowCache(Cache):
 
     floor: int = 0
     _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
-    _steps: tuple[torch.Tensor, cpu.Plan] | None = None
+    _steps: tuple[torch.Tensor, list[halves.Step]] | None = None
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``Cache.read``; all positions must be in order where there are ``len(self)``."""
@@ -141,8 +141,8 @@ class RowCache(Cache):
             return Cache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
         if self._steps is None or self._steps[0] is not positions:
-            self._steps = positions, cpu.plan(positions, q.shape[1] // k.shape[1], q.dtype)
-        return cpu.attend(q, k, v, self._steps[1], scale)
+            self._steps = positions, halves.plan(positions, q.shape[1] // k.shape[1], q.dtype)
+        return halves.attend(q, k, v, self._steps[1], scale)
 
 
 def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:
