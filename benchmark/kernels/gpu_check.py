@@ -279,7 +279,7 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
             "ratio": ratio,
             "full_s": wall(lambda: engine.prefill(model, ids, cache)),
         }
-        for name in ("frequency", "last-token"):
+        for name in ("frequency", "asked"):
             choose = make_selector(name)
             row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
         stored = make_selector("frequency")
