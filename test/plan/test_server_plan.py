@@ -59,7 +59,7 @@ def test_no_disk_says_nothing_of_one():
 
 
 def with_groups(ids):
-    """A window's table needs a day of traffic to be sure of a group; this one is given."""
+    """A table whose groups do not depend on what a window is sure of."""
     given = work(ids)
     given._tables[8.0, 1.0] = TTLTable((Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids)
     return given
@@ -85,6 +85,12 @@ def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
     table = work().group_table(16 * 64 * PROFILE.kv_bytes_per_token / GIB)
     assert table.hash == TRACE_HASH
     assert table.block_tokens == 64
+
+
+def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
+    table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
+    ttls = {group.root: group.ttl_s for group in table.groups}
+    assert 0 < ttls[1_000_000] < 120  # the kind that is asked again within seconds
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
+from sglang_canopy.tier.learn import Learning
 from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
 from sglang_canopy.tier.window import Window, WindowSnapshot
 from sglang_canopy.trace.record import TraceRequest
+
+SHORTEST_S = 60.0
+"""A plan is made for no shorter than this."""
 
 
 def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnapshot:
@@ -16,12 +21,16 @@ def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnap
     ``hash`` says whose ids the blocks are: the trace's own, or a server's.
     """
     window: Window | None = None
+    begin = end = 0.0
     for request in trace:
         if window is None:
             window = Window(window_s=math.inf, block_tokens=request.block_tokens, hash=hash)
+            begin = request.time_s
+        end = request.time_s
         window.observe(request.blocks, request.time_s, request.input_tokens, request.category)
     assert window is not None, "an empty trace is refused before"
-    return window.snapshot()
+    # A plan is in force for about as long as what it was made from.
+    return replace(window.snapshot(), learning=Learning(refresh_s=max(end - begin, SHORTEST_S)))
 
 
 def group_table(window: WindowSnapshot, budget_bytes: float, bytes_per_token: float) -> TTLTable:
