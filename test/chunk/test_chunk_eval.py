@@ -94,6 +94,10 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
     named = [r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15]
     assert all("kl_minus_random" in r for r in named)
+    pairs = {r["encode"]: r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15}
+    assert "kl_minus_encode" not in pairs["alone"]
+    gained = pairs["standin"]["kl"] - pairs["alone"]["kl"]
+    assert pairs["standin"]["kl_minus_encode"] == pytest.approx(gained)
     assert capsys.readouterr().out.split()[:10] == FIELDS
 
 

@@ -8,7 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk.rope import Rope, from_config, rotate, undo_checked, unrotate  # noqa: E402
+from sglang_canopy.chunk.rope import (  # noqa: E402
+    Rope,
+    from_config,
+    rotate,
+    rotate_into,
+    undo_checked,
+    unrotate,
+)
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 
@@ -35,6 +42,17 @@ def test_a_table_rounded_to_bf16_is_undone_too():
     x = torch.randn(40, 1, 64)
     table = rope().table(torch.arange(40)).bfloat16()
     assert (unrotate(rotate(x, table.float()), table) - x).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotating_into_a_cache_is_rotating(dtype):
+    x, table = torch.randn(30, 2, 64).to(dtype), rope(1.37).table(torch.arange(30) + 11)
+    pool = torch.zeros(50, 1, 2, 64, dtype=dtype)
+    rotate_into(x, table, pool[10:40, 0])
+    limit = 1e-6 if dtype == torch.float32 else 0.0
+    assert (pool[10:40, 0].float() - rotate(x, table).float()).abs().max() <= limit
+    assert not pool[:10].any()
+    assert not pool[40:].any()
 
 
 def test_the_wrong_rotation_is_noticed():

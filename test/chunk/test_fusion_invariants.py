@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import cache as caches  # noqa: E402
 from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
-from sglang_canopy.chunk.encode import capture, encode  # noqa: E402
+from sglang_canopy.chunk.encode import Encoder, capture, encode  # noqa: E402
 from sglang_canopy.chunk.engine import logits, prefill, run_rows  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
@@ -117,6 +117,22 @@ def test_a_chunk_behind_the_prompts_own_prefix_is_exact(llama, ids):
     got = fused_prefill(llama, prompt, cache, make_selector("random"), 0.0)
     assert got.rows.numel() == 30
     assert (got.logits - expected[-1]).abs().max() < LIMIT
+
+
+def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
+    prefix = ids[:30].tolist()
+    encoder = Encoder(llama, prefix)
+    for part in (ids[50:90].tolist(), [], ids[90:93].tolist(), ids[50:90].tolist()):
+        tokens = torch.tensor([*prefix, *part])
+        cache = caches.dense_cache(llama, len(tokens))
+        prefill(llama, tokens, cache)
+        chunk = encoder.encode(part)
+        plain = capture(llama, cache, part, len(prefix), prefix)
+        assert chunk.ids == plain.ids
+        assert chunk.prefix == tuple(prefix)
+        if part:
+            assert (chunk.raw_k - plain.raw_k).abs().max() < 1e-4
+            assert (chunk.v - plain.v).abs().max() < 1e-4
 
 
 def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):

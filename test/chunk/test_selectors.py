@@ -154,6 +154,23 @@ def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
     assert not torch.allclose(whole, query_scores(Context(llama, p, cache, 0.2, 20)), atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
+def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
+    from canopy_kernel import attention
+    from sglang_canopy.chunk.selectors.query import _weighed
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
+    at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
+    out, mass = _weighed(q, k, v, at, share, 0.3)
+    rows = attention.Rows.one(at, torch.arange(20))
+    assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
+    assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
+    first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
+    rest = _weighed(q[1:], k, v, at[1:], share[1:], 0.3)[1]
+    assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
+
+
 def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
     from sglang_canopy.chunk import fusion
 
