@@ -13,7 +13,8 @@ from sglang_canopy.chunk.chunk import chunk_key  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
 from sglang_canopy.chunk.server import learner  # noqa: E402
-from sglang_canopy.chunk.server.engine import DOCUMENT, ChunkEngine  # noqa: E402
+from sglang_canopy.chunk.server.documents import DOCUMENT  # noqa: E402
+from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
@@ -149,8 +150,30 @@ def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
         learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
         for key, *_ in engine.listing()[:-1]:
             engine.store.delete(key)
-    (versions,) = engine.versions.values()
+    (versions,) = engine.versions.by_name.values()
     assert len(versions) <= 2
+
+
+def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
+    engine = make()
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    name = chunk_key(document, DOCUMENT, (), "")
+    assert not engine.command("pin", name)
+
+    def behind(system: int):
+        return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH])
+
+    learn(engine, behind(0))
+    assert engine.command("pin", name)
+    learn(engine, behind(1))
+    assert [pins for *_, pins in engine.listing()] == [1, 1]
+    for key, *_ in engine.listing()[:1]:
+        engine.store.delete(key)
+    learn(engine, behind(0))
+    assert [pins for *_, pins in engine.listing()] == [1, 1]
+    assert engine.command("unpin", name)
+    assert [pins for *_, pins in engine.listing()] == [0, 0]
+    assert not engine.command("unpin", name)
 
 
 @pytest.mark.parametrize("left", [[0], None])

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from sglang_canopy.chunk.server import fields, options
+from sglang_canopy.chunk.server import fields, options, supported
 from sglang_canopy.errors import CanopyError
 
 
@@ -122,7 +122,7 @@ def test_wrong_flags_stop_the_start(argv: tuple[str, ...], reason: str) -> None:
 
 def test_unsupported_servers_are_named() -> None:
     good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
-    assert options.unsupported(good) is None
+    assert supported.unsupported(good) is None
     for name, value in (
         ("pp_size", 2),
         ("kv_cache_dtype", "fp8_e5m2"),
@@ -131,4 +131,4 @@ def test_unsupported_servers_are_named() -> None:
         ("quantization", "fp8"),
     ):
         bad = argparse.Namespace(**{**vars(good), name: value})
-        assert options.unsupported(bad), name
+        assert supported.unsupported(bad), name

@@ -20,12 +20,8 @@ from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server.fields import check_selector  # noqa: E402
-from sglang_canopy.chunk.server.options import (  # noqa: E402
-    SPLIT_SELECTORS,
-    Options,
-    split_unsupported,
-    unsupported,
-)
+from sglang_canopy.chunk.server.options import SPLIT_SELECTORS, Options  # noqa: E402
+from sglang_canopy.chunk.server.supported import split_unsupported, unsupported  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9

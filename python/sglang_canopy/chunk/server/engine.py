@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Chunk, chunk_key
+from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.encode import capture
 from sglang_canopy.chunk.selectors import make_selector
@@ -22,19 +21,18 @@ from sglang_canopy.chunk.server import view
 from sglang_canopy.chunk.server.ahead import Reader
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.choose import again, choose
-from sglang_canopy.chunk.server.documents import DOCUMENT
+from sglang_canopy.chunk.server.eligible import STILL_LEARN, refusal
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
 from sglang_canopy.chunk.server.learner import Learner, stand_in
 from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
 from sglang_canopy.chunk.server.place import place
+from sglang_canopy.chunk.server.versions import Versions
 from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import STAMP_KEY
 
 logger = logging.getLogger(__name__)
-
-MAX_DOCUMENTS = 1 << 16
 
 COUNTERS = (
     "fused_requests",
@@ -68,9 +66,8 @@ class ChunkEngine:
         self.stand_in = stand_in(tokenizer) if options.chosen_encode == "standin" else ()
         self.model = view.model_view(runner)
         self.store = self._new_store()
-        self.versions: dict[str, set[str]] = {}
-        self.pinned: set[str] = set()
-        self.learner = Learner(self.model, self.store, self._score, self._kept)
+        self.versions = Versions(self.store)
+        self.learner = Learner(self.model, self.store, self._score, self.versions.stored)
         self.reader = Reader(options.read_ahead_mb << 20)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -94,8 +91,8 @@ class ChunkEngine:
             return False
         self.model = model
         self.store = self._new_store()
-        self.versions.clear()
-        self.learner = Learner(model, self.store, self._score, self._kept)
+        self.versions = Versions(self.store, self.versions.pinned)
+        self.learner = Learner(model, self.store, self._score, self.versions.stored)
         return True
 
     def wish(self, req: Any) -> Wish | None:
@@ -120,7 +117,7 @@ class ChunkEngine:
         """
         if not wish.checked:
             wish.checked = True
-            wish.why = self._refusal(req, wish)
+            wish.why = refusal(req, wish, self.options)
             if wish.why:
                 self.reasons[wish.why] += 1
         return wish.why is None
@@ -149,21 +146,6 @@ class ChunkEngine:
             self.time_s,
             said_ratio=asked.ratio is not None,
         )
-
-    def _refusal(self, req: Any, wish: Wish) -> str | None:
-        """Why a request runs normally whatever the store has; ``None`` if it may be fused."""
-        if not self.options.fuses:
-            return f"mode {self.options.mode}"
-        if not wish.bounds:
-            return "no chunk is long enough"
-        if wish.bounds[-1][1] > len(req.origin_input_ids):
-            return "aborted or truncated"  # SGLang replaced the prompt after it was created
-        if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
-            return "prompt logprobs"
-        for name, why in _NOT_FUSED:
-            if getattr(req, name, None):
-                return why
-        return None
 
     def known(self, wish: Wish, touch: bool = False) -> list[Known]:
         """The chunks of a wish, with the KV the store has of them."""
@@ -265,12 +247,12 @@ class ChunkEngine:
         A first chunk that was computed plainly, behind exactly what it is to be encoded behind, is
         taken from the pool as it is; ``row`` has its slots.
         """
-        if wish.why is not None and wish.why not in _STILL_LEARN:
+        if wish.why is not None and wish.why not in STILL_LEARN:
             return
         ids = req.origin_input_ids
         for (start, end), key in zip(wish.bounds, wish.keys):
             if self.store.where(key) is not None:
-                self._is_version(key, ids[start:end], wish.salt)  # of an earlier run, perhaps
+                self.versions.seen(key, ids[start:end], wish.salt)
                 continue
             if not wish.fused and tuple(ids[:start]) == wish.prefix:
                 cache = view.row_cache(self.runner, row, len(ids))
@@ -323,23 +305,11 @@ class ChunkEngine:
 
         False where nothing of it is stored, or nothing was pinned.
         """
-        keys = self.versions.get(key, {key})
-        if verb == "pin" and key in self.versions and len(self.pinned) < MAX_DOCUMENTS:
-            self.pinned.add(key)
-        elif verb != "pin":
-            self.pinned.discard(key)
         if verb == "delete":
-            self.versions.pop(key, None)
-            for one in keys:
+            for one in self.versions.keys(key):
                 self.learner.forget(one)
-            gone = [self.store.delete(one) for one in keys]
-            return any(gone)
-        move = self.store.pin if verb == "pin" else self.store.unpin
-        done = False
-        for one in keys:
-            with contextlib.suppress(CanopyError):
-                done |= move(one)
-        return done
+            return self.versions.delete(key)
+        return self.versions.pin(key) if verb == "pin" else self.versions.unpin(key)
 
     def listing(self, most: int = 1000) -> list[tuple[str, str, int, int]]:
         """``(key, tier, tokens, pins)`` of at most ``most`` stored chunks."""
@@ -367,24 +337,6 @@ class ChunkEngine:
         if isinstance(selector, Offline):
             selector.scores(chunk)
 
-    def _kept(self, key: str, chunk: Chunk, salt: str) -> None:
-        """After a chunk was stored: remember which document it is a version of."""
-        self._is_version(key, chunk.ids, salt)
-
-    def _is_version(self, key: str, ids: Sequence[int], salt: str) -> None:
-        """A stored chunk is a version of a document; a pinned document's versions are pinned."""
-        name = chunk_key(ids, DOCUMENT, (), salt)
-        versions = self.versions.setdefault(name, set())
-        if key in versions:
-            return
-        gone = {one for one in versions if self.store.where(one) is None}
-        versions -= gone
-        versions.add(key)
-        while len(self.versions) > MAX_DOCUMENTS:
-            self.versions.pop(next(iter(self.versions)))
-        if name in self.pinned:
-            self.store.pin(key)
-
     def _report(
         self, wish: Wish, known: Sequence[Known], plan: Plan, ratio: float, seconds: float
     ) -> dict[str, Any]:
@@ -407,16 +359,3 @@ class ChunkEngine:
             "ratio": round(ratio, 4),
             "plan_ms": round(1000 * seconds, 3),
         }
-
-
-_NOT_FUSED = (
-    ("lora_id", "lora"),
-    ("input_embeds", "input embeddings"),
-    ("positional_embed_overrides", "embedding overrides"),
-    ("multimodal_inputs", "multimodal"),
-    ("session", "session"),
-    ("return_hidden_states", "hidden states"),
-    ("return_routed_experts", "routed experts"),
-    ("beam_list", "beam search"),
-)
-_STILL_LEARN = ("too little is known", "planning failed")

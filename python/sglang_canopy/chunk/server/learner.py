@@ -65,7 +65,7 @@ class _Job:
 class Learner:
     """Chunks that wait to be encoded, oldest first.
 
-    ``score(chunk)`` is called before a chunk is stored, ``kept(key, chunk, salt)`` after.
+    ``score(chunk)`` is called before a chunk is stored, ``kept(key, ids, salt)`` after.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Learner:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        kept: Callable[[str, Chunk, str], None] = lambda key, chunk, salt: None,
+        kept: Callable[[str, Sequence[int], str], None] = lambda key, ids, salt: None,
     ) -> None:
         self.model, self.store, self.score, self.kept = model, store, score, kept
         self.waiting: OrderedDict[str, Wanted] = OrderedDict()
@@ -112,7 +112,7 @@ class Learner:
         self.score(chunk)
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
-        self.kept(key, chunk, salt)
+        self.kept(key, chunk.ids, salt)
 
     @property
     def busy(self) -> bool:
