@@ -30,6 +30,12 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> None:
         rows.add({"name": name, "fused": fused, "seconds": time.perf_counter() - began})
         print(f"{name}: {len(answers)} answers, {fused} of them fused", flush=True)
 
+    def compare(one: str, other: str) -> None:
+        pairs = list(zip(found[one], found[other]))
+        same, first = sum(a == b for a, b in pairs), sum(a[0] == b[0] for a, b in pairs)
+        rows.add({"pair": [one, other], "same": same, "same_first": first, "of": len(pairs)})
+        print(f"{one} and {other}: {same} of {len(pairs)} answers of {n} tokens are the same")
+
     n = args.new_tokens
     with started(args, args.tokens, 2 * AT_ONCE) as server:
         url = server.url
@@ -38,15 +44,12 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> None:
         run("ratio 1", url, lambda p: ask(url, p, n, stream=False, canopy_recompute_ratio=1.0))
         flush(url)
         run("off", url, lambda p: ask(url, off(p), n, stream=False))
+    compare("ratio 1", "off")
     for name, stock in (("no flag", False), ("no Canopy", True)):
         with started(args, args.tokens, 2 * AT_ONCE, flags=(), stock=stock) as server:
             url = server.url
             run(name, url, lambda p: ask(url, Prompt(p.ids, [], ()), n, stream=False))  # noqa: B023
-    for one, other in (("ratio 1", "off"), ("off", "no flag"), ("off", "no Canopy")):
-        same = sum(a == b for a, b in zip(found[one], found[other]))
-        first = sum(a[0] == b[0] for a, b in zip(found[one], found[other]))
-        rows.add({"pair": [one, other], "same": same, "same_first": first, "of": len(prompts)})
-        print(f"{one} and {other}: {same} of {len(prompts)} answers of {n} tokens are the same")
+        compare("off", name)
 
 
 def _crowd(send: Callable[[Prompt], Any], prompts: Sequence[Prompt]) -> list[Any]:
