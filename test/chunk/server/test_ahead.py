@@ -111,6 +111,15 @@ def test_an_aborted_requests_chunks_are_not_read(files, busy) -> None:
     assert reader.used_bytes == slow.nbytes
 
 
+def test_an_idle_server_holds_nothing(files) -> None:
+    reader, waits = Reader(1 << 30), wish()
+    for i, (_, on_disk) in enumerate(files):
+        reader.ask(str(i), on_disk, waits)
+    reader.clear()
+    assert reader.stats()["used_bytes"] == 0
+    assert not reader.coming
+
+
 def test_a_chunk_that_is_not_begun_is_left_to_the_file(files, busy) -> None:
     reader, slow, stays = busy
     reader.ask("a", files[0][1], stays)

@@ -94,8 +94,15 @@ class Reader:
             one.future.cancel()
             self.used_bytes -= one.size
 
+    def clear(self) -> None:
+        """Nothing waits any more: drop everything."""
+        for one in self.coming.values():
+            one.wishes.clear()
+        self.sweep()
+
     def stats(self) -> dict[str, int]:
         """Chunks asked for, taken and left out for want of room since the start; bytes held now."""
+        self.sweep()
         return {
             "asked": self.asked,
             "taken": self.taken,

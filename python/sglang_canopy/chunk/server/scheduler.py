@@ -80,8 +80,8 @@ def adder_class(found: type, scheduler: Any) -> type | None:
 def use_idle_time(scheduler: Any) -> None:
     """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
     engine = engine_of(scheduler)
-    if engine is not None:
-        engine.reader.sweep()
+    if engine is not None and engine.reader.coming and scheduler.is_fully_idle():
+        engine.reader.clear()
     if engine is None or not engine.learner.busy:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
