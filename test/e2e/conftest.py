@@ -71,7 +71,8 @@ class Client:
         return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}
 
     def flush(self) -> None:
-        self.post("/flush_cache")
+        """Once nothing runs: an answer may come before the scheduler has ended its last step."""
+        self.post("/flush_cache?timeout=20")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +87,8 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     port = free_port()
     dtype = options.pop("dtype", "float32")
     given = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
+    if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
+        given.remove("--disable-overlap-schedule")
     if not (model / "model.safetensors").exists():
         given += ["--load-format", "dummy"]
     return serving(given, log=log, port=port, deadline_s=READY_S, **options)
