@@ -24,7 +24,13 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 KV_TOKENS = 384
 # A block of the trace is one token here; by default reuse is learnt in blocks of 64.
 WA_CONFIG = '{"block_tokens": 1, "quantum_tokens": 16}'
-REPLAY = ("--scale-lengths", "1/16", "--time-scale", "0.22")
+LENGTHS = ("--scale-lengths", "1/16")
+# Of its five minutes: a replay in about one. A slow machine takes more of them.
+FASTEST = 0.22
+# What a mean request of the scaled trace is, and how often one comes at its own pace.
+PROMPT_TOKENS, OUTPUT_TOKENS, EVERY_S = 42, 11, 0.72
+# Above this share of what the machine can serve, TTFT would be waiting and little else.
+LOAD = 0.5
 
 
 def parse() -> argparse.Namespace:
@@ -84,14 +90,16 @@ def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
     from sglang_canopy.errors import CanopyError
 
     results = []
+    pace = 0.0
     try:
         for number, policy in ((3, "lru"), (4, "wa")):
             say(f"{number}/4 {policy}: a server of its own, then the trace")
             with serve(model, kind, policy, args.port) as server:
                 if policy == "wa":
                     ask(server.url)
-                    flush(server.url)  # both replays begin with an empty cache
-                results.append(replay(server.url, model, policy))
+                pace = pace or pace_for(server.url)
+                flush(server.url)  # both replays begin with an empty cache
+                results.append(replay(server.url, model, policy, pace))
                 if policy == "lru":
                     continue
                 print(f"\n{report.table(results, ('category',))}\n", flush=True)
@@ -136,13 +144,42 @@ def ask(url: str) -> None:
     print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
 
 
-def flush(url: str) -> None:
+def pace_for(url: str) -> float:
+    """The share of the trace's own time in which this server can replay it without a queue."""
+    import random
+    import time
+
+    draw = random.Random(1)
+    busy_s = []
+    for _ in range(3):  # the first warms up
+        began = time.monotonic()
+        prompts = [[draw.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(4)]
+        sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+        post(f"{url}/generate", {"input_ids": prompts, "sampling_params": sampling})
+        busy_s.append((time.monotonic() - began) / len(prompts))
+    request_s = min(busy_s)
+    pace = min(1.0, max(FASTEST, request_s / EVERY_S / LOAD))
+    say(
+        f"a request takes {1000 * request_s:.0f} ms here: the trace is replayed in {300 * pace:.0f} s"
+    )
+    return pace
+
+
+def post(url: str, body: dict) -> None:
+    import json
     import urllib.request
 
-    urllib.request.urlopen(f"{url}/flush_cache", data=b"", timeout=60).close()
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=120).close()
 
 
-def replay(url: str, model: Path, policy: str) -> dict:
+def flush(url: str) -> None:
+    post(f"{url}/flush_cache", {})
+
+
+def replay(url: str, model: Path, policy: str, pace: float) -> dict:
     """Replay the bundled trace; the benchmark's own bar is shown, its report goes to a log."""
     from sglang_canopy.bench import report
 
@@ -152,7 +189,8 @@ def replay(url: str, model: Path, policy: str) -> dict:
     command = [sys.executable, "-m", "sglang_canopy.bench_serving"]
     command += ["--dataset-name", "bailian", "--dataset-path", str(TRACE)]
     command += ["--base-url", url, "--model", NAME, "--tokenizer", str(model)]
-    command += ["--num-prompts", "100000", *REPLAY, "--output-file", str(output)]
+    command += ["--num-prompts", "100000", *LENGTHS, "--time-scale", f"{pace:.3f}"]
+    command += ["--output-file", str(output)]
     with log.open("w", encoding="utf-8") as text:
         ran = subprocess.run(
             command, stdout=text, env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=False

@@ -49,12 +49,15 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def stop(self) -> None:
-        """End every process of the server: SIGTERM, then SIGKILL. Safe to call twice."""
-        for number, patience_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """End every process of the server: SIGTERM, after ``patience_s`` SIGKILL.
+
+        Safe to call twice.
+        """
+        for number, within_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, STOP_S)):
             if not _signal_group(self.process.pid, number):
                 break
-            deadline = time.monotonic() + patience_s
+            deadline = time.monotonic() + within_s
             while _signal_group(self.process.pid, 0) and time.monotonic() < deadline:
                 self.process.poll()  # reap the leader, or its group never empties
                 time.sleep(0.05)
@@ -70,11 +73,13 @@ def serving(
     host: str = "127.0.0.1",
     environment: Mapping[str, str] | None = None,
     deadline_s: float = 300.0,
+    patience_s: float = STOP_S,
     describe: str | None = None,
 ) -> Iterator[Server]:
     """Run `python -m sglang.launch_server ARGUMENTS` until the block ends.
 
     `environment` is added to this process's; `describe` names a progress bar (none without it).
+    SGLang looks for a SIGTERM every five seconds: with a shorter `patience_s` it is killed.
     Raises CanopyError, with the log's tail, if the server ends or is not ready by the deadline.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +99,7 @@ def serving(
         wait_until_ready(server, deadline_s, describe)
         yield server
     finally:
-        server.stop()
+        server.stop(patience_s)
 
 
 def wait_until_ready(server: Server, deadline_s: float, describe: str | None = None) -> None:
@@ -152,10 +157,25 @@ def free_port(host: str = "127.0.0.1") -> int:
         return probe.getsockname()[1]
 
 
-def cpu_arguments(model: Path, *, kv_tokens: int, dtype: str = "bfloat16") -> list[str]:
-    """What every server on a CPU wants: a bounded KV pool, and no core burnt while idle."""
+def cpu_dtype() -> str:
+    """``bfloat16`` where this processor multiplies it in hardware, else ``float32``.
+
+    Without such instructions bfloat16 is emulated, at about half the speed of float32.
+    """
+    import torch
+
+    able = torch.cpu.get_capabilities()
+    in_hardware = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return "bfloat16" if in_hardware else "float32"
+
+
+def cpu_arguments(model: Path, *, kv_tokens: int, dtype: str | None = None) -> list[str]:
+    """What every server on a CPU wants: a bounded KV pool, and no core burnt while idle.
+
+    ``dtype`` is ``cpu_dtype()`` unless it is given.
+    """
     return [
-        *("--model-path", str(model), "--device", "cpu", "--dtype", dtype),
+        *("--model-path", str(model), "--device", "cpu", "--dtype", dtype or cpu_dtype()),
         *("--max-total-tokens", str(kv_tokens), "--disable-overlap-schedule", "--sleep-on-idle"),
         *("--enable-cache-report", "--enable-metrics"),
     ]
