@@ -42,7 +42,9 @@ def check_and_test(flags: list[str]) -> int:
             failed.append(name)
     if failed:
         say(f"failed before the tests: {', '.join(failed)}")
-    tests = [sys.executable, "-m", "pytest", *flags]
+    # A file stays with one worker, which keeps its server; `-n 0` is one process as ever.
+    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]
+    tests = [sys.executable, "-m", "pytest", *workers, *flags]
     # SWIG types warn when the interpreter ends, which is after pytest's closing line.
     quiet = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
     status = subprocess.run(tests, cwd=ROOT, env={**os.environ, **quiet}, check=False).returncode

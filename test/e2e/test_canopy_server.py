@@ -128,18 +128,6 @@ def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):
     assert client.cached(ended)["total"] < 250
 
 
-def test_host_memory_takes_what_the_device_gives_up(server, tiny_model):
-    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
-    with server(tiny_model, *WA, *tier, kv_tokens=2048) as client:
-        prompt = token_ids(640, seed=1)
-        client.generate(prompt)
-        for seed in range(2, 7):
-            client.generate(token_ids(640, seed))
-        back = client.cached(prompt)
-        assert back["host"] >= 560, back
-        assert "Traceback" not in client.server.log_text()
-
-
 def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
     command = [sys.executable, str(ROOT / "benchmark" / "eviction" / "soak.py")]
     command += ["--requests", "80", "--sample", "8", "--turns", "4"]
@@ -160,15 +148,12 @@ def test_a_bad_configuration_stops_the_start_with_one_line(smollm2):
     assert "unknown key 'colour'; allowed keys: " in last
 
 
-def test_sglang_serve_starts_it_too_and_both_helps_show_the_flag(tiny_model, tmp_path):
+def test_sglang_serve_starts_it_too_and_its_help_shows_the_flag(tiny_model, tmp_path):
     sglang = Path(sys.executable).with_name("sglang")
-    for command in (
-        [str(sglang), "serve", "--help"],
-        [sys.executable, "-m", "sglang.launch_server", "--help"],
-    ):
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert "--radix-eviction {" in shown.stdout
-        assert "--canopy-enable-forced-output" in shown.stdout
+    command = [str(sglang), "serve", "--help"]  # prints before plugins load
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "--radix-eviction {" in shown.stdout
+    assert "--canopy-enable-forced-output" in shown.stdout
     port = free_port()
     arguments = [*cpu_arguments(tiny_model, kv_tokens=1024), "--load-format", "dummy"]
     arguments += ["--radix-eviction-policy", "wa", "--host", "127.0.0.1", "--port", str(port)]

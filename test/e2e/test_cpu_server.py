@@ -6,6 +6,10 @@ import random
 
 import pytest
 
+from sglang_canopy.cli.main import main
+from sglang_canopy.sim.system import SystemConfig, load_profile, simulate_system
+from sglang_canopy.trace.record import TraceRequest
+
 LRU = ("--radix-eviction-policy", "lru")
 
 
@@ -14,20 +18,23 @@ def token_ids(count: int, seed: int) -> list[int]:
     return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
-def test_greedy_text_is_the_same_with_and_without_a_cache(server, smollm2):
-    from transformers import AutoTokenizer
+def test_greedy_text_with_a_cache_is_transformers(shared_server, smollm2):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
+    model = AutoModelForCausalLM.from_pretrained(str(smollm2), dtype=torch.float32)
     story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
     prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
     prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
-    with server(smollm2, *LRU) as client:
-        with_cache = [client.generate(p, 16) for p in prompts]
-    with server(smollm2, "--disable-radix-cache") as client:
-        without = [client.generate(p, 16) for p in prompts]
-    assert [a["text"] for a in with_cache] == [a["text"] for a in without]
-    assert [a["meta_info"]["cached_tokens"] > 100 for a in with_cache] == [False] + [True] * 4
-    assert all(a["meta_info"]["cached_tokens"] == 0 for a in without)
+    client = shared_server(smollm2, *LRU)
+    answers = [client.generate(p, 16) for p in prompts]
+    assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
+    for prompt, answer in zip(prompts, answers):
+        made = model.generate(
+            torch.tensor([prompt]), do_sample=False, min_new_tokens=16, max_new_tokens=16
+        )
+        assert made[0, len(prompt) :].tolist() == answer["output_ids"]
 
 
 def test_the_pool_evicts_and_a_prefix_is_found_again(shared_server, tiny_model):
@@ -55,10 +62,13 @@ def test_a_mixed_batch_is_served_together(shared_server, tiny_model):
     assert [answer["output_ids"] for answer in together] == alone
 
 
-def test_what_the_device_evicted_comes_back_from_the_host(server, tiny_model):
+def test_the_host_and_a_restarted_servers_disk_give_prefixes_back(server, tiny_model, tmp_path):
     flags = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", "16")
-    with server(tiny_model, *LRU, *flags, kv_tokens=2048) as client:
-        prompt = token_ids(640, seed=1)
+    flags += ("--hicache-storage-backend", "file")
+    flags += ("--hicache-storage-prefetch-policy", "wait_complete")
+    environment = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "pages")}
+    prompt = token_ids(640, seed=1)
+    with server(tiny_model, *LRU, *flags, kv_tokens=2048, environment=environment) as client:
         first = client.generate(prompt, 8)["output_ids"]
         for seed in range(2, 7):
             client.generate(token_ids(640, seed))
@@ -66,25 +76,25 @@ def test_what_the_device_evicted_comes_back_from_the_host(server, tiny_model):
     # A page holds the token that is computed last, so it is not counted as cached.
     assert again["meta_info"]["cached_tokens_details"]["host"] >= 640 - 16
     assert again["output_ids"] == first
+    with server(tiny_model, *LRU, *flags, kv_tokens=2048, environment=environment) as client:
+        restarted = client.generate(prompt, 8)
+    assert restarted["meta_info"]["cached_tokens_details"]["storage"] >= 512
+    assert restarted["output_ids"] == first
 
 
-def test_a_restarted_server_finds_its_prefixes_on_disk(server, tiny_model, tmp_path):
-    flags = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--page-size", "16")
-    flags += (
-        "--hicache-storage-backend",
-        "file",
-        "--hicache-storage-prefetch-policy",
-        "wait_complete",
-    )
-    environment = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path / "pages")}
-    prompt = token_ids(640, seed=1)
-    with server(tiny_model, *LRU, *flags, environment=environment) as client:
-        first = client.generate(prompt, 8)["output_ids"]
-        client.generate(prompt, 1)  # its pages are written after the device-to-host copy
-    with server(tiny_model, *LRU, *flags, environment=environment) as client:
-        again = client.generate(prompt, 8)
-    assert again["meta_info"]["cached_tokens_details"]["storage"] >= 512
-    assert again["output_ids"] == first
+def test_a_measured_profile_simulates(shared_server, tiny_model, tmp_path, capsys):
+    client = shared_server(tiny_model, *LRU, kv_tokens=2048)
+    out = tmp_path / "profile.json"
+    limits = ["--max-prompt", "256", "--max-context", "256", "--max-batch", "2", "--repeats", "1"]
+    assert main(["profile", "--url", client.url, "--output", str(out), *limits]) == 0
+    assert "prefill of" in capsys.readouterr().out
+    profile = load_profile(out, model=tiny_model.name)
+    assert profile.source == "measured"
+    assert profile.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
+    assert profile.layers == 1  # on a CPU nothing is copied beside the computing
+    trace = [TraceRequest(0.0, 128, 8, tuple(range(8)), 16)]
+    result = simulate_system(trace, SystemConfig(device_tokens=4096), profile)
+    assert 0 < result.mean_ttft_s < result.mean_e2e_s
 
 
 def test_a_server_that_cannot_start_shows_why(server, tiny_model):
