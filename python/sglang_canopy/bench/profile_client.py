@@ -12,6 +12,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 
 _TIMEOUT_S = 600.0
+_FLUSH_S = 60.0
 
 
 class ProfiledServer:
@@ -51,8 +52,11 @@ class ProfiledServer:
         return seconds, sum(meta.get("cached_tokens") or 0 for meta in metas)
 
     def flush(self) -> None:
-        """Empty device and host; what is on disk stays."""
-        self._ask("POST", "/flush_cache")
+        """Empty device and host; what is on disk stays.
+
+        A server that still writes to its disk refuses to, so that it is asked to wait.
+        """
+        self._ask("POST", f"/flush_cache?timeout={_FLUSH_S:g}")
 
     def metric(self, name: str) -> float | None:
         """The sum of a Prometheus metric over its labels; ``None`` if the server has none."""
