@@ -46,6 +46,7 @@ def main() -> None:
     add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
     add("--target", type=float, default=None, help="TTFT target in s (load)")
     add("--prompts", type=int, default=100, help="prompts (exact, modes)")
+    add("--others", default="no flag,no Canopy", help="servers beside the first (exact)")
     add("--new-tokens", type=int, default=8, help="tokens of an answer (exact, modes)")
     add("--modes", default="full,prefix,reuse,epic,cacheblend,cachetune,default")
     args = parser.parse_args()

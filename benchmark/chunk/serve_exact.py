@@ -45,7 +45,8 @@ def exact(tokenizer: Any, args: argparse.Namespace) -> None:
         flush(url)
         run("off", url, lambda p: ask(url, off(p), n, stream=False))
     compare("ratio 1", "off")
-    for name, stock in (("no flag", False), ("no Canopy", True)):
+    for name in filter(None, args.others.split(",")):
+        stock = name == "no Canopy"
         with started(args, args.tokens, 2 * AT_ONCE, flags=(), stock=stock) as server:
             url = server.url
             run(name, url, lambda p: ask(url, Prompt(p.ids, [], ()), n, stream=False))  # noqa: B023
