@@ -12,6 +12,7 @@ from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import Engine, metrics_of, system_of
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.run import simulate_system
+from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
 from sglang_canopy.tier.window import WindowSnapshot
 from sglang_canopy.trace.record import TraceRequest
@@ -38,6 +39,7 @@ class Work:
     """Whose ids the trace's blocks are (``tier.ttl.HASHES``)."""
     _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
+    _served: dict[float, Workload] = field(default_factory=dict)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
         """The group TTLs of a disk of this size."""
@@ -50,10 +52,17 @@ class Work:
             )
         return self._tables[key]
 
+    def served(self, load: float = 1.0) -> Workload:
+        """The trace at this load, made ready once for all its simulations."""
+        if load not in self._served:
+            self._served[load] = Workload(at_load(self.trace, load))
+        return self._served[load]
+
     def forget(self) -> None:
-        """Free what was learnt from the trace."""
+        """Free what was made of the trace."""
         self._windows.clear()
         self._tables.clear()
+        self._served.clear()
 
 
 def run_task(work: Work, task: Task) -> dict[str, Any]:
@@ -61,9 +70,7 @@ def run_task(work: Work, task: Task) -> dict[str, Any]:
     c = task.configuration
     table = work.group_table(c.disk_gib, task.load) if c.ttl == GROUP else None
     config = system_of(c, work.engine, work.prices, work.policy_configs, table)
-    result = simulate_system(
-        at_load(work.trace, task.load), config, work.engine.profile, seed=task.seed
-    )
+    result = simulate_system(work.served(task.load), config, work.engine.profile, seed=task.seed)
     return metrics_of(result)
 
 
