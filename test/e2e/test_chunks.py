@@ -429,25 +429,6 @@ def test_reused_kv_never_enters_the_host_tier_either(mixing) -> None:
     assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
 
 
-def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
-    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}  # SGLang wants a NUMA node a rank, or this
-    with server(tiny_model, *ON, "--tp", "2", kv_tokens=8192, environment=cores) as client:
-        learn(client, [(0, 1, 2, 3)])  # in idle time, which only the first rank sees the end of
-        prompts = [prompt(order, i) for i, order in enumerate(ORDERS)]
-        with ThreadPoolExecutor(4) as pool:
-            reused = list(pool.map(lambda p: ask(client, *p, 4), prompts))
-        assert all(report(r)["reused"] > 2 * DOCUMENT for r in reused)
-        assert state(client)["fallbacks"] == 0
-        for ids, bounds in prompts:
-            whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
-            assert report(whole)["fused"]
-            assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
-        said = {"custom_params": {"canopy_chunks": bounds, "canopy_selector": "hkvd"}}
-        code, text = refused(client, "/generate", {"input_ids": ids, "sampling_params": said})
-        assert code == 400
-        assert "--tp-size 2" in text
-
-
 def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:
     plain = shared_server(smollm2, kv_tokens=8192)
     for i in range(3):
