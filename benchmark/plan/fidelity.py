@@ -89,7 +89,7 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
         scales = {load: time_scale(setup, busy, made, args) for load, busy in args.loads}
         served: dict[str, list[dict[str, Any]]] = {}
         for number in range(args.runs):
-            for load, scale in scales.items():
+            for which, (load, scale) in enumerate(scales.items()):
                 print(f"{setup}, {load} load, run {number + 1}: time x {scale:.3g}", flush=True)
                 ProfiledServer(url).flush()
                 # Other tokens in every run: what is on disk from the last one is never hit.
@@ -97,7 +97,7 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
                     "bailian", str(trace), url, "replay",
                     tokenizer=str(args.model), num_prompts=args.num_prompts,
                     time_scale=scale, scale_lengths=args.scale_lengths, trace_clock=True,
-                    seed=number + 1, tag=f"{setup}-{load}-{number}", output_details=True,
+                    seed=number * len(scales) + which + 1, tag=f"{setup}-{load}-{number}", output_details=True,
                 )  # fmt: skip
                 served.setdefault(load, []).append(result)
     made |= {"scales": scales, "served": served}
