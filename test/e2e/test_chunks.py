@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -427,6 +428,51 @@ def test_reused_kv_never_enters_the_host_tier_either(mixing) -> None:
     assert clean["meta_info"]["cached_tokens"] <= SYSTEM
     mixing.flush()
     assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
+
+
+def test_aborted_requests_leave_nothing_behind(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]
+
+    def doomed(job):
+        with contextlib.suppress(urllib.error.HTTPError):
+            return ask(mixing, *job, 400)["meta_info"]["finish_reason"]["type"]
+
+    before = state(mixing)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        ends = [pool.submit(doomed, job) for job in jobs]
+        while state(mixing)["fused_requests"] == before["fused_requests"]:
+            pass  # until some of them run; others wait
+        while not all(end.done() for end in ends):
+            mixing.post("/abort_request", {"rid": "", "abort_all": True})
+    assert {end.result() for end in ends} <= {"abort", None}
+    found = state(mixing)
+    assert found["read_ahead"]["used_bytes"] == 0
+    assert found["fallbacks"] == 0
+    ids, bounds = prompt((2, 0, 1, 3), 300)
+    whole = ask(mixing, ids, bounds, 8, canopy_recompute_ratio=1.0)
+    assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
+    assert "leak" not in mixing.server.log_text()
+    assert "Traceback" not in mixing.server.log_text()
+
+
+def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
+    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}  # SGLang wants a NUMA node a rank, or this
+    with server(tiny_model, *ON, "--tp", "2", kv_tokens=8192, environment=cores) as client:
+        learn(client, [(0, 1, 2, 3)])  # in idle time, which only the first rank sees the end of
+        prompts = [prompt(order, i) for i, order in enumerate(ORDERS)]
+        with ThreadPoolExecutor(4) as pool:
+            reused = list(pool.map(lambda p: ask(client, *p, 4), prompts))
+        assert all(report(r)["reused"] > 2 * DOCUMENT for r in reused)
+        assert state(client)["fallbacks"] == 0
+        for ids, bounds in prompts:
+            whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
+            assert report(whole)["fused"]
+            assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
+        said = {"custom_params": {"canopy_chunks": bounds, "canopy_selector": "hkvd"}}
+        code, text = refused(client, "/generate", {"input_ids": ids, "sampling_params": said})
+        assert code == 400
+        assert "--tp-size 2" in text
 
 
 def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:

@@ -21,11 +21,6 @@ def unsupported(server_args: Any) -> str | None:
     for name, why in _REFUSED:
         if getattr(server_args, name, None):
             return f"{why}; drop that option, or chunk reuse"
-    if (getattr(server_args, "tp_size", 1) or 1) > 1:
-        return (
-            f"--tp-size {server_args.tp_size}: reuse over ranks has been checked in two processes "
-            "without a server around them, and in no server yet; drop it, or chunk reuse"
-        )
     for name in ("pp_size", "dp_size", "tokenizer_worker_num"):
         size = getattr(server_args, name, 1) or 1
         if size > 1:
