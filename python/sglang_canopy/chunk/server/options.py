@@ -58,21 +58,12 @@ SERVABLE = (
 """Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
 layers) and not the yardstick ``oracle``."""
 
-SPLIT_SELECTORS = (
-    "default",
-    "asked",
-    "last-token",
-    "head+asked",
-    "head+last-token",
-    "query",
-    "head+query",
-    "first-k",
-    "random",
+SPLIT_SELECTORS = tuple(
+    name for name in SERVABLE if name not in ("frequency", "high-frequency", "v-norm", "hkvd")
 )
 """Selectors whose scores every rank of a split model finds alike. The others look at one rank's own KV."""
 
 ENCODES = ("prefix", "standin", "alone")
-
 
 MAX_CHUNKS = 256
 """Chunks a request may name."""
