@@ -7,6 +7,7 @@ import json
 import random
 import statistics
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -149,8 +150,17 @@ def state(url: str) -> dict[str, Any]:
 
 
 def flush(url: str) -> None:
-    """Empty the exact cache."""
-    urllib.request.urlopen(urllib.request.Request(url + "/flush_cache", method="POST"), timeout=600)
+    """Empty the exact cache. SGLang refuses for a moment after the last answer went out."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            request = urllib.request.Request(url + "/flush_cache", method="POST")
+            urllib.request.urlopen(request, timeout=600).close()
+            return
+        except urllib.error.HTTPError as error:
+            if error.code != 400 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def learn(url: str, lib: Library, chunks: int) -> None:
