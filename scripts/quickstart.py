@@ -25,12 +25,14 @@ KV_TOKENS = 384
 # A block of the trace is one token here; by default reuse is learnt in blocks of 64.
 WA_CONFIG = '{"block_tokens": 1, "quantum_tokens": 16}'
 LENGTHS = ("--scale-lengths", "1/16")
-# Of its five minutes: a replay in about one. A slow machine takes more of them.
+# Of its five minutes: a replay in about one. A slow machine takes its time.
 FASTEST = 0.22
 # What a mean request of the scaled trace is, and how often one comes at its own pace.
 PROMPT_TOKENS, OUTPUT_TOKENS, EVERY_S = 42, 11, 0.72
 # Above this share of what the machine can serve, TTFT would be waiting and little else.
 LOAD = 0.5
+# A slower machine replays the beginning of the trace.
+REPLAY_S = 100
 
 
 def parse() -> argparse.Namespace:
@@ -159,10 +161,14 @@ def pace_for(url: str) -> float:
         busy_s.append((time.monotonic() - began) / len(prompts))
     request_s = min(busy_s)
     pace = min(1.0, max(FASTEST, request_s / EVERY_S / LOAD))
-    say(
-        f"a request takes {1000 * request_s:.0f} ms here: the trace is replayed in {300 * pace:.0f} s"
-    )
+    said = f"{1000 * request_s:.0f} ms a request here"
+    say(f"{said}: {count(pace)} requests, {1 / pace:.1f} times as fast as they came")
     return pace
+
+
+def count(pace: float) -> int:
+    """Requests of the trace that are replayed in ``REPLAY_S`` seconds."""
+    return int(REPLAY_S / (EVERY_S * pace))
 
 
 def post(url: str, body: dict) -> None:
@@ -189,7 +195,7 @@ def replay(url: str, model: Path, policy: str, pace: float) -> dict:
     command = [sys.executable, "-m", "sglang_canopy.bench_serving"]
     command += ["--dataset-name", "bailian", "--dataset-path", str(TRACE)]
     command += ["--base-url", url, "--model", NAME, "--tokenizer", str(model)]
-    command += ["--num-prompts", "100000", *LENGTHS, "--time-scale", f"{pace:.3f}"]
+    command += ["--num-prompts", str(count(pace)), *LENGTHS, "--time-scale", f"{pace:.3f}"]
     command += ["--output-file", str(output)]
     with log.open("w", encoding="utf-8") as text:
         ran = subprocess.run(
