@@ -150,17 +150,9 @@ def state(url: str) -> dict[str, Any]:
 
 
 def flush(url: str) -> None:
-    """Empty the exact cache. SGLang refuses for a moment after the last answer went out."""
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            request = urllib.request.Request(url + "/flush_cache", method="POST")
-            urllib.request.urlopen(request, timeout=600).close()
-            return
-        except urllib.error.HTTPError as error:
-            if error.code != 400 or time.monotonic() > deadline:
-                raise
-        time.sleep(0.1)
+    """Empty the exact cache; SGLang waits until the last answer has gone out."""
+    request = urllib.request.Request(url + "/flush_cache?timeout=20", method="POST")
+    urllib.request.urlopen(request, timeout=600).close()
 
 
 def learn(url: str, lib: Library, chunks: int) -> None:

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from rag_load import Library, Prompt, ask, flush, learn, median, off, percentile
+from rag_pairs import agreement, pairs
 from rag_server import Rows, a_library, started
-from serve_ttft import kl
 
 CROWD = 8
 """Prompts that the KV pool holds at once."""
@@ -65,18 +65,14 @@ def _alone(
     url: str, lib: Library, chunks: int, args: argparse.Namespace, rows: Rows
 ) -> tuple[float, dict[str, float]]:
     """Print what one request takes by itself, and the KL of reuse; the target, and both, in s."""
-    plain, fused = [], []
-    for _ in range(args.repeats):
-        prompt = lib.prompt(chunks)
-        fused.append(ask(url, prompt, tops=20))
-        plain.append(ask(url, off(prompt), tops=20))
+    prompt, answers = pairs(url, lib, chunks, args.repeats)
+    plain, fused = zip(*answers)
     row = {
         "tokens": len(prompt.ids),
         "chunks": chunks,
         "prefix_alone_s": median([a.ttft_s for a in plain]),
         "reuse_alone_s": median([a.ttft_s for a in fused]),
-        "same_first": sum(a.ids[0] == b.ids[0] for a, b in zip(plain, fused)) / len(plain),
-        "kl_top20": sum(kl(a.top, b.top) for a, b in zip(plain, fused)) / len(plain),
+        **agreement(answers),
     }
     rows.add(row)
     target = args.target or 2.0 * row["prefix_alone_s"]

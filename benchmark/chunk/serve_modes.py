@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rag_load import Answer, Prompt, ask, flush, median, settle
+from rag_pairs import kl
 from rag_server import Rows, started
-from serve_ttft import kl
 
 from sglang_canopy.chunk.quality import holds, tokenise
 from sglang_canopy.chunk.tasks import SYNTHETIC, filler_from, read, synthetic

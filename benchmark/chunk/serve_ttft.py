@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import time
 from typing import Any
 
 from rag_load import Prompt, ask, flush, learn, median, off, state
+from rag_pairs import agreement, pairs
 from rag_server import Rows, a_library, chunks_for, started
 
 
@@ -28,24 +28,19 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> None:
 def _by_length(url: str, tokenizer: Any, args: argparse.Namespace, tokens: int) -> dict[str, Any]:
     lib, chunks = a_library(tokenizer, args, tokens)
     learn(url, lib, chunks)
-    plain, fused = [], []
-    for _ in range(args.repeats):
-        prompt = lib.prompt(chunks)
-        mine = ask(url, prompt, tops=20)  # first: run plainly, all of it would be in the exact tree
-        assert mine.report.get("fused"), mine.report
-        fused.append(mine)
-        plain.append(ask(url, off(prompt), tops=20))
+    prompt, answers = pairs(url, lib, chunks, args.repeats)
+    plain, fused = zip(*answers)
+    mine = fused[-1]
     row = {
         "tokens": len(prompt.ids),
         "chunks": chunks,
         "prefix_s": median([a.ttft_s for a in plain]),
         "prefix_cached": median([a.cached for a in plain]),
         "reuse_s": median([a.ttft_s for a in fused]),
-        "speedup": median([a.ttft_s / b.ttft_s for a, b in zip(plain, fused)]),
+        "speedup": median([a.ttft_s / b.ttft_s for a, b in answers]),
         "plan_s": median([a.report["plan_ms"] / 1000 for a in fused]),
         "ratio": mine.report["ratio"],
-        "same_first": sum(a.ids[0] == b.ids[0] for a, b in zip(plain, fused)) / len(plain),
-        "kl_top20": sum(kl(a.top, b.top) for a, b in zip(plain, fused)) / len(plain),
+        **agreement(answers),
         "recomputed": mine.report["recomputed"],
         "computed": mine.report["computed"],
         "reused_by_tier": {k: v for k, v in mine.report.items() if k.startswith("reused_")},
@@ -63,16 +58,6 @@ def _by_length(url: str, tokenizer: Any, args: argparse.Namespace, tokens: int) 
         flush=True,
     )
     return row
-
-
-def kl(true: dict[int, float], other: dict[int, float]) -> float:
-    """KL of the first token over plain serving's 20 likeliest, the rest as one; nats."""
-    floor = min(other.values())
-    p = [math.exp(v) for v in true.values()]
-    q = [math.exp(other.get(t, floor)) for t in true]
-    rest_p, rest_q = max(1e-9, 1 - sum(p)), max(1e-9, 1 - sum(q))
-    pairs = [*zip(p, q), (rest_p, rest_q)]
-    return max(0.0, sum(a * math.log(a / b) for a, b in pairs if a > 0))
 
 
 def first_use(tokenizer: Any, args: argparse.Namespace) -> None:

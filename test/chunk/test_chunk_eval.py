@@ -116,7 +116,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--encode", "behind"], "allowed are alone, prefix, standin"),
+        (["--encode", "behind"], "allowed are prefix, standin, alone"),
         (["--limit", "0"], "at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),
         (["--tasks", "hard"], "task 'hard' is not known"),

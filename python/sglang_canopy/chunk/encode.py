@@ -8,7 +8,7 @@ not: less error again (docs/chunks.md). Neither costs a request anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,6 +29,13 @@ STAND_IN = (
     "open for the farms along the valley and for those who like to walk.",
 )
 """Two documents about nothing, to stand where a chunk's predecessors will: about 130 tokens."""
+
+
+def stand_in(ids: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
+    """Tokens of the stand-in documents, each with the empty line that ends it; ``ids`` tokenizes a
+    text without special tokens."""
+    gap = tuple(ids("\n\n"))
+    return tuple(token for text in STAND_IN for token in (*ids(text), *gap))
 
 
 class Encoder:

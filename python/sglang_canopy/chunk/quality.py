@@ -16,7 +16,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
-from sglang_canopy.chunk.encode import STAND_IN, Encoder
+from sglang_canopy.chunk.encode import Encoder, stand_in
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.selectors import Offline, make_selector
@@ -88,8 +88,9 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     room = max(0, chunk_tokens - len(gap))
     documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
     question = ids(f"Question: {example.question}{after}{example.lead}")
-    stand_in = [t for text in STAND_IN for t in ids(text) + gap]
-    return Case(ids(before), documents, question, example.answers, example.task, stand_in)
+    return Case(
+        ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
+    )
 
 
 def refer(model: Model, tokenizer: Any, case: Case) -> Reference:

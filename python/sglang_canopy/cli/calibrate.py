@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
 
 RATIOS = (0.0, 0.1, 0.15, 0.25, 0.4, 0.6)
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tiers", default="memory,disk", help="memory, disk, or both")
     add("--selector", default="default", help="a selector's name")
-    add("--encode", default="prefix", choices=("prefix", "standin", "alone"))
+    add("--encode", default="prefix", choices=ENCODINGS)
     add("--chunks", type=int, default=6, help="documents a prompt, at most")
     add("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
     add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))

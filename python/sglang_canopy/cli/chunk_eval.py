@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
-
-ENCODINGS = ("alone", "prefix", "standin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
     )
     parser.add_argument(
-        "--encode", default="prefix", help="of alone, prefix, standin, comma-separated"
+        "--encode", default="prefix", help=f"of {', '.join(ENCODINGS)}, comma-separated"
     )
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="documents a prompt, at most")

@@ -63,15 +63,29 @@ def reference(
     return out
 
 
+Plan = list[tuple[slice, slice, list[halves.Step]]]
+"""Of each request its queries, its keys and the CPU path's steps. The same for every layer."""
+
+
+def plan(q: torch.Tensor, k_pool: torch.Tensor, rows: Rows) -> Plan:
+    """What :func:`blocked` does for ``rows``; ``q`` and ``k_pool`` give head counts and dtype."""
+    group = q.shape[1] // k_pool.shape[2]
+    return [(qs, ks, halves.plan(rows.positions[qs], group, q.dtype)) for qs, ks in rows.requests()]
+
+
 def blocked(
-    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    rows: Rows,
+    scale: float,
+    planned: Plan | None = None,
 ) -> torch.Tensor:
-    """The CPU path: queries halved until a mask is small (:mod:`.halves`)."""
+    """The CPU path: queries halved until a mask is small (:mod:`.halves`), as ``planned``."""
     out = torch.empty_like(q)
-    for qs, ks in rows.requests():
-        k = pages.read(k_pool, rows.slots[ks]).to(q.dtype)
-        v = pages.read(v_pool, rows.slots[ks]).to(q.dtype)
-        steps = halves.plan(rows.positions[qs], q.shape[1] // k.shape[1], q.dtype)
+    for qs, ks, steps in plan(q, k_pool, rows) if planned is None else planned:
+        slots = rows.slots[ks]
+        k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
         out[qs] = halves.attend(q[qs], k, v, steps, scale)
     return out
 

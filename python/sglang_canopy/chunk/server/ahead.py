@@ -59,12 +59,13 @@ class Reader:
                 return
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-chunk-reader")
-            one = self.coming[key] = _Coming(chunk.nbytes)
-            one.wishes.add(wish)
+            one = _Coming(chunk.nbytes)
+        one.wishes.add(wish)  # before it is read: what nobody wishes for is not
+        if key not in self.coming:
+            self.coming[key] = one
             self.used_bytes += one.size
             self.asked += 1
             one.future = self._thread.submit(one.read, chunk)
-        one.wishes.add(wish)
 
     def take(self, key: str) -> Chunk | None:
         """The chunk if it was read or is being read; ``None``: read it from its file.

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from canopy_kernel import halves, pages
-from canopy_kernel.attention import Rows, sparse_prefill
+from canopy_kernel import attention, pages
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
@@ -25,8 +24,8 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 class FusedPlan:
     """One fused batch: ``rows`` says which queries and keys belong to which request."""
 
-    rows: Rows
-    _steps: list[tuple[slice, slice, list[halves.Step]]] = field(default_factory=list)
+    rows: attention.Rows
+    _planned: attention.Plan = field(default_factory=list)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -38,18 +37,10 @@ class FusedPlan:
     ) -> torch.Tensor:
         """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once."""
         if q.is_cuda:
-            return sparse_prefill(q, k_pool, v_pool, self.rows, scale)
-        if not self._steps:
-            group = q.shape[1] // k_pool.shape[2]
-            for mine, keys in self.rows.requests():
-                steps = halves.plan(self.positions[mine], group, q.dtype)
-                self._steps.append((mine, keys, steps))
-        out = torch.empty_like(q)
-        for mine, keys, steps in self._steps:
-            slots = self.rows.slots[keys]
-            k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
-            out[mine] = halves.attend(q[mine], k, v, steps, scale)
-        return out
+            return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
+        if not self._planned:
+            self._planned.extend(attention.plan(q, k_pool, self.rows))
+        return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
 
 
 def fuses(backend: Any) -> bool:

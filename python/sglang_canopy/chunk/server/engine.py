@@ -23,7 +23,7 @@ from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.choose import again, choose
 from sglang_canopy.chunk.server.eligible import STILL_LEARN, refusal
 from sglang_canopy.chunk.server.fields import BOUNDS, Said, said
-from sglang_canopy.chunk.server.learner import Learner, stand_in
+from sglang_canopy.chunk.server.learner import Learner, stand_in_of
 from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
 from sglang_canopy.chunk.server.place import place
 from sglang_canopy.chunk.server.versions import Versions
@@ -63,7 +63,7 @@ class ChunkEngine:
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
-        self.stand_in = stand_in(tokenizer) if options.chosen_encode == "standin" else ()
+        self.stand_in = stand_in_of(tokenizer) if options.chosen_encode == "standin" else ()
         self.model = view.model_view(runner)
         self.store = self._new_store()
         self.versions = Versions(self.store)

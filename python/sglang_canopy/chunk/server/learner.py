@@ -9,6 +9,7 @@ within a share of the tokens the requests themselves need.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 
 from sglang_canopy.chunk.cache import Cache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk
-from sglang_canopy.chunk.encode import STAND_IN, capture
+from sglang_canopy.chunk.encode import capture, stand_in
 from sglang_canopy.chunk.engine import prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.store import ChunkStore
@@ -31,7 +32,7 @@ MAX_WAITING_CHUNKS = 1 << 12
 """What may wait to be encoded; what comes on top is forgotten until it comes again."""
 
 
-def stand_in(tokenizer: Any) -> tuple[int, ...]:
+def stand_in_of(tokenizer: Any) -> tuple[int, ...]:
     """Tokens of the documents that stand where a chunk's predecessors will (encoding ``standin``).
 
     Raises CanopyError without a tokenizer.
@@ -41,9 +42,7 @@ def stand_in(tokenizer: Any) -> tuple[int, ...]:
             "--canopy-chunk-encode standin needs a tokenizer; drop --skip-tokenizer-init, or use "
             "prefix or alone"
         )
-    encode = tokenizer.encode
-    gap = encode("\n\n", add_special_tokens=False)
-    return tuple(t for text in STAND_IN for t in encode(text, add_special_tokens=False) + gap)
+    return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
 
 
 class Wanted(NamedTuple):

@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
 
 ATTRIBUTE = "_canopy_chunks"
@@ -63,8 +64,6 @@ SPLIT_SELECTORS = tuple(
 )
 """Selectors whose scores every rank of a split model finds alike. The others look at one rank's own KV."""
 
-ENCODES = ("prefix", "standin", "alone")
-
 MAX_CHUNKS = 256
 """Chunks a request may name."""
 LEARN_PREFIX_TOKENS = 1024
@@ -100,7 +99,7 @@ class Options:
         if self.selector is not None:
             _one_of("--canopy-chunk-selector", self.selector, SERVABLE)
         if self.encode is not None:
-            _one_of("--canopy-chunk-encode", self.encode, ENCODES)
+            _one_of("--canopy-chunk-encode", self.encode, ENCODINGS)
         for flag, value, low, high in (
             ("--canopy-chunk-ratio", self.ratio, 0, 1),
             ("--canopy-chunk-learn-share", self.learn_share, 0, 1),
@@ -199,7 +198,7 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     )
     add(
         "--canopy-chunk-encode",
-        choices=ENCODES,
+        choices=ENCODINGS,
         default=None,
         help="Encode chunks behind what precedes the first one, behind that and stand-in documents, "
         "or alone.",

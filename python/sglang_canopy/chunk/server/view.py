@@ -114,7 +114,6 @@ class RowCache(Cache):
 
     floor: int = 0
     _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
-    _steps: tuple[torch.Tensor, list[halves.Step]] | None = None
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``Cache.read``; all positions must be in order where there are ``len(self)``."""
@@ -140,9 +139,7 @@ class RowCache(Cache):
         if q.is_cuda:
             return Cache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
-        if self._steps is None or self._steps[0] is not positions:
-            self._steps = positions, halves.plan(positions, q.shape[1] // k.shape[1], q.dtype)
-        return halves.attend(q, k, v, self._steps[1], scale)
+        return halves.attend(q, k, v, self._plan(q, k, positions), scale)
 
 
 def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:

@@ -1,0 +1,41 @@
+"""The same prompts with reuse and without, one request at a time, and how their answers agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rag_load import Answer, Library, Prompt, ask, off
+
+Pair = tuple[Answer, Answer]
+"""Plain serving's answer to a prompt, and that of reuse."""
+
+
+def pairs(url: str, lib: Library, chunks: int, repeats: int) -> tuple[Prompt, list[Pair]]:
+    """Answers to ``repeats`` prompts, and the last of them; reuse goes first each time, since what
+    was run plainly is in the exact tree."""
+    found = []
+    for _ in range(repeats):
+        prompt = lib.prompt(chunks)
+        fused = ask(url, prompt, tops=20)
+        assert fused.report.get("fused"), fused.report
+        found.append((ask(url, off(prompt), tops=20), fused))
+    return prompt, found
+
+
+def agreement(answers: Sequence[Pair]) -> dict[str, float]:
+    """Share of equal first tokens, and mean KL."""
+    return {
+        "same_first": sum(a.ids[0] == b.ids[0] for a, b in answers) / len(answers),
+        "kl_top20": sum(kl(a.top, b.top) for a, b in answers) / len(answers),
+    }
+
+
+def kl(true: dict[int, float], other: dict[int, float]) -> float:
+    """KL of the first token over plain serving's 20 likeliest, the rest as one; nats."""
+    floor = min(other.values())
+    p = [math.exp(v) for v in true.values()]
+    q = [math.exp(other.get(t, floor)) for t in true]
+    rest_p, rest_q = max(1e-9, 1 - sum(p)), max(1e-9, 1 - sum(q))
+    both = [*zip(p, q), (rest_p, rest_q)]
+    return max(0.0, sum(a * math.log(a / b) for a, b in both if a > 0))
