@@ -99,7 +99,8 @@ def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
             with serve(model, kind, policy, args.port) as server:
                 if policy == "wa":
                     ask(server.url)
-                pace = pace or pace_for(server.url)
+                request_s = warm_up(server.url)
+                pace = pace or pace_for(request_s)  # the first server's, for both
                 flush(server.url)  # both replays begin with an empty cache
                 results.append(replay(server.url, model, policy, pace))
                 if policy == "lru":
@@ -146,20 +147,24 @@ def ask(url: str) -> None:
     print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
 
 
-def pace_for(url: str) -> float:
-    """The share of the trace's own time in which this server can replay it without a queue."""
+def warm_up(url: str) -> float:
+    """Seconds that a mean request of the trace takes this server when it is busy."""
     import random
     import time
 
     draw = random.Random(1)
     busy_s = []
-    for _ in range(3):  # the first warms up
+    for _ in range(3):
         began = time.monotonic()
         prompts = [[draw.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(4)]
         sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         post(f"{url}/generate", {"input_ids": prompts, "sampling_params": sampling})
         busy_s.append((time.monotonic() - began) / len(prompts))
-    request_s = min(busy_s)
+    return min(busy_s)
+
+
+def pace_for(request_s: float) -> float:
+    """The share of the trace's own time in which it can be replayed without a queue."""
     pace = max(FASTEST, request_s / EVERY_S / LOAD)
     said = f"{1000 * request_s:.0f} ms a request here"
     say(f"{said}: {count(pace)} requests, {1 / pace:.1f} times as fast as they came")

@@ -2,8 +2,8 @@
 
     python benchmark/replay/run.py --data DIR --trace conversation --capacity 0.05 --out OUT
 
-One server a policy, all on a tree of the same kind with a KV pool of the same size; the same
-requests with the same tokens are replayed against each, then a table is printed. See README.md.
+One server a policy with a KV pool of the same size; the same requests with the same tokens are
+replayed against each, then a table is printed. See README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sglang_canopy.launch import cpu_arguments, free_port, serving
 from sglang_canopy.trace import open_trace
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens
 
-PYTHON_TREE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
+CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,15 @@ class Arm:
     own: bool
     """Whether the policy is Canopy's, and takes Canopy's settings."""
     options: tuple[tuple[str, Any], ...] = ()
+    core: str = "python"
+    """SGLang's tree core: ``python``, or ``rust``, its default where no policy needs the other."""
 
 
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("lru", "lru", own=False),
+        Arm("lru-rust", "lru", own=False, core="rust"),
         Arm("canopy-lru", "canopy-lru", own=True),
         Arm("wa", "wa", own=True),
         Arm("wa-placebo", "wa", own=True, options=(("placebo", True),)),
@@ -98,8 +101,9 @@ def serve_and_replay(
         config = {"block_tokens": block, "quantum_tokens": block, **args.policy_config}
         arguments += ["--radix-eviction-policy-config", json.dumps(config)]
     log = args.out / f"server-{arm.name}.log"
+    environment = {CORE: arm.core}
     with serving(
-        arguments, log=log, port=free_port(), environment=PYTHON_TREE, describe=f"server {arm.name}"
+        arguments, log=log, port=free_port(), environment=environment, describe=f"server {arm.name}"
     ) as server:
         return replay(
             dataset,
