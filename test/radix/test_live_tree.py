@@ -44,6 +44,14 @@ def test_the_quantum_bounds_how_often_a_leaf_is_cut() -> None:
     assert tree.match(list(range(40))) == 24
 
 
+def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_page() -> None:
+    tree = LiveTree(64, config={"quantum_tokens": 8}, page_size=4)
+    tree.serve(list(range(40)), time=1)
+    tree.evict(10)  # three pages; two, and then a quantum for the rest, would be four
+    assert tree.match(list(range(40))) == 28
+    check(tree)
+
+
 def test_a_split_keeps_the_metadata_on_both_halves() -> None:
     tree = LiveTree(64, config=ONE_TOKEN)
     tree.serve([1, 2, 3, 4, 5, 6], time=5, category="chat", conversation="c", turn=3)

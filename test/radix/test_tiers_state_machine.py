@@ -48,6 +48,8 @@ class Tiers(RuleBasedStateMachine):
         self.time = 0.0
         self.history: dict[tuple[int, ...], tuple[int, float, float, str]] = {}
         """A path up to the end of a page -> hits, created, last access, category."""
+        self.fetched: set[tuple[int, ...]] = set()
+        """Read from disk since a request used them: to the disk that is an access too."""
         self.tree = self.begin()
 
     def begin(self) -> DiskTree:
@@ -72,6 +74,7 @@ class Tiers(RuleBasedStateMachine):
             else:
                 hits, created = 0, self.time
             self.history[page] = (hits + 1, created, self.time, category)
+            self.fetched.discard(page)
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens) -> None:
@@ -80,7 +83,9 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(run=runs)
     def read_from_disk(self, run) -> None:
-        self.tree.fetch(_tokens(run))
+        tokens = _tokens(run)
+        self.tree.fetch(tokens)
+        self.fetched.update(tuple(tokens[:end]) for end in range(PAGE, len(tokens) + 1, PAGE))
 
     @rule(run=runs)
     def load_back(self, run) -> None:
@@ -117,9 +122,12 @@ class Tiers(RuleBasedStateMachine):
                 continue
             path = _path(core, node)
             for end in range(leaf.offset + PAGE, len(path) + 1, PAGE):
-                hits, created, last, category = self.history[tuple(path[:end])]
-                known = (leaf.hits, leaf.created, leaf.last_access, leaf.category.partition("|")[0])
-                assert known == (hits, created, last, category), (path[:end], known)
+                page = tuple(path[:end])
+                hits, created, last, category = self.history[page]
+                known = (leaf.hits, leaf.created, leaf.category.partition("|")[0])
+                assert known == (hits, created, category), (page, known)
+                latest = self.time if page in self.fetched else last
+                assert last <= leaf.last_access <= latest, (page, leaf.last_access)
 
     @invariant()
     def the_disk_has_the_same_history(self) -> None:

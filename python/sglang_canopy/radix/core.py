@@ -197,9 +197,12 @@ class CanopyTreeCore(UnifiedTreeCore):
         """
         length, page = len(node.key), self.page_size
         node.canopy.reason = TRIM if keep > 0 else CAPACITY
+        keep = -(-keep // page) * page
         if not self.live.settings.whole_nodes:
-            keep = max(keep, length - max(need, self.live.settings.quantum_tokens))
-        keep = min(-(-keep // page) * page, length - page)
+            # Down to whole pages: up would leave a remainder for which another node is cut.
+            spare = length - max(need, self.live.settings.quantum_tokens)
+            keep = max(keep, spare // page * page)
+        keep = min(keep, length - page)
         if keep <= 0:
             return node
         _, action = self._split_node(node.key, node, keep)

@@ -15,6 +15,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from sglang_canopy.sim.system.run import _Run
+from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.tier.ttl import Group, TTLTable
 from sglang_canopy.trace.record import TraceRequest
 
@@ -63,6 +64,16 @@ def test_requests_that_do_not_overlap_hit_what_the_cache_simulator_says(policy):
     result = run(trace, device_tokens=capacity * 10, device_policy=policy)
     # A node is a block more or less where a policy's order has ties of time.
     assert abs(sum(told) - int(result.cached_tokens.sum())) <= 0.01 * sum(told)
+
+
+def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_block():
+    tree = TieredTree(make_policy("lru"), 1000, 16, quantum_tokens=64)
+    tree.claim(320)
+    leaf, _ = tree.insert(tuple(range(20)), 20, 320)
+    tree.lock(leaf)
+    tree.unlock(leaf)  # what nobody holds may go
+    assert tree.evict_device(100) == 112  # seven blocks; six, and then a quantum, would be ten
+    tree.verify()
 
 
 def test_what_leaves_the_device_comes_back_from_the_host():

@@ -274,14 +274,16 @@ class TieredTree(TierNodes):
             self.demoted.append(node)
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
-        """Blocks of a victim that stay."""
+        """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""
+        kept = -(-keep // self.block_tokens)
         if not self.whole_nodes:
-            most = node.length - (need if need > self.quantum_tokens else self.quantum_tokens)
-            if most > keep:
-                keep = most
-            elif not keep:
-                return 0
-        return min(-(-keep // self.block_tokens), len(node.blocks) - 1)
+            # Down to whole blocks: up would leave a remainder for which another node is cut.
+            quantum = self.quantum_tokens
+            spare = (node.length - (need if need > quantum else quantum)) // self.block_tokens
+            if spare > kept:
+                kept = spare
+        most = len(node.blocks) - 1
+        return kept if kept < most else most
 
     def _shorten(self, node: TierNode, kept: int) -> bool:
         """Forget all but the first blocks of a leaf."""
