@@ -53,19 +53,11 @@ def host_pool(
 
 def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
     """Of a single rank."""
-    given = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
-        "is_mla_model": False,
-        "enable_storage_metrics": False,
-        "is_page_first_layout": False,
-        "model_name": "model",
-        "extra_config": extra,
-    }
+    given: dict[str, Any] = {"model_name": "model", "extra_config": extra}
+    for group in ("tp", "pp", "attn_cp"):
+        given |= {f"{group}_rank": 0, f"{group}_size": 1}
+    for no in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
+        given[no] = False
     return HiCacheStorageConfig(**{**given, **fields})
 
 
