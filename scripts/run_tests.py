@@ -44,6 +44,7 @@ def check_and_test(flags: list[str]) -> int:
         say(f"failed before the tests: {', '.join(failed)}")
     # A file stays with one worker, which keeps its server; `-n 0` is one process as ever.
     workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]
+    workers += ["--no-loadscope-reorder"]  # in test/conftest.py's order
     tests = [sys.executable, "-m", "pytest", *workers, *flags]
     # SWIG types warn when the interpreter ends, which is after pytest's closing line.
     quiet = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}

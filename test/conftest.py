@@ -17,6 +17,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real servers first: the short tests then fill up whichever worker is done sooner."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real traces: $CANOPY_DATA, else `shared/data` beside the checkout."""
