@@ -187,7 +187,7 @@ def post(url: str, body: dict) -> None:
 
 
 def flush(url: str) -> None:
-    post(f"{url}/flush_cache", {})
+    post(f"{url}/flush_cache?timeout=20", {})
 
 
 def replay(url: str, model: Path, policy: str, pace: float) -> dict:

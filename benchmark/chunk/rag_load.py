@@ -7,7 +7,6 @@ import json
 import random
 import statistics
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -103,9 +103,9 @@ def soak(arguments: argparse.Namespace, model: Path, log: Path) -> dict[str, Any
             concurrent.futures.ThreadPoolExecutor(arguments.concurrency) as pool_of_clients,
         ):
             list(pool_of_clients.map(lambda n: talk_through(n, bar), range(len(talks))))
-        post(f"{url}/flush_cache", {})
+        post(f"{url}/flush_cache?timeout=20", {})
         ask(url, [1, 2, 3], 1, {})  # the metric is written with the next batch
-        post(f"{url}/flush_cache", {})
+        post(f"{url}/flush_cache?timeout=20", {})
         ask(url, [1, 2, 3], 1, {})
         after = used_tokens(url)
         logged = [

@@ -148,7 +148,7 @@ def settle(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            post(url, "/flush_cache")
+            post(url, "/flush_cache?timeout=20")
             return
         time.sleep(0.2)
 
