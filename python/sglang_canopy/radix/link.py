@@ -16,6 +16,7 @@ import xxhash
 
 from sglang_canopy.policy.base import Request
 from sglang_canopy.request import MARKER_KEY, STAMP_KEY, from_stamp
+from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -74,11 +75,10 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
         if "hints" in stamp:
             request.hints = json.loads(stamp["hints"])
     block = core.live.settings.block_tokens
-    salt = f"{req.extra_key or ''}\x00{req.cache_salt or ''}".encode()
-    request.tenant = req.cache_salt
+    request.tenant = tenant_of_req(req)
     request.block_tokens = block
     request.prompt_tokens = len(req.origin_input_ids)
-    request.hash = xxhash.xxh3_64_intdigest(salt)
+    request.hash = xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
     request.path = []
     _extend(request, req.origin_input_ids, block)
     req.canopy = request

@@ -31,7 +31,7 @@ class PageMeta:
     turn: int = 1
     conversation: str | int | None = None
     tenant: str | None = None
-    """The request's ``cache_salt``."""
+    """See ``tenant.tenant_of``."""
     group: int = -1
     """Index into the tier's ``TTLTable``; -1 (``tier.ttl.RESIDUAL``) for every other path."""
     created: float = 0.0

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import namespace_of
 from sglang_canopy.trace import lines
 from sglang_canopy.trace.infer import ConversationIndex
 from sglang_canopy.trace.record import TraceRequest
@@ -231,10 +232,10 @@ def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[i
         raise lines.BadLine("the prompt's token ids were not logged, only its text")
     if given.get("lora_id") or given.get("lora_path"):
         raise lines.BadLine("a request of a LoRA adapter: the log does not hold its salt")
-    salt = f"{given.get('extra_key') or ''}\x00{given.get('cache_salt') or ''}".encode()
+    namespace = namespace_of(given.get("extra_key"), given.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
     width = array("q").itemsize * block_tokens
-    chain = xxhash.xxh3_64_intdigest(salt)
+    chain = xxhash.xxh3_64_intdigest(namespace)
     blocks = []
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)

@@ -1,0 +1,51 @@
+"""Who a request belongs to: the one definition of a tenant, for every part of Canopy.
+
+SGLang keeps requests apart by two fields of their bodies, ``extra_key`` and ``cache_salt``: KV
+is shared only where both are equal. A *tenant* is that pair. The tree, the disk tier, documents,
+hints, pins, quotas and metrics all name a tenant by the string that ``tenant_of`` returns.
+
+A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests
+that use it, since their KV differs. One tenant may use several adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from urllib.parse import quote
+
+MAX_TENANT = 128
+"""Characters of a tenant's name; a longer pair is named by its digest."""
+
+
+def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:
+    """The tenant's name; ``None`` for requests with neither field (the public tenant).
+
+    ``salt`` for a salt alone, ``key/`` for an extra key alone, ``key/salt`` for both, with
+    everything but letters, digits and ``_.-~`` percent-escaped, so that no two pairs have one
+    name. Empty strings count as absent, as they do for SGLang.
+    """
+    if not extra_key and not cache_salt:
+        return None
+    name = quote(cache_salt or "", safe="", errors="surrogatepass")
+    if extra_key:
+        name = f"{quote(extra_key, safe='', errors='surrogatepass')}/{name}"
+    return name if len(name) <= MAX_TENANT else f"#{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def tenant_of_req(req: Any) -> str | None:
+    """The tenant of an SGLang ``Req``, whose extra key ends with its adapter's id, if any."""
+    extra_key = req.extra_key
+    lora_id = getattr(req, "lora_id", None)
+    if extra_key and lora_id:
+        extra_key = extra_key.removesuffix(lora_id)
+    return tenant_of(extra_key, req.cache_salt)
+
+
+def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
+    """Bytes that differ for any two pairs whose KV must not be shared.
+
+    ``extra_key``: as the scheduler's ``Req`` has it, the adapter's id included.
+    """
+    parts = [(part or "").encode(errors="surrogatepass") for part in (extra_key, cache_salt)]
+    return len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]

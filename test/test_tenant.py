@@ -1,0 +1,44 @@
+"""A tenant is the pair of extra key and salt, and no two pairs share a name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.tenant import MAX_TENANT, namespace_of, tenant_of, tenant_of_req
+
+texts = st.one_of(st.none(), st.text(max_size=6), st.text("a/%\x00#", max_size=6))
+
+
+def test_names_are_readable() -> None:
+    assert tenant_of(None, "team-a") == "team-a"
+    assert tenant_of("eu", None) == "eu/"
+    assert tenant_of("eu", "team-a") == "eu/team-a"
+    assert tenant_of("", "") is tenant_of(None, None) is None
+
+
+@given(texts, texts, texts, texts)
+def test_two_pairs_never_share_a_name_or_a_namespace(
+    key: str | None, salt: str | None, other_key: str | None, other_salt: str | None
+) -> None:
+    same = (key or "", salt or "") == (other_key or "", other_salt or "")
+    assert (tenant_of(key, salt) == tenant_of(other_key, other_salt)) == same
+    assert (namespace_of(key, salt) == namespace_of(other_key, other_salt)) == same
+
+
+def test_a_long_salt_is_named_by_its_digest() -> None:
+    name = tenant_of(None, "x" * 10_000)
+    assert name is not None
+    assert name.startswith("#")
+    assert len(name) <= MAX_TENANT
+    assert name != tenant_of("x" * 10_000, None)
+
+
+def test_requests_of_several_adapters_belong_to_one_tenant() -> None:
+    plain = SimpleNamespace(extra_key="eu", cache_salt="s", lora_id=None)
+    adapted = SimpleNamespace(extra_key="eu9f3c", cache_salt="s", lora_id="9f3c")
+    only_adapted = SimpleNamespace(extra_key="9f3c", cache_salt=None, lora_id="9f3c")
+    assert tenant_of_req(plain) == tenant_of_req(adapted) == "eu/s"
+    assert tenant_of_req(only_adapted) is None
