@@ -115,6 +115,7 @@ class Status:
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
             "disk": disk,
+            "agreement": agreement(self.counters),
         }
         if disk is not None:  # its store counts for itself, in pages
             status["tiers"][TIERS[DISK]] |= {
@@ -205,6 +206,17 @@ class Status:
             let_in()
         self._scan_s = time.thread_time() - begin
         return held
+
+
+def agreement(counters: Counters) -> dict[str, Any]:
+    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves."""
+    count, digest = counters.victims.sum
+    return {
+        "victims": count,
+        "victims_digest": f"{digest:016x}",
+        "records_compared": counters.records_compared,
+        "records_disagreed": counters.records_disagreed,
+    }
 
 
 def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:
