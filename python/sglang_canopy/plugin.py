@@ -101,7 +101,9 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
         from sglang_canopy.radix.factory import live_cache
 
         try:
-            live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config)
+            # The profile is the first machine's: the others need no copy of it.
+            reads = {"read_profile": lambda _: None} if result.node_rank else {}
+            live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config, **reads)
         except CanopyError as error:
             _stop(f"--radix-eviction-policy-config: {error}")
     try:

@@ -8,12 +8,17 @@ The ranks talk through a real process group. Each prints one JSON object.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from disk_tree import DiskTree
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.factory import live_cache
+from sglang_canopy.radix.profile import from_first_rank
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -81,6 +86,21 @@ def late_use(rank: int, folder: Path) -> Any:
         "compared": counters.records_compared,
         "disagreed": counters.records_disagreed,
     }
+
+
+def learnt(rank: int, folder: Path) -> Any:
+    """The profile's file is on the first rank's machine only, at the same path on both."""
+    machine = folder / f"machine-{rank}"
+    os.chdir(machine)
+    try:
+        live = live_cache(
+            "wa",
+            {"profile": "wa.json"},
+            read_profile=lambda path: from_first_rank(path, torch.distributed.group.WORLD),
+        )
+    except CanopyError as error:
+        return {"error": str(error)}
+    return {"learnt": live.device_policy.state(), "path": live.profile_path}
 
 
 def main() -> None:

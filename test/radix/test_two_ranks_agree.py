@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from live_tree import LiveTree
+
 WORKER = Path(__file__).with_name("rank_worker.py")
 PATIENCE_S = 240
 
@@ -51,3 +53,27 @@ def test_a_record_that_differs_is_the_first_ranks_and_is_counted(tmp_path: Path)
         [4, 4, "chat", "c", 1],
     ]
     assert (first["compared"], first["disagreed"]) == (1, 1)
+
+
+def test_ranks_on_two_machines_start_from_the_first_ones_profile(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"machine-{rank}").mkdir()
+    learnt = LiveTree(4096, "wa")
+    for i in range(60):
+        learnt.serve([i % 5] * 20, 2.0 * i, path=list(range(i % 5, 400, 5))[: i + 1])
+    saved = learnt.core.live.device_policy.state()
+    assert saved["categories"]
+    (tmp_path / "machine-0" / "wa.json").write_text(json.dumps(saved))
+    first, second = on_two_ranks("learnt", tmp_path)
+    assert first == second
+    assert first["learnt"]["categories"].keys() == saved["categories"].keys()
+    assert first["path"] == "wa.json"
+
+
+def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"machine-{rank}").mkdir()
+    (tmp_path / "machine-0" / "wa.json").write_text("{")
+    first, second = on_two_ranks("learnt", tmp_path)
+    assert first == second
+    assert "a profile must be a JSON file" in first["error"]

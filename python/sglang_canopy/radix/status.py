@@ -116,6 +116,7 @@ class Status:
             "groups": list(self._groups()),
             "disk": disk,
             "agreement": agreement(self.counters),
+            "profile": self._profile(),
         }
         if disk is not None:  # its store counts for itself, in pages
             status["tiers"][TIERS[DISK]] |= {
@@ -152,6 +153,11 @@ class Status:
                 backend = type(controller.storage_backend).__name__
                 found[TIERS[DISK]] = disk["policy"] if disk is not None else backend
         return found
+
+    def _profile(self) -> dict[str, Any] | None:
+        """The device policy's profile, and whether this server is the one that saves it."""
+        mine = self.cache.tree_core.live.profile
+        return None if mine is None else {"path": str(mine.path), "saved_here": mine.saves}
 
     def _disk(self) -> dict[str, Any] | None:
         """What our own storage backend says of itself; ``None`` for another one."""
