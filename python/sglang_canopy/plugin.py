@@ -23,6 +23,7 @@ from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.refusals import unsupported
 
 _SRT = "sglang.srt."
 
@@ -112,41 +113,18 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
         _stop(str(error))
 
 
-_REFUSED = (
-    ("enable_session_radix_cache", "--enable-session-radix-cache keeps nodes by session"),
-    ("radix_cache_backend", "--radix-cache-backend chooses another cache"),
-    ("enable_lmcache", "--enable-lmcache brings its own cache"),
-    ("enable_flexkv", "--enable-flexkv brings its own cache"),
-    ("enable_unified_cache_external_linker", "the external cache linker is not verified"),
-    ("speculative_algorithm", "speculative decoding keys the tree by token pairs"),
-    ("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
-    ("use_ray", "--use-ray starts processes that load no plugins"),
-    ("grpc_mode", "--grpc-mode takes requests past the entry that stamps them"),
-    ("smg_grpc_mode", "--smg-grpc-mode takes requests past the entry that stamps them"),
-)
-
-
-def unsupported(server_args: Any) -> str | None:
-    """Why these server arguments cannot run a Canopy policy; ``None`` if they can."""
-    for name, why in _REFUSED:
-        if getattr(server_args, name, None):
-            return f"{why}; drop that option or use --radix-eviction lru"
-    workers = getattr(server_args, "tokenizer_worker_num", 1)
-    if workers > 1:
-        return (
-            f"--tokenizer-worker-num {workers} starts HTTP workers that load no plugins; "
-            "use 1, or --radix-eviction lru"
-        )
-    mode = getattr(server_args, "disaggregation_mode", "null")
-    if mode not in (None, "null"):
-        return f"--disaggregation-mode {mode} is not verified; drop it or use --radix-eviction lru"
-    return None
-
-
 def _build_cache(original: Any, ctx: Any) -> Any:
     self_check()
     if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
         return original(ctx)
+    return _canopys_cache(ctx)
+
+
+def _canopys_cache(ctx: Any) -> Any:
+    """Our cache. What the command line refuses is refused here for those who did not come by it."""
+    refusal = unsupported(ctx.server_args)
+    if refusal:
+        _stop(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
     from sglang_canopy.radix.factory import build
 
     try:

@@ -25,6 +25,7 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.counters import Counters
+from sglang_canopy.radix.options import BACKEND as OUR_BACKEND
 from sglang_canopy.radix.options import NOTE
 from sglang_canopy.radix.profile import Profile, from_first_rank
 from sglang_canopy.reuse import profile
@@ -157,6 +158,12 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         raise CanopyError(_unsupported(ctx, "sliding-window attention"))
     if ctx.is_hybrid_ssm:
         raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
+    if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
+        raise CanopyError(
+            "--hicache-storage-backend canopy is read from the command line only, and this server "
+            "was started without one; start it with python -m sglang.launch_server, or leave the "
+            "disk tier out"
+        )
     install_core()
     parallel = get_parallel()
     group = None if parallel.world_group is None else parallel.world_group.cpu_group
