@@ -15,9 +15,10 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_canopy import SGLANG_VERSION, entry
+from sglang_canopy import SGLANG_VERSION, digests, entry
 from sglang_canopy.bench import forced_output
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
@@ -200,7 +201,24 @@ SEAMS = (
 )
 """Every function of SGLang that Canopy hooks, in one table."""
 
+RELIED_ON = (
+    _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
+    _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+    _SRT + "mem_cache.cache_init_params.CacheInitParams",
+    _SRT + "mem_cache.registry.TreeCacheBuildContext",
+    _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._handle_prefetch_result",
+    _SRT + "plugins.hook_registry.HookRegistry.register",
+    _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
+    _SRT + "plugins.load_plugins",
+)
+"""What Canopy builds on beside its hooks, and beside what ``scripts/sglang_digests.py`` finds in our
+source: methods that our classes override, functions that we import, private methods that we call."""
+
 _loaded = False
+_compared = False
 
 
 def load() -> None:
@@ -241,15 +259,34 @@ def load_for_help() -> None:
 
 
 def self_check() -> None:
-    """Prove that every hook is in place, or end the process naming the one that is not."""
+    """Prove that every hook is in place and that SGLang's functions are those that Canopy was
+    written against, or end the process naming the one that is not."""
     from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES
 
+    _check_source()
     for seam in SEAMS:
         if not _is_hooked(seam):
             _stop(f"the hook on {seam.target} did not apply (see the log above)")
     missing = set(live_names()) - set(RADIX_EVICTION_POLICY_CHOICES)
     if missing:
         _stop(f"policies not registered with --radix-eviction-policy: {sorted(missing)}")
+
+
+def _check_source() -> None:
+    global _compared
+    if _compared:
+        return
+    import sglang
+
+    found = digests.changed(Path(sglang.__path__[0]), digests.read_table())
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        _stop(
+            f"{', '.join(found[:3])}{more}: not as in sglang {SGLANG_VERSION}, which Canopy was "
+            f"written against; this sglang was modified, so install that version anew, or "
+            "uninstall sglang-canopy to run without it"
+        )
+    _compared = True
 
 
 def _register() -> None:
