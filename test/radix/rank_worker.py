@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from disk_tree import DiskTree
+from sglang.srt.distributed.parallel_state import init_distributed_environment
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.factory import live_cache
-from sglang_canopy.radix.profile import from_first_rank
+from sglang_canopy.radix.factory import first_ranks_profile, live_cache
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -92,12 +92,9 @@ def learnt(rank: int, folder: Path) -> Any:
     """The profile's file is on the first rank's machine only, at the same path on both."""
     machine = folder / f"machine-{rank}"
     os.chdir(machine)
+    init_distributed_environment(world_size=RANKS, rank=rank, local_rank=rank, backend="gloo")
     try:
-        live = live_cache(
-            "wa",
-            {"profile": "wa.json"},
-            read_profile=lambda path: from_first_rank(path, torch.distributed.group.WORLD),
-        )
+        live = live_cache("wa", {"profile": "wa.json"}, read_profile=first_ranks_profile)
     except CanopyError as error:
         return {"error": str(error)}
     return {"learnt": live.device_policy.state(), "path": live.profile_path}

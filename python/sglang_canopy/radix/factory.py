@@ -165,15 +165,9 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "disk tier out"
         )
     install_core()
-    parallel = get_parallel()
-    group = None if parallel.world_group is None else parallel.world_group.cpu_group
-    prepare(
-        ctx.params,
-        getattr(ctx.server_args, NOTE, None),
-        lambda path: from_first_rank(path, group),
-    )
+    prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
     live = ctx.params.canopy
-    if live.profile_path is not None and _first_rank(parallel):
+    if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
         _claim(live.profile)
         atexit.register(live.profile.save, live.device_policy)
@@ -186,8 +180,15 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     return cache
 
 
-def _first_rank(parallel: Any) -> bool:
+def first_ranks_profile(path: str) -> Any:
+    """A profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    world = get_parallel().world_group
+    return from_first_rank(path, None if world is None else world.cpu_group)
+
+
+def _is_first_rank() -> bool:
     """Whether this is the first rank of the server, its data-parallel replicas included."""
+    parallel = get_parallel()
     return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
 
 
