@@ -15,14 +15,16 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_canopy import SGLANG_VERSION, entry
+from sglang_canopy import SGLANG_VERSION, digests, entry
 from sglang_canopy.bench import forced_output
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.refusals import unsupported
 
 _SRT = "sglang.srt."
 
@@ -101,7 +103,9 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
         from sglang_canopy.radix.factory import live_cache
 
         try:
-            live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config)
+            # The profile is the first machine's: the others need no copy of it.
+            reads = {"read_profile": lambda _: None} if result.node_rank else {}
+            live_cache(result.radix_eviction_policy, result.radix_eviction_policy_config, **reads)
         except CanopyError as error:
             _stop(f"--radix-eviction-policy-config: {error}")
     try:
@@ -110,41 +114,18 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
         _stop(str(error))
 
 
-_REFUSED = (
-    ("enable_session_radix_cache", "--enable-session-radix-cache keeps nodes by session"),
-    ("radix_cache_backend", "--radix-cache-backend chooses another cache"),
-    ("enable_lmcache", "--enable-lmcache brings its own cache"),
-    ("enable_flexkv", "--enable-flexkv brings its own cache"),
-    ("enable_unified_cache_external_linker", "the external cache linker is not verified"),
-    ("speculative_algorithm", "speculative decoding keys the tree by token pairs"),
-    ("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
-    ("use_ray", "--use-ray starts processes that load no plugins"),
-    ("grpc_mode", "--grpc-mode takes requests past the entry that stamps them"),
-    ("smg_grpc_mode", "--smg-grpc-mode takes requests past the entry that stamps them"),
-)
-
-
-def unsupported(server_args: Any) -> str | None:
-    """Why these server arguments cannot run a Canopy policy; ``None`` if they can."""
-    for name, why in _REFUSED:
-        if getattr(server_args, name, None):
-            return f"{why}; drop that option or use --radix-eviction lru"
-    workers = getattr(server_args, "tokenizer_worker_num", 1)
-    if workers > 1:
-        return (
-            f"--tokenizer-worker-num {workers} starts HTTP workers that load no plugins; "
-            "use 1, or --radix-eviction lru"
-        )
-    mode = getattr(server_args, "disaggregation_mode", "null")
-    if mode not in (None, "null"):
-        return f"--disaggregation-mode {mode} is not verified; drop it or use --radix-eviction lru"
-    return None
-
-
 def _build_cache(original: Any, ctx: Any) -> Any:
     self_check()
     if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
         return original(ctx)
+    return _canopys_cache(ctx)
+
+
+def _canopys_cache(ctx: Any) -> Any:
+    """Our cache. What the command line refuses is refused here for those who did not come by it."""
+    refusal = unsupported(ctx.server_args)
+    if refusal:
+        _stop(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
     from sglang_canopy.radix.factory import build
 
     try:
@@ -220,7 +201,24 @@ SEAMS = (
 )
 """Every function of SGLang that Canopy hooks, in one table."""
 
+RELIED_ON = (
+    _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
+    _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+    _SRT + "mem_cache.cache_init_params.CacheInitParams",
+    _SRT + "mem_cache.registry.TreeCacheBuildContext",
+    _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._handle_prefetch_result",
+    _SRT + "plugins.hook_registry.HookRegistry.register",
+    _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
+    _SRT + "plugins.load_plugins",
+)
+"""What Canopy builds on beside its hooks, and beside what ``scripts/sglang_digests.py`` finds in our
+source: methods that our classes override, functions that we import, private methods that we call."""
+
 _loaded = False
+_compared = False
 
 
 def load() -> None:
@@ -261,15 +259,34 @@ def load_for_help() -> None:
 
 
 def self_check() -> None:
-    """Prove that every hook is in place, or end the process naming the one that is not."""
+    """Prove that every hook is in place and that SGLang's functions are those that Canopy was
+    written against, or end the process naming the one that is not."""
     from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES
 
+    _check_source()
     for seam in SEAMS:
         if not _is_hooked(seam):
             _stop(f"the hook on {seam.target} did not apply (see the log above)")
     missing = set(live_names()) - set(RADIX_EVICTION_POLICY_CHOICES)
     if missing:
         _stop(f"policies not registered with --radix-eviction-policy: {sorted(missing)}")
+
+
+def _check_source() -> None:
+    global _compared
+    if _compared:
+        return
+    import sglang
+
+    found = digests.changed(Path(sglang.__path__[0]), digests.read_table())
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        _stop(
+            f"{', '.join(found[:3])}{more}: not as in sglang {SGLANG_VERSION}, which Canopy was "
+            f"written against; this sglang was modified, so install that version anew, or "
+            "uninstall sglang-canopy to run without it"
+        )
+    _compared = True
 
 
 def _register() -> None:

@@ -8,7 +8,8 @@ The result is one small dict, ``custom_params["canopy"]``, which no client may w
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,9 @@ MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
 MAX_TTL_S = 30 * 24 * 3600.0
 MAX_PIN_S = 24 * 3600.0
+MAX_HINTS_TEXT = 1 << 20
+MAX_MARKER = 64
+"""Characters of the hints, and tokens of the marker, that a request may carry."""
 
 EPOCH_S = time.time() - time.monotonic()
 """Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
@@ -71,7 +75,7 @@ def _stop(value: Any) -> str:
 def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not ok or not math.isfinite(value) or not low <= value <= high:
+        if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
             raise ValueError(f"{what} from {low:g} to {high:g}")
         return float(value)
 
@@ -173,9 +177,42 @@ def make_stamp(
     return {**inferred, **said, "time": time_s, "epoch": EPOCH_S}
 
 
+def sound_stamp(custom_params: Any) -> dict[str, Any]:
+    """The stamp of a request, as far as it is one: fields that ``make_stamp`` cannot have made are
+    left out. Never raises; every tensor-parallel rank leaves out the same."""
+    stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
+    return _sound(stamp, _STAMP) if isinstance(stamp, Mapping) else {}
+
+
+def sound_hints(text: Any) -> list[dict[str, Any]]:
+    """The hints that travel with a request (``Waiting.take``), as far as they are sound."""
+    if not isinstance(text, str) or len(text) > MAX_HINTS_TEXT:
+        return []
+    try:
+        hints = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found = (
+        [_sound(h, _HINT) for h in hints if isinstance(h, Mapping)]
+        if isinstance(hints, list)
+        else []
+    )
+    return [{"salt": None, **h} for h in found if "conversation" in h and "time" in h]
+
+
+def sound_marker(custom_params: Any) -> list[int]:
+    """The token ids under ``MARKER_KEY``; none where they are none."""
+    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
+    ok = isinstance(found, list) and all(type(token) is int for token in found)
+    return found[:MAX_MARKER] if ok else []
+
+
 def from_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
-    """Write a stamp into a policy request. ``stamp`` was made by ``make_stamp``."""
-    request.time = stamp["time"]
+    """Write a stamp into a policy request. ``stamp``: of ``make_stamp``, or ``sound_stamp``.
+
+    A stamp without a time leaves the request's as it is.
+    """
+    request.time = stamp.get("time", request.time)
     request.category = stamp.get("category", request.category)
     request.turn = stamp.get("turn", 1)
     request.conversation = stamp.get("conversation")
@@ -184,5 +221,39 @@ def from_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
     request.slo_ms = stamp.get("slo_ms")
     if "keep_s" in stamp:
         request.keep_until = request.time + stamp["keep_s"]
-    if "alpha" in stamp:
+    if "alpha" in stamp and "beta" in stamp:
         request.ttft_model = (stamp["alpha"], stamp["beta"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text")
+    return value
+
+
+_FAR_S = 1e10
+_TIME = _number(0.0, _FAR_S, "seconds")
+_STAMP: dict[str, Callable[[Any], Any]] = {
+    **dict(FIELDS.values()),
+    "time": _TIME,
+    "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
+    "alpha": _number(0.0, _FAR_S, "seconds a token"),
+    "beta": _number(-_FAR_S, _FAR_S, "seconds"),
+    "hints": _text,
+}
+"""Every field that the entry may stamp, and what it may be."""
+_HINT: dict[str, Callable[[Any], Any]] = {
+    "salt": _text,
+    "time": _TIME,
+    **{field: _STAMP[field] for field in ("conversation", "over", "return_in_s", "keep_s")},
+}
+
+
+def _sound(given: Mapping[Any, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    sound = {}
+    for name, check in checks.items():
+        value = given.get(name)
+        if value is not None:
+            with contextlib.suppress(ValueError):
+                sound[name] = check(value)
+    return sound

@@ -245,7 +245,8 @@ def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_
             os.utime(tmp_path / name, (1.0, 1.0))
     folder = status_file.make_folder()
     status_file.write(0, {"rank": 0})
-    assert status_file.read_all() == [{"rank": 0}]
+    status_file.write(0, {"victims": 3}, "tp1")
+    assert status_file.read_all() == [{"rank": 0, "peers": [{"peer": "tp1", "victims": 3}]}]
     assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
     folder.cleanup()
 

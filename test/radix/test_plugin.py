@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from live_tree import LiveTree, check
 from sglang_canopy import plugin
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.factory import live_cache
+from sglang_canopy.radix.options import _DYNAMIC
+from sglang_canopy.refusals import REFUSALS, unsupported
 
 
 def supported(**changes: object) -> SimpleNamespace:
@@ -62,25 +65,63 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
         ("tokenizer_worker_num", 4),
         ("use_ray", True),
         ("grpc_mode", True),
+        ("grpc_port", 30001),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(option: str, value: object) -> None:
-    refusal = plugin.unsupported(supported(**{option: value}))
+def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
+    option: str, value: object
+) -> None:
+    refusal = unsupported(supported(**{option: value}), {})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(server_args=supported(**{option: value}), params=params)
+    with pytest.raises(SystemExit) as stop:  # sglang.Engine reads no command line
+        plugin._canopys_cache(ctx)
+    assert refusal in str(stop.value)
+
+
+@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT"])
+def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
+    refusal = unsupported(supported(grpc_port=None), {name: "1"})
+    assert refusal is not None
+    assert "--radix-eviction lru" in refusal
+    assert unsupported(supported(), {"SGLANG_RUST_SERVER": "0"}) is None
+
+
+def test_a_staging_buffer_is_refused_above_our_disk_tier_only() -> None:
+    buffer = {"hicache_host_memory_mode": "buffer_only"}
+    assert unsupported(supported(**buffer, hicache_storage_backend="file"), {}) is None
+    ours = {"hicache_storage_backend_extra_config": json.dumps(_DYNAMIC)}
+    for backend in ({"hicache_storage_backend": "canopy"}, {"hicache_storage_backend": "dynamic"}):
+        refusal = unsupported(supported(**buffer, **backend, **ours), {})
+        assert refusal is not None
+        assert "buffer_only" in refusal
+
+
+def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:
+    from sglang_canopy.radix.factory import build
+
+    server_args = supported(hicache_storage_backend="canopy")
+    ctx = SimpleNamespace(is_hybrid_swa=False, is_hybrid_ssm=False, server_args=server_args)
+    with pytest.raises(CanopyError, match=r"launch_server"):
+        build(ctx)  # type: ignore[arg-type]
 
 
 def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     import msgspec
+    from sglang.srt.environ import envs
     from sglang.srt.server_args import ServerArgs
 
     known = {field.name for field in msgspec.structs.fields(ServerArgs)}
-    looked_at = {name for name, _ in plugin._REFUSED}
-    assert looked_at | {"tokenizer_worker_num", "disaggregation_mode"} <= known
+    looked_at = {refusal.option for refusal in REFUSALS}
+    assert looked_at | {"hicache_host_memory_mode", "hicache_storage_backend"} <= known
+    variables = {refusal.variable for refusal in REFUSALS if refusal.variable}
+    assert all(hasattr(envs, name) for name in variables | {"SGLANG_RUST_SERVER"})
 
 
 def test_a_plain_set_up_is_supported() -> None:
-    assert plugin.unsupported(supported()) is None
+    assert unsupported(supported(), {}) is None
 
 
 @pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])

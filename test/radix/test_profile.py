@@ -26,7 +26,7 @@ def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
     assert path.exists()
     first.core.live.profile.save(first.core.live.device_policy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    assert {p.name for p in tmp_path.iterdir()} == {"wa.json", ".wa.json.lock"}
     again = LiveTree(4096, "wa", {"profile": str(path)})
     learnt = again.core.live.device_policy.state()["categories"]
     assert learnt.keys() == json.loads(path.read_text())["categories"].keys()
@@ -52,6 +52,44 @@ def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, capl
     tree.core.live.profile = Profile(str(tmp_path / "gone" / "p.json"))
     learn(tree, 40)
     assert caplog.text.count("cannot save") <= 1
+
+
+class Learnt:
+    """What a policy has learnt, as far as saving it goes."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+
+    def state(self) -> dict[str, str]:
+        return {"who": self.who}
+
+
+def test_of_two_servers_on_one_profile_the_first_saves_and_the_second_takes_over(
+    tmp_path: Path, caplog
+) -> None:
+    path = tmp_path / "wa.json"
+    first, second = Profile(str(path)), Profile(str(path))
+    assert (first.claim(), second.claim()) == (True, False)
+    assert caplog.text.count("another server saves") == 1
+    for _ in range(3):
+        second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert not path.exists()
+    first.save(Learnt("first"))  # type: ignore[arg-type]
+    second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "first"}
+    first.release()  # or its process ends, however it does
+    second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "second"}
+    assert caplog.text.count("another server saves") == 1
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    mine, path = tmp_path / "mine", tmp_path / "wa.json"
+    mine.write_text("keep")
+    (tmp_path / ".wa.json.lock").symlink_to(mine)
+    Profile(str(path)).save(Learnt("a"))  # type: ignore[arg-type]
+    assert mine.read_text() == "keep"
+    assert not path.exists()
 
 
 def test_the_ttft_line_is_fed_by_first_tokens() -> None:

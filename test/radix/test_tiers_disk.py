@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 from disk_tree import DiskTree
 from live_tree import check
 
 from sglang_canopy.config import TierOptions
 from sglang_canopy.radix import disk_link
 from sglang_canopy.radix.pages import PAGES, PageTable
-from sglang_canopy.tier.page import PageMeta
 from sglang_canopy.tier.ttl import Group, TTLTable
 
 ONE_TOKEN = {"quantum_tokens": 1}
@@ -236,42 +233,6 @@ def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
     assert not tree.core.disk.active
     assert len(PAGES) == 0
     assert not PAGES.uses()
-
-
-def test_ranks_that_read_different_records_use_none(start) -> None:
-    """Two ranks in two threads; ``all_reduce`` takes the minimum of both, as the real one does."""
-    tree = start()
-    links = [disk_link.DiskLink(tree.core) for _ in range(2)]
-    barrier = threading.Barrier(2)
-    sent: list[torch.Tensor] = []
-
-    class Rank:
-        tp_world_size, pp_size = 2, 1
-
-        def _all_reduce(self, data: torch.Tensor, _op) -> None:
-            sent.append(data.clone())
-            barrier.wait(10)
-            data.copy_(torch.minimum(sent[-1], sent[-2]))
-            barrier.wait(10)
-
-    def agree(first: list, second: list) -> list:
-        results: list = [None, None]
-
-        def work(rank: int, metas: list) -> None:
-            links[rank].cache = Rank()  # type: ignore[assignment]
-            results[rank] = links[rank]._agreed(metas)
-
-        threads = [threading.Thread(target=work, args=args) for args in ((0, first), (1, second))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        return results
-
-    one, late = PageMeta(hits=2), PageMeta(hits=1)
-    assert agree([one, late], [one, late]) == [[one, late]] * 2
-    assert agree([one, one], [one, late]) == [[None, None]] * 2
-    assert agree([one], [None]) == [[None]] * 2
 
 
 def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> None:

@@ -13,6 +13,7 @@ ranks agree.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ KEY = "canopy_force_output"
 
 ENABLED = "_canopy_forced_output"
 """Where the plugin notes on ``ServerArgs`` that ``--canopy-enable-forced-output`` was given."""
+
+
+_ANY_TOKEN = 1 << 31
 
 
 class Forced(NamedTuple):
@@ -97,7 +101,9 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     given = getattr(params, "custom_params", None)
     if isinstance(given, Mapping) and KEY in given:
         if getattr(scheduler.server_args, ENABLED, False):
-            running.add(req)
+            with contextlib.suppress(CanopyError):  # the entry refused it, if it went through one
+                check(given, _ANY_TOKEN)
+                running.add(req)
         else:
             logger.warning(
                 "a request gives %s, which this server ignores: it was started without "

@@ -255,6 +255,7 @@ class CanopyTreeCore(UnifiedTreeCore):
 
     def _left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
         leaf = node.canopy
+        self.counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         self.counters.evicted(
             tier, leaf.category, len(node.key), leaf.reason, self.clock - since, demoted

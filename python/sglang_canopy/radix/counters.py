@@ -7,8 +7,12 @@ each tier it was in. Rows are bounded whatever clients call their categories.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import xxhash
 
 DEVICE, HOST, DISK = range(3)
 TIERS = ("device", "host", "disk")
@@ -29,6 +33,7 @@ OTHER = "other"
 """Where categories after the first ``MAX_CATEGORIES`` are counted."""
 
 _MAX_LABELS = 4096
+_VICTIM = struct.Struct("<5q")
 
 
 @dataclass(slots=True)
@@ -70,12 +75,37 @@ class Row:
     )
 
 
+class Victims:
+    """The order in which leaves left the tiers, as one running digest.
+
+    Tensor-parallel ranks must evict alike: equal counts and different digests on two of them
+    are a fault.
+    """
+
+    __slots__ = ("sum",)
+
+    def __init__(self) -> None:
+        self.sum = (0, 0)
+        """How many left, and the digest. One object, so that any thread reads a pair."""
+
+    def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
+        """``tokens``, ``offset`` tokens deep in their path, left ``tier``."""
+        count, digest = self.sum
+        what = _VICTIM.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
+        self.sum = (count + 1, xxhash.xxh3_64_intdigest(what, seed=digest))
+
+
 class Counters:
     """All counts of one live cache. Filled by the scheduler's thread alone; read by any."""
 
-    __slots__ = ("_of_label", "_rows")
+    __slots__ = ("_of_label", "_rows", "records_compared", "records_disagreed", "victims")
 
     def __init__(self) -> None:
+        self.records_compared = 0
+        """Disk reads of which tensor-parallel ranks compared their records."""
+        self.records_disagreed = 0
+        """Those whose records said different things, the times of uses left out."""
+        self.victims = Victims()
         self._rows: dict[str, Row] = {}
         self._of_label: dict[str, Row] = {}
 

@@ -13,10 +13,8 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import xxhash
-
 from sglang_canopy.policy.base import Request
+from sglang_canopy.radix.agreement import first_ranks, runs_of
 from sglang_canopy.radix.pages import PAGES
 from sglang_canopy.radix.tier import NodeLeaf, measure
 from sglang_canopy.request import MAX_KEEP_S
@@ -34,8 +32,6 @@ TELL_S = 1.0
 """A node in use is told to the disk tier at most once in so many seconds."""
 _says = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
 """All of a page's record but where it is: its fields after ``offset`` and ``tokens``."""
-MAX_RUNS = 64
-"""Most nodes that one run of pages is split into, as its pages differ."""
 
 
 class DiskLink:
@@ -156,7 +152,7 @@ class DiskLink:
         if node.canopy.hits or not node.hash_value:
             return
         measure(node)
-        runs = _runs(metas[-len(node.hash_value) :])
+        runs = runs_of(metas[-len(node.hash_value) :])
         page = self.core.page_size
         for pages, meta in runs[:-1]:
             head, action = self.core._split_node(node.key, node, pages * page)
@@ -233,10 +229,10 @@ class DiskLink:
         PAGES.used(keys, self._meta(node.canopy))
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
-        """What every rank read, or nothing: ranks must rank alike, and each has its own disk.
+        """What every rank is to use of its records: the first rank's, and differences counted.
 
-        A copy that one rank's store was told of late differs; then all of them do without. So do
-        pipeline stages: they act on one read at different times, and cannot stop to compare.
+        Pipeline stages do without: they act on one read at different times, and cannot stop to
+        compare.
         """
         cache = self.cache
         if cache is None:
@@ -245,22 +241,7 @@ class DiskLink:
             return [None] * len(metas)
         if cache.tp_world_size <= 1:
             return metas
-        digest = xxhash.xxh3_64_intdigest(repr(metas).encode()) >> 2
-        seen = torch.tensor([digest, -digest], dtype=torch.int64)
-        cache._all_reduce(seen, torch.distributed.ReduceOp.MIN)
-        low, high = seen.tolist()
-        return metas if low == -high else [None] * len(metas)
-
-
-def _runs(metas: Sequence[PageMeta | None]) -> list[tuple[int, PageMeta | None]]:
-    """Pages in a row that say the same: ``(pages, what they say)``, at most ``MAX_RUNS``."""
-    runs: list[tuple[int, PageMeta | None]] = []
-    before: Any = ()
-    for meta in metas:
-        says = None if meta is None else _says(meta)
-        if runs and (says == before or len(runs) == MAX_RUNS):
-            runs[-1] = (runs[-1][0] + 1, runs[-1][1])
-        else:
-            runs.append((1, meta))
-            before = says
-    return runs
+        metas, agreed = first_ranks(metas, cache)
+        self.core.counters.records_compared += 1
+        self.core.counters.records_disagreed += not agreed
+        return metas

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
     registered_tree_core_backends,
 )
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.config import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
@@ -23,8 +25,10 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.counters import Counters
+from sglang_canopy.radix.options import BACKEND as OUR_BACKEND
 from sglang_canopy.radix.options import NOTE
-from sglang_canopy.radix.profile import Profile
+from sglang_canopy.radix.profile import Profile, from_first_rank
+from sglang_canopy.reuse import profile
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -45,18 +49,27 @@ class LiveCache:
     disk_learns: bool = False
     """Whether the disk tier's policy wants to hear of requests."""
     counters: Counters = field(default_factory=Counters)
+    profile_path: str | None = None
+    """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
 
 
+ReadProfile = Callable[[str], Any]
+"""From a profile's path to its JSON; ``None`` where no run has saved it yet."""
+
+
 def live_cache(
-    policy: str, config: Mapping[str, Any] | None, tiers: TierOptions | None = None
+    policy: str,
+    config: Mapping[str, Any] | None,
+    tiers: TierOptions | None = None,
+    read_profile: ReadProfile = profile.read,
 ) -> LiveCache:
     """Build the policies of both tiers. Raises ``CanopyError`` for a bad configuration."""
     tiers = tiers or TierOptions()
     settings, options = split_config(policy, config)
     try:
-        device = make_policy(policy, options)
+        device = _policy(policy, options, read_profile)
     except CanopyError as error:
         raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
     if getattr(device.config, "caching", None) == "optional":
@@ -64,16 +77,36 @@ def live_cache(
             f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
             "memory when a request ends; 'optional' is for canopy simulate"
         )
-    host = _host_policy(device, options, policy, tiers)
-    disk = device if tiers.disk is None else make_policy(tiers.disk.name, tiers.disk.config)
+    host = _host_policy(device, options, policy, tiers, read_profile)
+    disk = (
+        device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
+    )
     # Labels are the first's that refines categories. The disk's own is in another thread: an
     # equal one here makes its labels where neither of the two above does.
     listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
     if _learns(disk) and not _learns(listeners[0]):
         listeners.insert(0, disk)
     return LiveCache(
-        settings, device, host, tiers=tiers, listeners=tuple(listeners), disk_learns=_learns(disk)
+        settings,
+        device,
+        host,
+        tiers=tiers,
+        listeners=tuple(listeners),
+        disk_learns=_learns(disk),
+        profile_path=options.get("profile"),
     )
+
+
+def _policy(name: str, options: Mapping[str, Any], read_profile: ReadProfile) -> Policy:
+    """A policy that starts from what ``read_profile`` reads, if it has a profile."""
+    path = options.get("profile")
+    if not isinstance(path, str):
+        return make_policy(name, options)
+    policy = make_policy(name, {**options, "profile": None})
+    saved = read_profile(path)
+    if saved is not None:
+        policy.restore(saved)
+    return policy
 
 
 def _learns(policy: Policy) -> bool:
@@ -81,13 +114,17 @@ def _learns(policy: Policy) -> bool:
 
 
 def _host_policy(
-    device: Policy, options: Mapping[str, Any], name: str, tiers: TierOptions
+    device: Policy,
+    options: Mapping[str, Any],
+    name: str,
+    tiers: TierOptions,
+    read_profile: ReadProfile,
 ) -> Policy:
     """The host tier's: the device policy's twin, unless another one was asked for."""
     host = tiers.host
     if host is None or (host.name, dict(host.config)) == (name, dict(options)):
         return device.twin()
-    return make_policy(host.name, host.config)
+    return _policy(host.name, host.config, read_profile)
 
 
 def install_core() -> None:
@@ -96,9 +133,15 @@ def install_core() -> None:
         register_tree_core_backend(BACKEND, CanopyTreeCore)
 
 
-def prepare(params: CacheInitParams, tiers: TierOptions | None = None) -> CacheInitParams:
+def prepare(
+    params: CacheInitParams,
+    tiers: TierOptions | None = None,
+    read_profile: ReadProfile = profile.read,
+) -> CacheInitParams:
     """Point SGLang's construction parameters at Canopy's core and component, in place."""
-    params.canopy = live_cache(params.eviction_policy, params.eviction_policy_config, tiers)
+    params.canopy = live_cache(
+        params.eviction_policy, params.eviction_policy_config, tiers, read_profile
+    )
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
         **(params.component_registry_override or {}),
@@ -115,12 +158,18 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         raise CanopyError(_unsupported(ctx, "sliding-window attention"))
     if ctx.is_hybrid_ssm:
         raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
+    if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
+        raise CanopyError(
+            "--hicache-storage-backend canopy is read from the command line only, and this server "
+            "was started without one; start it with python -m sglang.launch_server, or leave the "
+            "disk tier out"
+        )
     install_core()
-    prepare(ctx.params, getattr(ctx.server_args, NOTE, None))
+    prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
     live = ctx.params.canopy
-    path = getattr(live.device_policy.config, "profile", None)
-    if path is not None and ctx.tp_rank == 0:
-        live.profile = Profile(path)
+    if live.profile_path is not None and _is_first_rank():
+        live.profile = Profile(live.profile_path)
+        _claim(live.profile)
         atexit.register(live.profile.save, live.device_policy)
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.radix import mooncake
@@ -129,6 +178,24 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
+
+
+def first_ranks_profile(path: str) -> Any:
+    """A profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    world = get_parallel().world_group
+    return from_first_rank(path, None if world is None else world.cpu_group)
+
+
+def _is_first_rank() -> bool:
+    """Whether this is the first rank of the server, its data-parallel replicas included."""
+    parallel = get_parallel()
+    return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
+
+
+def _claim(mine: Profile) -> None:
+    """Say at the start, not at the first save, if another server saves to this profile."""
+    with contextlib.suppress(OSError):  # said when it is saved
+        mine.claim()
 
 
 def _unsupported(ctx: TreeCacheBuildContext, what: str) -> str:

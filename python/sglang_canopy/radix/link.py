@@ -7,7 +7,6 @@ request, and block hashes depend on tokens and salts alone.
 from __future__ import annotations
 
 import itertools
-import json
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from sglang_canopy.policy.base import Request
-from sglang_canopy.request import MARKER_KEY, STAMP_KEY, from_stamp
+from sglang_canopy.request import from_stamp, sound_hints, sound_marker, sound_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
     from sglang_canopy.radix.core import CanopyTreeCore
+
+UNSTAMPED_S = 0.001
+"""Seconds by which a request without a stamp comes after the last one: its order is right, and the
+same on every rank, though no time passes."""
 
 _numbers = itertools.count()
 
@@ -63,17 +66,16 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
     request = getattr(req, "canopy", None)
     if request is not None:
         return request
-    params = req.sampling_params.custom_params or {}
-    stamp = params.get(STAMP_KEY)
-    request = LiveRequest(time=core.clock)
+    params = req.sampling_params.custom_params
+    stamp = sound_stamp(params)
+    request = LiveRequest(time=core.clock + UNSTAMPED_S)
     if stamp:
         from_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
-        request.tool_marker = params.get(MARKER_KEY, [])
-        if "hints" in stamp:
-            request.hints = json.loads(stamp["hints"])
+        request.tool_marker = sound_marker(params)
+        request.hints = sound_hints(stamp.get("hints"))
     block = core.live.settings.block_tokens
     request.tenant = tenant_of_req(req)
     request.block_tokens = block

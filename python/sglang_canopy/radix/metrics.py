@@ -99,6 +99,13 @@ METRICS = (
         "faults of the disk tier that were answered by recomputation",
     ),
     Metric(
+        "rank_disagreements_total",
+        "counter",
+        (),
+        "disk reads whose records differed between tensor-parallel ranks, times of use left out; "
+        "all ranks then use the first rank's",
+    ),
+    Metric(
         "reporting_seconds_total",
         "counter",
         (),
@@ -138,6 +145,7 @@ class Metrics:
         self._set("tree_nodes", status["nodes"])
         self._show_groups(status["groups"])
         self._show_disk(status.get("disk"), status["page_tokens"])
+        self._raise("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._raise("reporting_seconds_total", status["reporting_s"])
 
     def _show_rows(self, counters: Counters, tiers: Iterable[str]) -> None:

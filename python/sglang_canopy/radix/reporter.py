@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix import status_file
 from sglang_canopy.radix.metrics import Metrics
-from sglang_canopy.radix.status import Status
+from sglang_canopy.radix.status import Status, agreement
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -25,11 +25,18 @@ _SLICE_PAUSE_S = 0.002
 
 
 class Reporter:
-    """Reports on one cache until the process ends (or ``stop``)."""
+    """Reports on one cache until the process ends (or ``stop``).
 
-    def __init__(self, cache: CanopyRadixCache, rank: int, metrics: Metrics | None) -> None:
+    ``peer``: set on the tensor- and pipeline-parallel ranks whose trees have the same nodes as
+    the first one's and would count the same again. They show only what must be equal on all.
+    """
+
+    def __init__(
+        self, cache: CanopyRadixCache, rank: int, metrics: Metrics | None, peer: str = ""
+    ) -> None:
         self.status = Status(cache, rank)
         self.metrics = metrics
+        self.peer = peer
         self.spent_s = 0.0
         """CPU seconds of this thread."""
         self._failed = False
@@ -45,6 +52,10 @@ class Reporter:
 
     def report(self) -> dict[str, Any]:
         """One report, now. Returns the status."""
+        if self.peer:
+            status = agreement(self.status.counters)
+            status_file.write(self.status.rank, status, self.peer)
+            return status
         status = self.status.take(time.monotonic(), lambda: time.sleep(_SLICE_PAUSE_S))
         status["reporting_s"] = self.spent_s
         status_file.write(self.status.rank, status)
@@ -63,21 +74,21 @@ class Reporter:
             self.spent_s = time.thread_time()
 
 
-def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter | None:
-    """Report on this process's cache, if its rank is the one that does.
+def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter:
+    """Report on this process's cache.
 
-    Tensor- and pipeline-parallel ranks hold trees with the same nodes and would count the same
-    again: the first of them speaks for all. Data-parallel replicas speak for themselves.
+    Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the
+    others show what must be equal. Data-parallel replicas speak for themselves.
     """
     from sglang.srt.runtime_context import get_observability, get_parallel
 
     parallel = get_parallel()
-    if parallel.attn_tp_rank or parallel.attn_cp_rank or parallel.pp_rank:
-        return None
     rank = parallel.dp_rank if parallel.dp_rank is not None else parallel.attn_dp_rank
+    place = {"pp": parallel.pp_rank, "cp": parallel.attn_cp_rank, "tp": parallel.attn_tp_rank}
+    peer = "-".join(f"{name}{number}" for name, number in place.items() if number)
     metrics = None
-    if enable_metrics:
+    if enable_metrics and not peer:
         metrics = Metrics(rank, get_observability().extra_metric_labels)
-    reporter = Reporter(cache, rank, metrics)
+    reporter = Reporter(cache, rank, metrics, peer)
     reporter.start()
     return reporter

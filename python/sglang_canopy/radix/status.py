@@ -115,6 +115,8 @@ class Status:
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
             "disk": disk,
+            "agreement": agreement(self.counters),
+            "profile": self._profile(),
         }
         if disk is not None:  # its store counts for itself, in pages
             status["tiers"][TIERS[DISK]] |= {
@@ -151,6 +153,11 @@ class Status:
                 backend = type(controller.storage_backend).__name__
                 found[TIERS[DISK]] = disk["policy"] if disk is not None else backend
         return found
+
+    def _profile(self) -> dict[str, Any] | None:
+        """The device policy's profile, and whether this server is the one that saves it."""
+        mine = self.cache.tree_core.live.profile
+        return None if mine is None else {"path": str(mine.path), "saved_here": mine.saves}
 
     def _disk(self) -> dict[str, Any] | None:
         """What our own storage backend says of itself; ``None`` for another one."""
@@ -205,6 +212,17 @@ class Status:
             let_in()
         self._scan_s = time.thread_time() - begin
         return held
+
+
+def agreement(counters: Counters) -> dict[str, Any]:
+    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves."""
+    count, digest = counters.victims.sum
+    return {
+        "victims": count,
+        "victims_digest": f"{digest:016x}",
+        "records_compared": counters.records_compared,
+        "records_disagreed": counters.records_disagreed,
+    }
 
 
 def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:

@@ -40,28 +40,41 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def write(rank: int, status: dict[str, Any]) -> None:
+def write(rank: int, status: dict[str, Any], peer: str = "") -> None:
     """Replace the file of data-parallel rank ``rank``. Without a folder nothing is done.
 
-    Raises ``OSError`` where the folder is gone or its disk is full.
+    ``peer``: which of its tensor- and pipeline-parallel ranks writes, if not the first. Raises ``OSError`` where the folder is gone or its disk is full.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
-    replace_file(Path(folder) / f"rank-{rank}.json", json.dumps(status))
+    name = f"rank-{rank}.{peer}.json" if peer else f"rank-{rank}.json"
+    replace_file(Path(folder) / name, json.dumps(status))
 
 
 def read_all() -> list[dict[str, Any]]:
-    """What every rank wrote last, in order of rank; empty where no rank counts."""
+    """What every rank wrote last, in order of rank; empty where no rank counts.
+
+    ``peers`` of each: what its other tensor- and pipeline-parallel ranks on this machine wrote.
+    """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return []
-    found = {}
+    found: dict[int, dict[str, Any]] = {}
+    peers: dict[int, dict[str, dict[str, Any]]] = {}
     for path in Path(folder).glob("rank-*.json"):
         # A file may be replaced or go between two of these calls.
         with contextlib.suppress(OSError, ValueError):
-            if path.stat().st_size <= MAX_FILE_BYTES:
-                found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text("utf-8"))
+            if path.stat().st_size > MAX_FILE_BYTES:
+                continue
+            rank, _, peer = path.stem.removeprefix("rank-").partition(".")
+            status = json.loads(path.read_text("utf-8"))
+            if peer:
+                peers.setdefault(int(rank), {})[peer] = status
+            else:
+                found[int(rank)] = status
+    for rank, status in found.items():
+        status["peers"] = [{"peer": name, **of} for name, of in sorted(peers.get(rank, {}).items())]
     return [found[rank] for rank in sorted(found)]
 
 

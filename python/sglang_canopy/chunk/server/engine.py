@@ -30,7 +30,7 @@ from sglang_canopy.chunk.server.versions import Versions
 from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import STAMP_KEY
+from sglang_canopy.request import sound_stamp
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,15 @@ class ChunkEngine:
         params = custom_params(req)
         if BOUNDS not in params:
             return None
-        asked = said(params)
+        try:
+            asked = said(params)
+        except CanopyError:  # the entry refuses it: this came by another way
+            self.reasons["malformed"] += 1
+            return None
         if asked.off:
             self.reasons["off"] += 1
             return None
-        stamp = params.get(STAMP_KEY) or {}
-        self.time_s = max(self.time_s, float(stamp.get("time", 0.0)))
+        self.time_s = max(self.time_s, sound_stamp(params).get("time", 0.0))
         ids = list(req.origin_input_ids)
         salt, more = str(req.extra_key or ""), getattr(req, "cache_salt", None)
         return self._wish(ids, asked, f"{salt}\0{more}" if more else salt)

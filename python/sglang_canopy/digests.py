@@ -1,0 +1,116 @@
+"""Whether SGLang's own functions are those that Canopy was written against.
+
+``sglang_digests.json`` has a digest of every function that Canopy overrides, hooks or relies on,
+private ones included; ``scripts/sglang_digests.py`` writes it when the pinned version moves. A
+digest is of the syntax tree without docstrings: comments, formatting and the version of Python do
+not matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+TABLE = Path(__file__).with_name("sglang_digests.json")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LENGTH = 16
+
+
+def read_table() -> dict[str, Any]:
+    """File below the package ``sglang`` -> its own digest and those of its functions."""
+    return json.loads(TABLE.read_text(encoding="utf-8"))
+
+
+def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
+    """What is not in ``root`` (the folder of the package ``sglang``) as ``table`` has it.
+
+    Quick where files are unchanged; only others are parsed. A file that was installed without
+    its source cannot be compared, which is logged.
+    """
+    found = []
+    for file, known in table.items():
+        path = root / file
+        try:
+            source = path.read_bytes()
+        except OSError:
+            if path.with_suffix(".pyc").exists():
+                logger.warning("sglang-canopy: no source of %s: not compared", file)
+                continue
+            found += [f"{_module(file)}.{name}" for name in known["names"]]
+            continue
+        if hashlib.sha256(source).hexdigest()[:_LENGTH] == known["file"]:
+            continue
+        tree = ast.parse(source)
+        found += [
+            f"{_module(file)}.{name}"
+            for name, digest in known["names"].items()
+            if digest_of(tree, name) != digest
+        ]
+    return found
+
+
+def entry(source: bytes, names: list[str]) -> dict[str, Any]:
+    """The table's entry for one file. Raises ``KeyError`` for a name that it does not define."""
+    tree = ast.parse(source)
+    digests = {name: digest_of(tree, name) for name in sorted(names)}
+    for name, digest in digests.items():
+        if digest is None:
+            raise KeyError(name)
+    return {"file": hashlib.sha256(source).hexdigest()[:_LENGTH], "names": digests}
+
+
+def digest_of(tree: ast.Module, name: str) -> str | None:
+    """The digest of ``Class.method`` or of a function; ``None`` where there is none."""
+    scopes: list[ast.AST] = [tree]
+    for part in name.split("."):
+        scopes = [node for scope in scopes for node in _defined(scope, part)]
+    if not scopes:
+        return None
+    return hashlib.sha256(repr([_shape(node) for node in scopes]).encode()).hexdigest()[:_LENGTH]
+
+
+def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Definitions of ``name`` right in ``scope``, those below an ``if`` or ``try`` included."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, _DEFINITIONS):
+            if node.name == name:
+                yield node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                yield node
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
+            yield from _defined(node, name)
+
+
+def _shape(node: Any) -> Any:
+    """A syntax tree as nested lists, the same from every version of Python."""
+    if isinstance(node, list):
+        return [_shape(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+    fields.pop("kind", None)  # of a string: whether it was written u""
+    body = fields.get("body")
+    if isinstance(node, _DEFINITIONS) and _is_docstring(body[0]):
+        fields["body"] = body[1:]
+    return [type(node).__name__, *((name, _shape(value)) for name, value in fields.items())]
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _module(file: str) -> str:
+    return "sglang." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

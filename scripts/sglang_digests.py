@@ -1,0 +1,159 @@
+"""Write the digests of SGLang's functions that Canopy builds on. Run it when the pin moves.
+
+    python scripts/sglang_digests.py            # writes python/sglang_canopy/sglang_digests.json
+    python scripts/sglang_digests.py --check    # exit status 1, and names, where it is out of date
+
+What is in the table: every method that a class of ours overrides, every function that we hook or
+import, every private method that we call (found in our own source), and ``plugin.RELIED_ON``.
+Before writing it for a new SGLang, read what changed: the start stops for a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import json
+import pkgutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sglang
+
+import sglang_canopy
+from sglang_canopy import cpu, digests, plugin
+
+ROOT = Path(sglang.__path__[0])
+OURS = Path(sglang_canopy.__path__[0])
+Place = tuple[str, str]
+"""A file below the package ``sglang``, and a name in it."""
+
+
+def our_modules() -> list[Any]:
+    """Every module of ours that imports SGLang."""
+    modules = []
+    for path in sorted(OURS.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(True for _ in _imports(tree)):
+            name = ".".join(path.relative_to(OURS.parent).with_suffix("").parts)
+            modules.append(importlib.import_module(name.removesuffix(".__init__")))
+    return modules
+
+
+def classes_on_sglang() -> list[type]:
+    """Our classes that have one of SGLang's among their bases."""
+    return [
+        value
+        for module in our_modules()
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and any(_is_sglangs(base) for base in value.__mro__)
+    ]
+
+
+def overridden() -> Iterator[Any]:
+    """SGLang's own of each method that a class of ours overrides."""
+    for ours in classes_on_sglang():
+        for name in vars(ours):
+            for base in ours.__mro__[1:]:
+                if _is_sglangs(base) and name in vars(base):
+                    yield vars(base)[name]
+                    break
+
+
+def called_privately() -> Iterator[Any]:
+    """SGLang's private methods that our source names, of the classes that ours are based on."""
+    named = set()
+    for path in OURS.rglob("*.py"):  # also where SGLang's objects come as arguments
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}
+    for base in sorted(bases, key=lambda base: base.__qualname__):
+        for name, value in vars(base).items():
+            if name in named and name.startswith("_") and not name.startswith("__"):
+                yield value
+
+
+def imported() -> Iterator[Any]:
+    """SGLang's functions, and its dataclasses, that our source imports."""
+    for module in our_modules():
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        for source, name in _imports(tree):
+            value = getattr(importlib.import_module(source), name, None)
+            if inspect.isfunction(value) or dataclasses.is_dataclass(value):
+                yield value
+
+
+def named() -> Iterator[Any]:
+    """What the tables of hooks and ``plugin.RELIED_ON`` name."""
+    targets = [seam.target for seam in plugin.SEAMS]
+    for target in [*targets, *cpu.SEAMS, *plugin.RELIED_ON]:
+        owner, name = target.rsplit(".", 1)
+        yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
+
+
+def places() -> set[Place]:
+    """Where everything that belongs into the table is defined."""
+    values = itertools.chain(overridden(), called_privately(), imported(), named())
+    return {place for value in values if (place := place_of(value)) is not None}
+
+
+def place_of(value: Any) -> Place | None:
+    """Where SGLang defines a function, method, property or class; ``None`` for anything else."""
+    if isinstance(value, property):
+        value = value.fget
+    value = getattr(value, "__func__", value)
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        return None
+    value = inspect.unwrap(value)
+    if not value.__module__.startswith("sglang.") or "<" in value.__qualname__:
+        return None
+    file = Path(inspect.getsourcefile(value) or "")
+    return file.relative_to(ROOT).as_posix(), value.__qualname__
+
+
+def make_table() -> dict[str, Any]:
+    """The table of the installed SGLang."""
+    names = defaultdict(list)
+    for file, name in places():
+        names[file].append(name)
+    return {file: digests.entry((ROOT / file).read_bytes(), names[file]) for file in sorted(names)}
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
+            for alias in node.names:
+                yield node.module or "", alias.name
+
+
+def _is_sglangs(base: type) -> bool:
+    return base.__module__.split(".")[0] == "sglang"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    check = parser.parse_args().check
+    table = make_table()
+    text = json.dumps(table, indent=1) + "\n"
+    if not check:
+        digests.TABLE.write_text(text, encoding="utf-8")
+        print(f"{digests.TABLE}: {sum(len(e['names']) for e in table.values())} functions")
+        return 0
+    known = digests.read_table()
+    different = sorted(file for file in known.keys() | table if known.get(file) != table.get(file))
+    for file in different:
+        print(f"{file}: the table is out of date; run python scripts/sglang_digests.py")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
