@@ -7,10 +7,9 @@ request, and block hashes depend on tokens and salts alone.
 from __future__ import annotations
 
 import itertools
-import json
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -33,7 +32,6 @@ class LiveRequest(Request):
         "done",
         "epoch",
         "hash",
-        "hints",
         "number",
         "pin_s",
         "stop_hint",
@@ -46,8 +44,6 @@ class LiveRequest(Request):
         self.number = next(_numbers)
         self.done = False
         self.hash = 0
-        self.hints: list[dict[str, Any]] = []
-        """Hints about other conversations that travelled with this request."""
         self.stop_hint: str | None = None
         self.tool_marker: list[int] = []
         self.epoch = 0.0
@@ -72,8 +68,6 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = params.get(MARKER_KEY, [])
-        if "hints" in stamp:
-            request.hints = json.loads(stamp["hints"])
     block = core.live.settings.block_tokens
     request.tenant = tenant_of_req(req)
     request.block_tokens = block
