@@ -11,6 +11,7 @@ from live_tree import LiveTree, check, fake_req
 
 from sglang_canopy import entry
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.hints import pack
 from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.radix.link import finished_request, live_request
 from sglang_canopy.request import (
@@ -169,6 +170,30 @@ def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() 
     tree.core.hint({"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True})
     tree.core.hint({"tenant": None, "conversation": "zz", "time": 4.0, "over": True})
     assert not leaf_of(tree, [3]).over
+
+
+def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages_sglang() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    trees = [LiveTree(64, "wa") for _ in range(2)]  # two replicas, or two ranks of one
+    key = pack([{"tenant": None, "conversation": "a", "over": True, "time": 4.0}, {"x": 1}])
+    for tree in trees:
+        tree.serve([1, 2, 3], time=1, conversation="a")
+        scheduler = SimpleNamespace(tree_cache=tree.cache)
+        answer = entry.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
+        assert answer.updated
+        assert leaf_of(tree, [3]).over
+        check(tree)
+    others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
+    assert entry.hints_arrive(lambda _self, asked: asked, None, others) is others
+
+
+def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    asked = SetInternalStateReq(server_args={pack([]): 1})
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
+    assert not entry.hints_arrive(None, scheduler, asked).updated
 
 
 def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:
