@@ -35,9 +35,15 @@ class Manager:
         self.tokenizer = None
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
 
-    async def set_internal_state(self, asked: Any) -> list[bool]:
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
         self.sent.append(dict(asked.server_args))
-        return [True]
+        return [SimpleNamespace(updated=True)]
+
+    async def set_internal_state(self, asked: Any) -> list[bool]:
+        return [answer.updated for answer in await self.set_internal_state_communicator(asked)]
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         return [{}]

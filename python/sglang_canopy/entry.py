@@ -126,6 +126,18 @@ def hints_arrive(original: Any, scheduler: Any, recv_req: Any) -> Any:
     return SetInternalStateReqOutput(updated=heeded)
 
 
+async def internal_state_asked(
+    original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
+    hints come by ``/canopy/hint`` alone, which looks at who gives them."""
+    if any(str(key).startswith(KEY) for key in obj.server_args):
+        from fastapi import HTTPException
+
+        raise HTTPException(403, f"server_args key {KEY!r} is Canopy's own; use /canopy/hint")
+    return await original(manager, obj, *args, **kwargs)
+
+
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
     from sglang.srt.entrypoints.http_server import app
@@ -186,10 +198,13 @@ async def _deliver() -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     manager = http_server._global_state.tokenizer_manager
+    manager.auto_create_handle_loop()
+
+    async def send(key: str) -> None:
+        await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
+
     try:
-        await deliver(
-            hints, lambda key: manager.set_internal_state(SetInternalStateReq(server_args={key: 1}))
-        )
+        await deliver(hints, send)
     except Exception:
         logger.exception("canopy: hints could not be sent; they go with the next one")
 

@@ -240,6 +240,12 @@ SEAMS = (
         entry.hints_arrive,
         ("self", "recv_req"),
     ),
+    Seam(
+        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        entry.internal_state_asked,
+        ("self", "obj"),
+    ),
     *(Seam(target, "after", hook, names) for target, hook, names in forced_output.HOOKS),
     *(Seam(*hook) for hook in chunk_hooks.HOOKS),
 )
