@@ -200,6 +200,36 @@ def test_a_malformed_hint_is_answered_with_400(serve: Serve, body: bytes) -> Non
         assert json.loads(text)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[" * 100_000,
+        b"[1]",
+        b'{"text": 7}',
+        b'{"text": "\\ud800"}',
+        b'{"input_ids": [[1], 2]}',
+        b'{"input_ids": [1e400]}',
+    ],
+)
+def test_a_malformed_document_is_answered_with_400(serve: Serve, body: bytes) -> None:
+    with serve() as http:
+        http.manager.tokenizer = tokenizer()
+        code, text = http("POST", "/canopy/chunks", None, body)
+        assert code == 400, text
+        assert json.loads(text)["error"]["message"]
+
+
+def tokenizer() -> Any:
+    """A real one, which knows a single word."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
 SECRET = "0123456789abcdef-gateway"
 HINT = {"conversation": "a", "over": True}
 

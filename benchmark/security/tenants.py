@@ -24,7 +24,9 @@ SYSTEM, TURN, TURNS = 96, 48, 6
 """Tokens of the shared system prompt, of a turn, and turns of a conversation."""
 PAUSE_S = 0.02
 """Between two requests of one flooding thread."""
-DOCUMENT = 64
+DOCUMENT, JUNK = 64, 16
+"""Tokens of an honest and of a hostile document. Registering one computes it, and that is traffic
+beyond the prompts: kept small, so that both tenants still send about equally much."""
 
 
 def call(url: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
@@ -210,7 +212,7 @@ class Hostile:
         theirs = self.honest.documents[i % 3]
         mine = f"?extra_key={HOSTILE}"
         if i % 4 == 0:
-            body = {"input_ids": tokens(DOCUMENT, f"junk {i}"), "extra_key": HOSTILE, "pin": True}
+            body = {"input_ids": tokens(JUNK, f"junk {i}"), "extra_key": HOSTILE, "pin": True}
             self._note("documents", *call(url, "POST", "/canopy/chunks", body))
             return
         method, path = (

@@ -97,6 +97,10 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     if ("text" in body) == ("input_ids" in body):
         raise CanopyError("a document is either text or input_ids; give one of them")
     if "text" in body:
+        if not body["text"].isascii() and any("\ud800" <= c <= "\udfff" for c in body["text"]):
+            raise CanopyError(
+                "field 'text' has half of a surrogate pair, which is no text; remove it"
+            )
         ids = manager.tokenizer.encode(body["text"], add_special_tokens=False)
     else:
         ids = body["input_ids"]
