@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,3 +130,14 @@ def test_two_sources_or_a_file_that_is_not_there_are_refused(tmp_path: Path) -> 
         gateway_secret({SECRET_VARIABLE: SECRET, SECRET_FILE_VARIABLE: "/x"})
     with pytest.raises(CanopyError, match="cannot be read"):
         gateway_secret({SECRET_FILE_VARIABLE: str(tmp_path / "none")})
+
+
+def test_the_server_does_not_start_with_nobody_to_trust(tiny_model: Path, monkeypatch) -> None:
+    for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)]
+    command += ["--device", "cpu", "--canopy-client-hints", "trusted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert last.startswith("sglang-canopy: --canopy-client-hints trusted: nobody is trusted;")
