@@ -158,7 +158,7 @@ def test_users_read_and_only_the_administrator_changes_state(
         assert admitted(http, CHANGES, key) == {changes}
 
 
-@pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks"])
+@pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks", "/canopy/chunks/abc/pin"])
 def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
     serve: Serve, path: str
 ) -> None:
@@ -171,11 +171,8 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
             yield b" " * (1 << 16)
 
     with serve() as http:
-        try:
-            code, text = http("POST", path, None, endless())
-            assert (code, "at most" in text) == (400, True)
-        except OSError:  # the server answered and hung up while the body was still being sent
-            pass
+        with contextlib.suppress(OSError):  # it may hang up while the body is still being sent
+            assert http("POST", path, None, endless())[0] == 400
         assert sent < 128 << 20
         assert http("GET", "/canopy/status")[0] == 200
 

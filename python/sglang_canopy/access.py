@@ -131,7 +131,12 @@ def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
             return JSONResponse(
                 {"error": {"message": str(error)}},
                 status_code=error.status if isinstance(error, Refused) else 400,
-                headers={"Connection": "close"} if isinstance(error, BodyTooLong) else None,
+                headers={"Connection": "close"} if _is_unread(error, request) else None,
             )
 
     return answer
+
+
+def _is_unread(error: ValueError, request: Any) -> bool:
+    """Whether more of a refused request's body may come, which nobody wants."""
+    return isinstance(error, BodyTooLong) or "transfer-encoding" in request.headers
