@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_canopy import SGLANG_VERSION, digests, entry
+from sglang_canopy import SGLANG_VERSION, client_hints, digests, entry
 from sglang_canopy.bench import forced_output
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
@@ -60,6 +60,16 @@ def _add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         help="Obey custom_params.canopy_force_output, a list of token ids that the response "
         "must consist of. For replaying traces; keep it off in production.",
     )
+    group.add_argument(
+        client_hints.FLAG,
+        choices=client_hints.MODES,
+        default=client_hints.ON,
+        help="Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
+        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s and canopy_pin_s of requests): "
+        "everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
+        f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
+        f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
+    )
     from sglang_canopy.radix import options as tiers
 
     tiers.add_flags(group, options)
@@ -97,6 +107,15 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
     refusal = unsupported(result) if ours else None
     if refusal:
         _stop(f"--radix-eviction {result.radix_eviction_policy}: {refusal}")
+    setattr(
+        result,
+        client_hints.ATTRIBUTE,
+        getattr(args, client_hints.ATTRIBUTE.removeprefix("_"), client_hints.ON),
+    )
+    try:
+        client_hints.rule_of(result)
+    except CanopyError as error:
+        _stop(str(error))
     from sglang_canopy.radix import options as tiers
 
     if ours:
@@ -195,6 +214,18 @@ SEAMS = (
         "around",
         entry.generation_begins,
         ("self", "obj", "request"),
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.set_internal_state",
+        "around",
+        entry.hints_arrive,
+        ("self", "recv_req"),
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        entry.internal_state_asked,
+        ("self", "obj"),
     ),
     *(Seam(target, "after", hook, names) for target, hook, names in forced_output.HOOKS),
     *(Seam(*hook) for hook in chunk_hooks.HOOKS),

@@ -9,7 +9,6 @@ The result is one small dict, ``custom_params["canopy"]``, which no client may w
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -30,9 +29,8 @@ MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
 MAX_TTL_S = 30 * 24 * 3600.0
 MAX_PIN_S = 24 * 3600.0
-MAX_HINTS_TEXT = 1 << 20
 MAX_MARKER = 64
-"""Characters of the hints, and tokens of the marker, that a request may carry."""
+"""Tokens of the marker that a request may carry."""
 
 EPOCH_S = time.time() - time.monotonic()
 """Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
@@ -184,22 +182,6 @@ def sound_stamp(custom_params: Any) -> dict[str, Any]:
     return _sound(stamp, _STAMP) if isinstance(stamp, Mapping) else {}
 
 
-def sound_hints(text: Any) -> list[dict[str, Any]]:
-    """The hints that travel with a request (``Waiting.take``), as far as they are sound."""
-    if not isinstance(text, str) or len(text) > MAX_HINTS_TEXT:
-        return []
-    try:
-        hints = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    found = (
-        [_sound(h, _HINT) for h in hints if isinstance(h, Mapping)]
-        if isinstance(hints, list)
-        else []
-    )
-    return [{"salt": None, **h} for h in found if "conversation" in h and "time" in h]
-
-
 def sound_marker(custom_params: Any) -> list[int]:
     """The token ids under ``MARKER_KEY``; none where they are none."""
     found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
@@ -225,12 +207,6 @@ def from_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
         request.ttft_model = (stamp["alpha"], stamp["beta"])
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("text")
-    return value
-
-
 _FAR_S = 1e10
 _TIME = _number(0.0, _FAR_S, "seconds")
 _STAMP: dict[str, Callable[[Any], Any]] = {
@@ -239,14 +215,8 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
     "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": _number(0.0, _FAR_S, "seconds a token"),
     "beta": _number(-_FAR_S, _FAR_S, "seconds"),
-    "hints": _text,
 }
 """Every field that the entry may stamp, and what it may be."""
-_HINT: dict[str, Callable[[Any], Any]] = {
-    "salt": _text,
-    "time": _TIME,
-    **{field: _STAMP[field] for field in ("conversation", "over", "return_in_s", "keep_s")},
-}
 
 
 def _sound(given: Mapping[Any, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:

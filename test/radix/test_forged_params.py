@@ -29,7 +29,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta", "hints"]
+names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta"]
 forged = st.dictionaries(st.sampled_from(names), anything)
 params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything, MARKER_KEY: anything})
 
@@ -65,9 +65,9 @@ def test_requests_without_a_stamp_come_one_after_the_other() -> None:
 
 def test_what_is_sound_of_a_stamp_is_used() -> None:
     tree = LiveTree(64, "wa")
-    stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "hints": "[", "keep_s": 5}
+    stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "keep_s": 5}
     request = live_request(fake_req([1] * 8, [], stamp), tree.core)
-    assert (request.time, request.category, request.turn, request.hints) == (7.0, "chat", 1, [])
+    assert (request.time, request.category, request.turn) == (7.0, "chat", 1)
     assert request.keep_until == 12.0
 
 

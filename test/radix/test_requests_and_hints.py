@@ -11,7 +11,7 @@ from live_tree import LiveTree, check, fake_req
 
 from sglang_canopy import entry
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.hints import MAX_WAITING, Waiting
+from sglang_canopy.hints import pack
 from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.radix.link import finished_request, live_request
 from sglang_canopy.request import (
@@ -51,6 +51,7 @@ def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
         {"canopy_over": "yes"},
         {"canopy_return_in_s": float("nan")},
         {"canopy_return_in_s": -3},
+        {"canopy_return_in_s": 10**400},
         {"canopy_keep_s": 1e12},
         {"canopy_slo_ms": 0},
         {"canopy_unknown": 1},
@@ -154,7 +155,7 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree.serve([*system, 10, 11], time=1, conversation="a")
     tree.serve([*system, 20, 21], time=2, conversation="b")
     tree.serve([*system, 30, 31], time=3, conversation="c")
-    tree.core.hint({"salt": None, "conversation": "b", "time": 4.0, "over": True})
+    tree.core.hint({"tenant": None, "conversation": "b", "time": 4.0, "over": True})
     assert leaf_of(tree, [21]).over
     assert not leaf_of(tree, [4]).over  # the shared system prompt
     tree.evict(2)
@@ -166,36 +167,33 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
 def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() -> None:
     tree = LiveTree(64, "wa")
     tree.serve([1, 2, 3], time=1, conversation="a")
-    tree.core.hint({"salt": "tenant", "conversation": "a", "time": 4.0, "over": True})
-    tree.core.hint({"salt": None, "conversation": "zz", "time": 4.0, "over": True})
+    tree.core.hint({"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True})
+    tree.core.hint({"tenant": None, "conversation": "zz", "time": 4.0, "over": True})
     assert not leaf_of(tree, [3]).over
 
 
-def test_hints_wait_for_the_next_request_and_the_last_word_counts() -> None:
-    waiting = Waiting()
-    waiting.add({"conversation": "a", "over": True}, 1.0)
-    waiting.add({"conversation": "a", "return_in_s": 5}, 2.0)
-    carried = waiting.take()
-    assert carried is not None
-    assert '"return_in_s": 5' in carried
-    assert "over" not in carried
-    assert waiting.take() is None
+def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages_sglang() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    trees = [LiveTree(64, "wa") for _ in range(2)]  # two replicas, or two ranks of one
+    key = pack([{"tenant": None, "conversation": "a", "over": True, "time": 4.0}, {"x": 1}])
+    for tree in trees:
+        tree.serve([1, 2, 3], time=1, conversation="a")
+        scheduler = SimpleNamespace(tree_cache=tree.cache)
+        answer = entry.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
+        assert answer.updated
+        assert leaf_of(tree, [3]).over
+        check(tree)
+    others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
+    assert entry.hints_arrive(lambda _self, asked: asked, None, others) is others
 
 
-@pytest.mark.parametrize(
-    "bad", [None, [], {}, {"conversation": "a"}, {"over": True}, {"conversation": "a", "turn": 1}]
-)
-def test_a_hint_that_says_nothing_is_refused(bad: object) -> None:
-    with pytest.raises(CanopyError):
-        Waiting().add(bad, 0.0)
+def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
 
-
-def test_waiting_hints_are_bounded() -> None:
-    waiting = Waiting()
-    for i in range(MAX_WAITING):
-        waiting.add({"conversation": f"c{i}", "over": True}, 0.0)
-    with pytest.raises(CanopyError, match="wait already"):
-        waiting.add({"conversation": "one more", "over": True}, 0.0)
+    asked = SetInternalStateReq(server_args={pack([]): 1})
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
+    assert not entry.hints_arrive(None, scheduler, asked).updated
 
 
 def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:

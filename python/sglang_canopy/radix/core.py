@@ -316,8 +316,6 @@ class CanopyTreeCore(UnifiedTreeCore):
         self.evictable_device_leaves.admit_pending()
         self.evictable_host_leaves.admit_pending()
         self.clock = max(self.clock, request.time)
-        for hint in getattr(request, "hints", ()):
-            self.hint(hint)
         self.disk.arrive(request.epoch)  # type: ignore[attr-defined]
         if self.ttl_window is not None:
             self.ttl_window.arrive(self)
@@ -326,10 +324,10 @@ class CanopyTreeCore(UnifiedTreeCore):
     def hint(self, hint: dict[str, Any]) -> None:
         """Apply a client's word on a conversation to what is cached of it already.
 
-        ``hint`` has ``salt``, ``conversation``, ``time`` and one or more of ``over``,
+        ``hint`` has ``tenant``, ``conversation``, ``time`` and one or more of ``over``,
         ``return_in_s``, ``keep_s``. A conversation that is not cached is ignored.
         """
-        node = self.tips.get((hint["salt"], hint["conversation"]))
+        node = self.tips.get((hint["tenant"], hint["conversation"]))
         if node is None or self._node_arena.get(node.id) is not node:
             return
         back, keep = hint.get("return_in_s"), hint.get("keep_s")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from sglang_canopy.policy.base import Request
-from sglang_canopy.request import from_stamp, sound_hints, sound_marker, sound_stamp
+from sglang_canopy.request import from_stamp, sound_marker, sound_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class LiveRequest(Request):
         "done",
         "epoch",
         "hash",
-        "hints",
         "number",
         "pin_s",
         "stop_hint",
@@ -49,8 +48,6 @@ class LiveRequest(Request):
         self.number = next(_numbers)
         self.done = False
         self.hash = 0
-        self.hints: list[dict[str, Any]] = []
-        """Hints about other conversations that travelled with this request."""
         self.stop_hint: str | None = None
         self.tool_marker: list[int] = []
         self.epoch = 0.0
@@ -75,7 +72,6 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = sound_marker(params)
-        request.hints = sound_hints(stamp.get("hints"))
     block = core.live.settings.block_tokens
     request.tenant = tenant_of_req(req)
     request.block_tokens = block

@@ -7,10 +7,10 @@ encodes and keeps the KV.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from sglang_canopy import access
 from sglang_canopy.chunk.server import entry
 from sglang_canopy.chunk.server.fields import BOUNDS
 from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
@@ -23,31 +23,24 @@ _WHAT = {"text": "a string", "input_ids": "a list of token ids", "extra_key": "a
 
 def add_routes(server_args: Any) -> None:
     """Before ``launch_server``: the routes of chunk reuse, beside SGLang's."""
-    from fastapi import Request
-    from fastapi.responses import JSONResponse
     from sglang.srt.entrypoints.http_server import app
 
     options: Options = getattr(server_args, ATTRIBUTE)
 
-    def answered(handler: Callable[..., Awaitable[dict]]) -> Callable[..., Awaitable[Any]]:
-        async def route(request: Request) -> JSONResponse:
-            try:
-                return JSONResponse(await handler(request, _manager(), options))
-            except ValueError as error:
-                return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+    def called(handler: Callable[..., Awaitable[dict]]) -> access.Handler:
+        async def call(request: Any) -> dict[str, Any]:
+            return await handler(request, _manager(), options)
 
-        route.__annotations__["request"] = Request
-        route.__name__ = handler.__name__
-        return route
+        return call
 
+    access.add_read_route(app, "GET", "/canopy/chunks", called(listing), server_args.admin_api_key)
     for path, handler, method in (
         ("/canopy/chunks", register, "POST"),
-        ("/canopy/chunks", listing, "GET"),
         ("/canopy/chunks/{name}", delete, "DELETE"),
         ("/canopy/chunks/{name}/pin", pin, "POST"),
         ("/canopy/chunks/{name}/unpin", unpin, "POST"),
     ):
-        app.add_api_route(path, answered(handler), methods=[method])
+        access.add_change_route(app, method, path, called(handler))
 
 
 async def register(request: Any, manager: Any, options: Options) -> dict[str, Any]:
@@ -104,6 +97,10 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     if ("text" in body) == ("input_ids" in body):
         raise CanopyError("a document is either text or input_ids; give one of them")
     if "text" in body:
+        if not body["text"].isascii() and any("\ud800" <= c <= "\udfff" for c in body["text"]):
+            raise CanopyError(
+                "field 'text' has half of a surrogate pair, which is no text; remove it"
+            )
         ids = manager.tokenizer.encode(body["text"], add_special_tokens=False)
     else:
         ids = body["input_ids"]
@@ -164,15 +161,7 @@ async def _state(manager: Any) -> dict[str, Any]:
 
 
 async def _body(request: Any) -> dict[str, Any]:
-    raw = bytearray()
-    async for part in request.stream():  # a length may be missing or wrong: what comes is counted
-        raw += part
-        if len(raw) > MAX_BODY_BYTES:
-            raise CanopyError(f"a document has at most {MAX_BODY_BYTES} bytes")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CanopyError(f"not JSON: {error}") from None
+    body = await access.read_json(request, MAX_BODY_BYTES, "a document")
     if not isinstance(body, dict):
         raise CanopyError('the body must be a JSON object like {"text": "..."}')
     return body

@@ -1,0 +1,182 @@
+"""One tenant floods, lies and pries on a real server; does another one lose by it?
+
+    python benchmark/security/hostile_soak.py --minutes 10 --json OUT
+
+Three runs of the same steps. In a step the honest tenant sends the next request of a conversation,
+then the hostile one a prompt of the same length:
+
+- *hostile*: ``--minutes`` long. The hostile tenant invents a category for each request, says that
+  it returns in a second (or that a conversation is over, and goes on with it), asks to keep, to
+  pin and for the longest TTL. Beside that, four threads flood hints, document registrations with
+  pins, malformed and endless bodies, and read whatever can be read.
+- *truthful*: the same prompts in the same order, without any of that.
+- *alone*: the honest tenant's prompts only, in half of the pool.
+
+Why half of the pool: an eviction policy promises no tenant a share. But both tenants send equally
+many tokens, so under LRU each would hold half of what the pool holds; a tenant that lies must not
+get more than that at the other's cost. The honest tenant sends 40 % of the pool's tokens between
+two requests of one conversation. That fits in a half, and still does when the hostile tenant uses
+up the budget for what it asks to keep (a tenth of the pool): 40 % + 40 % + 10 %. A hostile tenant
+that gets more than its share and that budget pushes conversations out before they return.
+
+Passes if the honest tenant's hit rate (prompt tokens from the cache, warm-up left out) in *hostile*
+is no more than one point below that in *alone* and in *truthful*; nothing of the honest tenant was
+readable or reusable by the other; no answer was a 5xx, no traceback logged; and memory (resident,
+all of the server's processes) does not grow from the middle third of the run to the last. Prints
+one JSON object; exits with 1 if anything failed. Everything is on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tenants import Honest, Hostile
+
+from sglang_canopy.launch import cpu_arguments, free_port, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+POINT = 0.01
+SAMPLE_S = 2.0
+GROWTH = 0.03
+"""Share by which memory may seem to grow: allocators breathe."""
+GROWTH_MB = 24.0
+
+
+class Memory:
+    """Samples a server's resident memory in a thread of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.series_mb: list[float] = []
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def flat(self) -> bool:
+        """Whether the last third's median is about that of the middle third."""
+        third = len(self.series_mb) // 3
+        if not third:
+            return True
+        middle = statistics.median(self.series_mb[third : 2 * third])
+        last = statistics.median(self.series_mb[-third:])
+        return last <= middle * (1 + GROWTH) + GROWTH_MB
+
+    def _sample(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            total = 0
+            try:
+                leader = psutil.Process(self._pid)
+                family = [leader, *leader.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            for process in family:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.series_mb.append(round(total / 2**20, 1))
+
+
+def run(
+    name: str, arguments: argparse.Namespace, folder: Path, steps: int | None
+) -> dict[str, Any]:
+    """One of the three runs, on a server of its own. ``steps``: ``None`` for ``--minutes``."""
+    honest = Honest(arguments.pool)
+    hostile = None if name == "alone" else Hostile(honest, lies=name == "hostile")
+    pool = arguments.pool // 2 if name == "alone" else arguments.pool
+    given = [*cpu_arguments(folder / "model", kv_tokens=pool, dtype="float32")]
+    given += ["--load-format", "dummy", "--radix-eviction", arguments.policy]
+    given += ["--canopy-chunks", "on", "--canopy-chunk-memory-mb", "32"]
+    log = folder / f"{name}.log"
+    with serving(given, log=log, port=free_port(), describe=name) as server:
+        honest.register(server.url)
+        registered = honest.listed(server.url)
+        memory = Memory(server.process.pid)
+        if hostile is not None and hostile.lies:
+            hostile.start(server.url)
+        end = time.monotonic() + 60 * arguments.minutes
+        step = 0
+        while step < steps if steps is not None else time.monotonic() < end:
+            honest.step(server.url, step)
+            if hostile is not None:
+                hostile.step(server.url, step)
+            step += 1
+        if hostile is not None:
+            hostile.stop()
+        memory.stop()
+        left = honest.listed(server.url)
+        text = server.log_text()
+    return {
+        "steps": step,
+        "warm_up_steps": honest.warm_up,
+        "pool_tokens": pool,
+        "hit_rate": round(honest.hit_rate, 4),
+        "honest_errors": honest.errors[:5],
+        "documents_unchanged": registered == left and len(left) == len(honest.documents),
+        "hostile_sent": {} if hostile is None else hostile.sent,
+        "faults": [] if hostile is None else sorted(set(hostile.faults))[:20],
+        "tracebacks": text.count("Traceback"),
+        "rss_mb": memory.series_mb,
+        "memory_flat": memory.flat(),
+    }
+
+
+def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
+    """What was to be shown, and whether it was."""
+    hit = {name: found["hit_rate"] for name, found in runs.items()}
+    counted = all(found["steps"] > 2 * found["warm_up_steps"] for found in runs.values())
+    return {
+        "enough steps to tell": counted,
+        "within a point of alone": hit["hostile"] >= hit["alone"] - POINT,
+        "nothing gained by lying": hit["hostile"] >= hit["truthful"] - POINT,
+        "nothing readable, nothing refused wrongly": not any(
+            found["faults"] or found["honest_errors"] or not found["documents_unchanged"]
+            for found in runs.values()
+        ),
+        "no traceback": not any(found["tracebacks"] for found in runs.values()),
+        "memory flat": runs["hostile"]["memory_flat"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10, help="of the hostile run")
+    parser.add_argument("--pool", type=int, default=8192, help="tokens of the KV pool")
+    parser.add_argument("--policy", default="wa")
+    parser.add_argument("--tokenizer-from", type=Path, default=MODEL, help="a model directory")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
+    arguments = parser.parse_args()
+    from sglang_canopy.models.tiny import write_tiny_model
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.logs or Path(scratch)
+        write_tiny_model(folder / "model", arguments.tokenizer_from)
+        runs = {"hostile": run("hostile", arguments, folder, None)}
+        steps = runs["hostile"]["steps"]
+        for name in ("truthful", "alone"):
+            runs[name] = run(name, arguments, folder, steps)
+    result = {"policy": arguments.policy, "verdict": verdict(runs), "runs": runs}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    return 0 if all(result["verdict"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

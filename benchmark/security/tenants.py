@@ -1,0 +1,287 @@
+"""The two tenants of the hostile soak: an honest one, and one that lies, floods and pries.
+
+Tenants are told apart by ``extra_key``, which a gateway would set: the hostile one never sends
+the honest one's. What each sends is a function of a step's number alone, so every run sends the
+same prompts, however long it takes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+HONEST, HOSTILE = "honest-tenant", "hostile-tenant"
+WORKING_SET = 0.4
+"""Tokens that the honest tenant sends in one round of its conversations, as a share of the pool."""
+SYSTEM, TURN, TURNS = 96, 48, 6
+"""Tokens of the shared system prompt, of a turn, and turns of a conversation."""
+PAUSE_S = 0.02
+"""Between two requests of one flooding thread."""
+DOCUMENT, JUNK = 64, 16
+"""Tokens of an honest and of a hostile document. Registering one computes it, and that is traffic
+beyond the prompts: kept small, so that both tenants still send about equally much."""
+
+
+def call(url: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """One request: status and text. ``body``: bytes or an iterator as they are, else as JSON."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+    if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
+        body = json.dumps(body).encode()
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def generate(
+    url: str, prompt: list[int], tenant: str, custom: dict[str, Any] | None = None, **body: Any
+) -> tuple[int, Any]:
+    """One token for a prompt: status, and the answer or the refusal's text."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+    if custom:
+        sampling["custom_params"] = custom
+    asked = {"input_ids": prompt, "sampling_params": sampling, "extra_key": tenant, **body}
+    status, text = call(url, "POST", "/generate", asked)
+    return status, json.loads(text) if status == 200 else text
+
+
+def tokens(count: int, seed: object) -> list[int]:
+    draw = random.Random(str(seed))
+    return [draw.randrange(1000, 20_000) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Honest:
+    """Conversations in rotation, each started anew after ``TURNS``, labelled truthfully."""
+
+    pool: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+
+    @property
+    def conversations(self) -> int:
+        average = SYSTEM + TURN * (TURNS + 1) // 2
+        return max(2, int(WORKING_SET * self.pool / average))
+
+    @property
+    def warm_up(self) -> int:
+        """Steps until every conversation has been through all of its turns once."""
+        return self.conversations * TURNS
+
+    def prompt(self, step: int) -> tuple[str, int, list[int]]:
+        """Conversation, turn and tokens of a step."""
+        slot = step % self.conversations
+        rounds = step // self.conversations + slot  # they do not all start anew at once
+        name, turn = f"honest-{slot}-{rounds // TURNS}", rounds % TURNS + 1
+        return name, turn, tokens(SYSTEM, "system") + tokens(TURN * TURNS, name)[: TURN * turn]
+
+    def step(self, url: str, step: int) -> None:
+        """Send a step's request; count its tokens once everything is warm."""
+        name, turn, prompt = self.prompt(step)
+        said = {"canopy_category": "chat", "canopy_turn": turn, "canopy_conversation": name}
+        status, answer = generate(url, prompt, HONEST, said)
+        if status != 200:
+            self.errors.append(f"step {step}: {status} {answer[:200]}")
+        elif step >= self.warm_up:
+            self.prompt_tokens += answer["meta_info"]["prompt_tokens"]
+            self.cached_tokens += answer["meta_info"]["cached_tokens"]
+
+    def register(self, url: str) -> None:
+        """Register three documents, the first of them pinned."""
+        for i in range(3):
+            body = {"input_ids": self.document(i), "extra_key": HONEST, "pin": i == 0}
+            status, text = call(url, "POST", "/canopy/chunks", body)
+            if status != 200:
+                raise RuntimeError(f"the honest tenant's document was refused: {status} {text}")
+            self.documents.append(json.loads(text)["id"])
+
+    def document(self, i: int) -> list[int]:
+        return tokens(DOCUMENT, f"the honest tenant's document {i}")
+
+    def listed(self, url: str) -> dict[str, bool]:
+        """Its documents, and whether each is pinned."""
+        _, text = call(url, "GET", f"/canopy/chunks?extra_key={HONEST}")
+        return {d["id"]: d["pinned"] for d in json.loads(text)["documents"]}
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(slots=True)
+class Hostile:
+    """As many tokens as the honest tenant sends; with ``lies``, everything else as well."""
+
+    honest: Honest
+    lies: bool
+    sent: dict[str, int] = field(default_factory=dict)
+    """Requests of each kind."""
+    faults: list[str] = field(default_factory=list)
+    """Answers that there should not be: leaks, and errors of the server's own."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def step(self, url: str, step: int) -> None:
+        """One prompt of the honest one's length: mostly new tokens, at times an old prompt (a
+        conversation that was said to be over goes on), at times the honest tenant's own."""
+        name, _, theirs = self.honest.prompt(step)
+        if step % 20 == 0:
+            self._pry(url, step, theirs)
+            return
+        again = step - 5 if step % 10 == 9 else step
+        prompt = tokens(len(self.honest.prompt(again)[2]), f"flood {again}")
+        said = self._lie(step, name) if self.lies else None
+        status, answer = generate(url, prompt, HOSTILE, said)
+        self._note("prompts", status, answer)
+
+    def _lie(self, step: int, conversation: str) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "canopy_category": f"invented-{step}",
+            "canopy_turn": 1 + step % 1000,
+            "canopy_conversation": conversation,
+            "canopy_stop": "tool",
+            "canopy_keep_s": 3600,
+            "canopy_ttl_s": 30 * 24 * 3600,
+            "canopy_pin_s": 24 * 3600,
+            "canopy_slo_ms": 1,
+        }
+        return (
+            {**said, "canopy_over": True} if step % 10 == 4 else {**said, "canopy_return_in_s": 1}
+        )
+
+    def _pry(self, url: str, step: int, theirs: list[int]) -> None:
+        """Ask for the honest tenant's prompt, and for its document, from a namespace that nobody
+        has used: whatever is reused was somebody else's."""
+        salt = f"probe-{step}"
+        status, answer = generate(url, theirs, HOSTILE, cache_salt=salt)
+        self._note("probes", status, answer)
+        if status == 200 and answer["meta_info"]["cached_tokens"]:
+            self.faults.append(f"step {step}: reused the honest tenant's KV: {answer['meta_info']}")
+        document = self.honest.document(step % 3)
+        asked = [*tokens(20, salt), *document, *tokens(10, salt)]
+        bounds = {"canopy_chunks": [20, 20 + len(document)]}
+        status, answer = generate(url, asked, HOSTILE, bounds, cache_salt=salt)
+        self._note("probes", status, answer)
+        told = answer["meta_info"].get("canopy_chunks") if status == 200 else None
+        if told and told[0] and told[0].get("fused"):
+            self.faults.append(f"step {step}: reused the honest tenant's document: {told[0]}")
+
+    # ---- what runs beside the prompts ----
+
+    def start(self, url: str) -> None:
+        """Flood every route of Canopy's until ``stop``."""
+        for work in (self._hints, self._documents, self._malformed, self._readings):
+            thread = threading.Thread(target=self._repeat, args=(work, url), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(150)
+
+    def _repeat(self, work: Callable[[str, int], None], url: str) -> None:
+        for i in itertools.count():
+            if self._stop.wait(PAUSE_S):
+                return
+            try:
+                work(url, i)
+            except (OSError, http.client.HTTPException) as error:
+                # The server hangs up on endless bodies; anywhere else this is a fault.
+                if work != self._malformed:
+                    self.faults.append(f"{work.__name__} {i}: {error!r}")
+
+    def _hints(self, url: str, i: int) -> None:
+        name = f"honest-{i % self.honest.conversations}-{i // 500}" if i % 2 else f"invented-{i}"
+        hint = {"conversation": name, "extra_key": HOSTILE, "over": bool(i % 3), "keep_s": 3600}
+        self._note("hints", *call(url, "POST", "/canopy/hint", hint))
+
+    def _documents(self, url: str, i: int) -> None:
+        theirs = self.honest.documents[i % 3]
+        mine = f"?extra_key={HOSTILE}"
+        if i % 4 == 0:
+            body = {"input_ids": tokens(JUNK, f"junk {i}"), "extra_key": HOSTILE, "pin": True}
+            self._note("documents", *call(url, "POST", "/canopy/chunks", body))
+            return
+        method, path = (
+            ("POST", f"/canopy/chunks/{theirs}/unpin{mine}"),
+            ("POST", f"/canopy/chunks/{theirs}/pin{mine}"),
+            ("DELETE", f"/canopy/chunks/{theirs}{mine}"),
+        )[i % 4 - 1]
+        status, text = call(url, method, path)
+        self._note("documents", status, text)
+        if status == 200:
+            self.faults.append(f"{method} {path} of another tenant: {text[:200]}")
+        prompt = {"text": f"Say [[canopy:{theirs}]]", "extra_key": HOSTILE}
+        status, text = call(url, "POST", "/generate", prompt)
+        self._note("documents", status, text)
+        if status == 200:
+            self.faults.append(f"the mark of another tenant's document was expanded: {text[:200]}")
+
+    def _malformed(self, url: str, i: int) -> None:
+        method, path, body = MALFORMED[i % len(MALFORMED)]
+        status, text = call(url, method, path, body() if callable(body) else body)
+        self._note("malformed", status, text)
+        if status == 200:
+            self.faults.append(f"{path} took malformed body {i % len(MALFORMED)}: {text[:200]}")
+
+    def _readings(self, url: str, i: int) -> None:
+        path = ("/canopy/status", f"/canopy/chunks?extra_key={HOSTILE}", "/server_info")[i % 3]
+        status, text = call(url, "GET", path)
+        self._note("readings", status, text)
+        for secret in (HONEST, "honest-0-", *self.honest.documents):
+            if secret in text:
+                self.faults.append(f"{path} shows {secret} of the honest tenant")
+
+    def _note(self, kind: str, status: int, text: Any) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + 1
+        if (status >= 500 and "canopy" not in str(text)) or status >= 500:
+            self.faults.append(f"{kind}: status {status}: {str(text)[:200]}")
+
+
+def _endless() -> Iterator[bytes]:
+    """A body of no stated length, four times as long as any route takes."""
+    for _ in range(1024):
+        yield b" " * (1 << 16)
+
+
+def _said(**custom: Any) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": {"max_new_tokens": 1, "custom_params": custom}}
+
+
+MALFORMED: tuple[tuple[str, str, Any], ...] = (
+    ("POST", "/canopy/hint", b""),
+    ("POST", "/canopy/hint", b"\xff\xfe\x00"),
+    ("POST", "/canopy/hint", b"[" * 4000),
+    ("POST", "/canopy/hint", b'{"conversation": "a", "keep_s": 1' + b"0" * 400 + b"}"),
+    ("POST", "/canopy/hint", {"conversation": "a", "over": True, "tenant": HONEST}),
+    ("POST", "/canopy/hint", b'{"a": "' + b"x" * (1 << 20) + b'"}'),
+    ("POST", "/canopy/hint", _endless),
+    ("POST", "/canopy/chunks", b"{"),
+    ("POST", "/canopy/chunks", {"input_ids": [-1] * 100}),
+    ("POST", "/canopy/chunks", {"input_ids": [[1]] * 100}),
+    ("POST", "/canopy/chunks", {"text": 7}),
+    ("POST", "/canopy/chunks", b'{"text": "\\ud800"}'),
+    ("POST", "/canopy/chunks", _endless),
+    ("POST", "/canopy/chunks/%00/pin", None),
+    ("DELETE", "/canopy/chunks/..%2f..%2fetc", None),
+    ("POST", "/generate", _said(canopy={"time": 1e308, "hints": "["})),
+    ("POST", "/generate", _said(canopy_keep_s=1e400)),
+    ("POST", "/generate", _said(canopy_keep_s=10**400)),
+    ("POST", "/generate", _said(canopy_category="x" * 100_000)),
+    ("POST", "/generate", _said(canopy_chunks=[5, 1])),
+    ("POST", "/generate", _said(canopy_turn="\ud800")),
+)
+"""Each must be answered with a refusal."""

@@ -1,0 +1,142 @@
+"""Who may call Canopy's routes, and how much of a body is read.
+
+SGLang checks keys before a route runs, by the level of the route's endpoint (its
+``srt/utils/auth.py``). Canopy has two kinds of routes:
+
+- *reads* are open to a user's key, as SGLang's own are, and to the administrator's key as well;
+- *changes* act on the state of other requests: where there is an administrator's key, it alone
+  opens them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+Headers = Mapping[str, str]
+Handler = Callable[[Any], Awaitable[Any]]
+"""Takes a Starlette request, returns what JSON takes. Raises ``Refused`` or ``CanopyError``."""
+
+
+class Refused(CanopyError):
+    """A request that is answered with ``status`` instead of 400."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class BodyTooLong(CanopyError):
+    """More bytes than the route takes; the rest is not read."""
+
+
+def same_secret(given: str, secret: str | None) -> bool:
+    """Compare in constant time. ``False`` where there is no secret to know."""
+    if not secret:
+        return False
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
+
+
+def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
+    """Whether a request carries ``Authorization: Bearer ADMIN_API_KEY``."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and same_secret(key, admin_api_key)
+
+
+def add_read_route(
+    app: Any, method: str, path: str, handler: Handler, admin_api_key: str | None
+) -> None:
+    """A route that changes nothing."""
+    _add(app, method, path, handler, lambda headers: not has_admin_key(headers, admin_api_key))
+
+
+def add_change_route(
+    app: Any,
+    method: str,
+    path: str,
+    handler: Handler,
+    open_to_users: Callable[[Headers], bool] = lambda _headers: False,
+) -> None:
+    """A route that changes the state of other requests.
+
+    ``open_to_users``: whether a request with these headers needs a user's key only.
+    """
+    _add(app, method, path, handler, open_to_users)
+
+
+async def read_json(request: Any, most_bytes: int, what: str) -> Any:
+    """The request's body. Raises ``CanopyError`` if it is longer than ``most_bytes`` or not JSON.
+
+    What comes is counted: a length may be missing or wrong.
+    """
+    raw = bytearray()
+    async for part in request.stream():
+        if len(raw) + len(part) > most_bytes:
+            raise BodyTooLong(f"{what} has at most {most_bytes} bytes; send less")
+        raw += part
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CanopyError(f"{what} is not JSON: {error}") from None
+
+
+def _add(
+    app: Any, method: str, path: str, handler: Handler, for_users: Callable[[Headers], bool]
+) -> None:
+    """``for_users``: whether a request with these headers is at the level of users."""
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+    from starlette.datastructures import Headers as RequestHeaders
+    from starlette.routing import Match, Route
+
+    endpoint = _answered(handler)
+
+    def at(level: AuthLevel) -> Callable[..., Any]:
+        @functools.wraps(endpoint)
+        async def same(request: Any) -> Any:
+            return await endpoint(request)
+
+        return auth_level(level)(same)
+
+    user, admin = at(AuthLevel.NORMAL), at(AuthLevel.ADMIN_OPTIONAL)
+
+    class LevelledRoute(Route):
+        """A route whose level depends on the request: SGLang reads it off the endpoint."""
+
+        def matches(self, scope: Any) -> tuple[Any, Any]:
+            match, child = super().matches(scope)
+            if match is Match.FULL:
+                level = user if for_users(RequestHeaders(scope=scope)) else admin
+                child = {**child, "endpoint": level}
+            return match, child
+
+    app.router.routes.append(LevelledRoute(path, admin, methods=[method]))
+
+
+def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response
+
+    @functools.wraps(handler)
+    async def answer(request: Any) -> Any:
+        try:
+            return JSONResponse(await handler(request))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except ValueError as error:
+            return JSONResponse(
+                {"error": {"message": str(error)}},
+                status_code=error.status if isinstance(error, Refused) else 400,
+                headers={"Connection": "close"} if _is_unread(error, request) else None,
+            )
+
+    return answer
+
+
+def _is_unread(error: ValueError, request: Any) -> bool:
+    """Whether more of a refused request's body may come, which nobody wants."""
+    return isinstance(error, BodyTooLong) or "transfer-encoding" in request.headers

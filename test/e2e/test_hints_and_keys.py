@@ -1,0 +1,69 @@
+"""Real servers with two data-parallel replicas and an admin key: who may hint, and who hears it."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+from typing import Any
+
+from sglang_canopy.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
+
+ADMIN = "the-administrators-key"
+SECRET = "0123456789abcdef-of-the-gateway"
+BEARER = {"Authorization": f"Bearer {ADMIN}"}
+GATEWAY = {GATEWAY_HEADER: SECRET}
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def call(client, path: str, body: Any = None, headers: dict[str, str] | None = None) -> int:
+    data = None if body is None else json.dumps(body).encode()
+    given = {"Content-Type": "application/json", **(headers or {})}
+    try:
+        request = urllib.request.Request(client.url + path, data, given)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def fill(client, rank: int, seed: int) -> tuple[list[int], list[int]]:
+    """Two conversations on a replica, the older one first to go. Its client says that it is over,
+    which is ignored, not refused: no user of this server may say so."""
+    old, ended = token_ids(500, seed), token_ids(500, seed + 1)
+    for name, prompt in (("old", old), ("ended", ended)):
+        said = {"canopy_conversation": name, "canopy_over": name == "old"}
+        client.generate(prompt, custom_params=said, routed_dp_rank=rank, cache_salt="a")
+    return old, ended
+
+
+def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_model):
+    arguments = ("--radix-eviction", "wa", "--dp-size", "2")
+    arguments += ("--admin-api-key", ADMIN, "--canopy-client-hints", "trusted")
+    environment = {SECRET_VARIABLE: SECRET, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+    with server(tiny_model, *arguments, kv_tokens=2048, environment=environment) as client:
+        filled = [fill(client, rank, 10 * rank) for rank in range(2)]
+        hint = {"conversation": "ended", "over": True, "cache_salt": "a"}
+        wrong = {**hint, "conversation": "old"}
+        assert call(client, "/canopy/hint", wrong) == 401
+        assert call(client, "/canopy/hint", wrong, {GATEWAY_HEADER: "a guess"}) == 401
+        assert call(client, "/canopy/hint", hint, GATEWAY) == 200
+        forged = {"server_args": {"canopy_hints:[]": 1}}
+        assert call(client, "/set_internal_state", forged, BEARER) == 403
+        # This one is refused after the entry stamped it: hints must not go down with it.
+        too_long = {"input_ids": token_ids(9000, 7), "sampling_params": {}}
+        assert call(client, "/generate", too_long) == 400
+        for rank, (old, ended) in enumerate(filled):
+            client.generate(token_ids(1400, 50 + rank), routed_dp_rank=rank)
+            assert client.cached(old, routed_dp_rank=rank, cache_salt="a")["total"] > 400
+            assert client.cached(ended, routed_dp_rank=rank, cache_salt="a")["total"] < 250
+        assert call(client, "/canopy/status") == 200
+        assert call(client, "/canopy/status", headers=BEARER) == 200
+        log = client.server.log_text()
+        assert SECRET not in log
+        assert "Traceback" not in log
