@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from test_chunks import DOCUMENT, ON, SYSTEM, ask, learn, prompt, refused, report, state
+from test_chunks import DOCUMENT, ON, SYSTEM, ask, damage, learn, prompt, refused, report, state
 
 WINDOW = 128
 TEXT = "The keeper of the north gate is called Amalia, and she keeps the second key." * 3
@@ -123,18 +123,6 @@ def test_what_every_client_may_read_has_no_addresses_and_no_lengths_of_chunks(cl
         assert name not in shown
         assert '"stored"' not in shown
     delete(client, name, cache_salt="a")
-
-
-def damage(folder) -> int:
-    """Flip a bit in the records of every chunk file."""
-    files = list(folder.rglob("*.chunk"))
-    for path in files:
-        with path.open("r+b") as f:
-            f.seek(-5, 2)
-            (last,) = f.read(1)
-            f.seek(-5, 2)
-            f.write(bytes([last ^ 1]))
-    return len(files)
 
 
 def test_a_prompt_that_cannot_be_planned_is_computed_in_windows_and_cached(client, folder) -> None:
