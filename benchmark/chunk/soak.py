@@ -200,7 +200,7 @@ class Soak:
                 for name in ("rss_mb", "files", "threads", "in_flight")
             },
             "kv_tokens_in_use_after_a_flush": _used_tokens(self.url),
-            "server": {k: v for k, v in found.items() if k != "stored"},
+            "server": found,
         }
 
 

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import cache as caches  # noqa: E402
+from sglang_canopy.chunk import disk, fusion, pipeline  # noqa: E402
 from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
 from sglang_canopy.chunk.encode import Encoder, capture, encode  # noqa: E402
 from sglang_canopy.chunk.engine import logits, prefill, run_rows  # noqa: E402
@@ -189,3 +190,29 @@ def test_placing_layer_by_layer_changes_nothing(llama, ids, name, page):
     cache = caches.paged_cache(llama, len(prompt), page) if page else garbage(dense)
     got = pipelined_prefill(llama, prompt, cache, make_selector(name), 0.2)
     assert (got - expected).abs().max() < LIMIT
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_chunk_on_disk_is_read_once_into_a_paged_cache(llama, ids, tmp_path, page):
+    prompt = prompt_of(llama, ids)
+    placed = []
+    for i, p in enumerate(prompt.placed):
+        disk.write(tmp_path / f"{i}.chunk", p.chunk)
+        placed.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
+    wanted = prompt.in_chunk()
+    there, here = (caches.paged_cache(llama, len(prompt), page) for _ in range(2))
+    fusion.place(llama, Prompt(prompt.ids, tuple(placed)), there, wanted)
+    fusion.place(llama, prompt, here, wanted)
+    assert [p.chunk.bytes_read for p in placed] == [p.chunk.nbytes for p in placed]
+    for one, other in zip(there.k + there.v, here.k + here.v):
+        assert torch.equal(one, other)
+
+
+def test_layers_sent_ahead_read_a_chunk_on_disk_once(llama, ids, tmp_path):
+    chunk = encode(llama, ids[20:60].tolist())
+    disk.write(tmp_path / "one.chunk", chunk)
+    there = disk.open_chunk(tmp_path / "one.chunk")
+    for layer in range(llama.shape.layers):
+        for one, other in zip(pipeline.layer_of(there, layer), pipeline.layer_of(chunk, layer)):
+            assert torch.equal(one, other)
+    assert there.bytes_read == there.nbytes

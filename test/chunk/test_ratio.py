@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from sglang_canopy.chunk.ratio import (
     Calibration,
     Calibrations,
     Profile,
+    Setting,
     golden_section,
     quality_floor,
 )
@@ -74,13 +78,32 @@ def test_the_floor_is_where_enough_of_the_error_is_gone():
 def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
     path = tmp_path / "ratio.json"
     one = Calibration(0.2, 0.15, Profile(1e-4, 1e-5))
-    Calibrations(path).put("m", "cpu-2", "disk", one)
-    Calibrations(path).put("m", "cpu-2", "memory", Calibration(0.1, 0.1, Profile(1.0, 1.0)))
-    assert Calibrations(path).get("m", "cpu-2", "disk") == one
-    assert Calibrations(path).get("m", "cpu-4", "disk") is None
+    fast, slow = Setting("m", "cpu-2", "float32"), Setting("m", "cpu-4", "float32")
+    Calibrations(path).put(fast, "disk", one)
+    Calibrations(path).put(fast, "memory", Calibration(0.1, 0.1, Profile(1.0, 1.0)))
+    assert Calibrations(path).get(fast, "disk") == one
+    assert Calibrations(path).get(slow, "disk") is None
     path.write_text("[]")
     with pytest.raises(CanopyError, match="not a calibration file"):
-        Calibrations(path).get("m", "cpu-2", "disk")
+        Calibrations(path).get(fast, "disk")
+
+
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"tp_size": 2}])
+def test_a_calibration_of_another_dtype_or_split_is_another_one(tmp_path, change):
+    saved = Calibrations(tmp_path / "ratio.json")
+    made = Setting("m", "cpu-2", "float32")
+    saved.put(made, "disk", Calibration(0.2, 0.15, Profile(1e-4, 1e-5)))
+    assert saved.get(dataclasses.replace(made, **change), "disk") is None
+    assert saved.settings("m", "cpu-2") == [made]
+
+
+def test_calibrations_of_a_version_that_did_not_say_are_not_used(tmp_path):
+    path = tmp_path / "ratio.json"
+    entry = {"model": "m", "device": "cpu-2", "tier": "disk", "ratio": 0.2, "r_min": 0.1}
+    entry["profile"] = {"compute_s": 1e-4, "transfer_s": 1e-5}
+    path.write_text(json.dumps({"0123456789abcdef": entry, "other": "junk"}))
+    assert Calibrations(path).get(Setting("m", "cpu-2", "float32"), "disk") is None
+    assert Calibrations(path).settings("m", "cpu-2") == [None]
 
 
 def test_a_model_is_calibrated_on_each_tier(tmp_path):

@@ -15,7 +15,7 @@ from sglang_canopy.chunk.cache import dense_cache
 from sglang_canopy.chunk.chunk import Placed, Prompt
 from sglang_canopy.chunk.fusion import fused_prefill, place
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.ratio import Calibration, Profile, Search, golden_section
+from sglang_canopy.chunk.ratio import Calibration, Profile, Search, Setting, golden_section
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.errors import CanopyError
 
@@ -81,6 +81,12 @@ def calibrate(
         lambda r: measure_ttft(model, prompts, selector, r), start, r_min, r_max, tolerance
     )
     return Calibration(search.ratio, r_min, found), search
+
+
+def setting_of(model: Model, identity: str, tp_size: int = 1) -> Setting:
+    """What a calibration of a loaded model is saved under; ``identity``: that of its directory."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Setting(identity, device_name(model), dtype, tp_size)
 
 
 def device_name(model: Model) -> str:

@@ -69,10 +69,12 @@ def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> N
             continue
         table = model.rope.table(torch.arange(len(cache), device=slots.device))
         every = torch.arange(inside.numel(), device=slots.device)
+        elsewhere = inside.cpu()
         for layer in range(model.shape.layers):
-            k, v, source = p.chunk.raw_k[layer], p.chunk.v[layer], inside
-            if k.device != slots.device:  # another tier: only the reused rows travel
-                k, v = (x.to(slots.device) for x in p.chunk.rows(layer, inside.to(k.device)))
+            if isinstance(p.chunk, Chunk) and p.chunk.v.device == slots.device:
+                k, v, source = p.chunk.raw_k[layer], p.chunk.v[layer], inside
+            else:  # another tier: only the reused rows are read, and travel
+                k, v = (x.to(slots.device) for x in p.chunk.rows(layer, elsewhere))
                 source = every
             rope_scatter.rope_scatter(
                 k, v, source, positions, slots, table, cache.k[layer], cache.v[layer]

@@ -12,7 +12,8 @@ import torch
 from canopy_kernel import pages, rope_scatter
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Prompt
+from sglang_canopy.chunk.chunk import Chunk, Prompt
+from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.rope import rotate
 from sglang_canopy.chunk.selectors.base import Context, Selector
@@ -69,12 +70,17 @@ class LayerAhead:
         device = self.cache.slots.device
         with torch.cuda.stream(self.stream):
             rows = [
-                tuple(x[layer].to(device, non_blocking=True) for x in (chunk.raw_k, chunk.v))
+                tuple(x.to(device, non_blocking=True) for x in layer_of(chunk, layer))
                 for chunk, _, _ in self.parts
             ]
             done = torch.cuda.Event()
             done.record(self.stream)
         self.flying[layer] = (rows, done)
+
+
+def layer_of(chunk: Chunk | DiskChunk, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K before RoPE and V of one layer of a whole chunk: of a file, this layer alone is read."""
+    return chunk.rows(layer, torch.arange(len(chunk)))
 
 
 @torch.no_grad()

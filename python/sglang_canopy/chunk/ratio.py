@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from sglang_canopy.errors import CanopyError
@@ -133,8 +133,22 @@ def quality_floor(
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What a calibration was measured for.
+
+    model: its identity; device: the chip; dtype: of weights and KV, as torch spells it; tp_size:
+    ranks that the model is split over.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    tp_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was found for one model, device and tier."""
+    """What was found for one setting and tier."""
 
     ratio: float
     r_min: float
@@ -142,29 +156,38 @@ class Calibration:
 
 
 class Calibrations:
-    """Calibrations in one JSON file, by model, device and tier."""
+    """Calibrations in one JSON file, by setting and tier."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @staticmethod
-    def key(model: str, device: str, tier: str) -> str:
-        """A short stable name of the three."""
-        return hashlib.sha256(f"{model}\n{device}\n{tier}".encode()).hexdigest()[:16]
+    def key(setting: Setting, tier: str) -> str:
+        """A short stable name of both."""
+        parts = [str(part) for part in (*astuple(setting), tier)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def get(self, model: str, device: str, tier: str) -> Calibration | None:
+    def get(self, setting: Setting, tier: str) -> Calibration | None:
         """The saved calibration, or None. Raises CanopyError for a file that is not ours."""
-        found = self._read().get(self.key(model, device, tier))
+        found = self._read().get(self.key(setting, tier))
         if found is None:
             return None
         return Calibration(found["ratio"], found["r_min"], Profile(**found["profile"]))
 
-    def put(self, model: str, device: str, tier: str, calibration: Calibration) -> None:
+    def settings(self, model: str, device: str) -> list[Setting | None]:
+        """What the file has of a model on a chip; None: of a version that kept no dtype."""
+        found = {
+            Setting(model, device, one["dtype"], one["tp_size"]) if "dtype" in one else None
+            for one in self._read().values()
+            if isinstance(one, dict) and (one.get("model"), one.get("device")) == (model, device)
+        }
+        return sorted(found, key=str)
+
+    def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
         """Save one; the file changes whole or not at all."""
         everything = self._read()
-        everything[self.key(model, device, tier)] = {
-            "model": model,
-            "device": device,
+        everything[self.key(setting, tier)] = {
+            **asdict(setting),
             "tier": tier,
             **asdict(calibration),
         }

@@ -109,6 +109,21 @@ class ChunkStore:
         with self._lock:
             return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that all tiers together may hold."""
+        return sum(tier.capacity_bytes for tier in self._tiers)
+
+    def size(self, key: str) -> int:
+        """Bytes of a stored chunk, 0 if it is not stored."""
+        with self._lock:
+            return next((t.entries[key].size for t in self._tiers if key in t.entries), 0)
+
+    def pins(self, key: str) -> int:
+        """How often a stored chunk is pinned, 0 if it is not stored."""
+        with self._lock:
+            return next((t.entries[key].pins for t in self._tiers if key in t.entries), 0)
+
     def where(self, key: str) -> str | None:
         """The name of the tier that holds a key."""
         with self._lock:

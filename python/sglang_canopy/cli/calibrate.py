@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from transformers import AutoTokenizer
 
     from sglang_canopy.chunk import tasks
-    from sglang_canopy.chunk.calibrate import calibrate, device_name, on_tier
+    from sglang_canopy.chunk.calibrate import calibrate, on_tier, setting_of
     from sglang_canopy.chunk.model import identity_of, load
     from sglang_canopy.chunk.quality import encode_case, place_chunks, tokenise
     from sglang_canopy.chunk.ratio import Calibrations, quality_floor
@@ -72,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
     floor = quality_floor(measured, args.keep, args.max_kl)
     print(f"smallest ratio that is good enough: {floor:.3f}")
     prompts = [place_chunks(c, encode_case(model, c, args.encode), model.device) for c in cases[:2]]
+    setting = setting_of(model, identity_of(args.model))
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         for tier in tiers:
             there = [on_tier(p, tier, Path(folder)) for p in prompts]
             found, search = calibrate(model, there, floor, selector=args.selector)
-            Calibrations(args.out).put(identity_of(args.model), device_name(model), tier, found)
+            Calibrations(args.out).put(setting, tier, found)
             print(
                 f"{tier}: ratio {found.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
                 f"{1e6 * found.profile.compute_s:.0f} us, placing one "

@@ -31,7 +31,7 @@ def files(llama, ids, tmp_path_factory):
 
 
 def wish() -> Wish:
-    return Wish((), (), (), (), "", 0.15, "default", 0.0)
+    return Wish((), (), (), (), "", None, 0.15, "default", 0.0)
 
 
 class Slow:

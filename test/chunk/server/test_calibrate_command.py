@@ -69,6 +69,38 @@ def test_a_calibration_of_another_model_is_refused(model_dir, tmp_path) -> None:
         apply_calibration(engine, str(model_dir))
 
 
+@pytest.mark.parametrize(
+    ("options", "dtype", "told"),
+    [
+        ({}, torch.bfloat16, "float32 .* bfloat16"),
+        ({"tp_size": 2}, torch.float32, "--tp-size 2.*--canopy-chunk-ratio"),
+    ],
+)
+def test_a_calibration_for_another_dtype_or_split_is_refused_by_name(
+    model_dir, tmp_path, options, dtype, told
+) -> None:
+    out = tmp_path / "c.json"
+    assert calibrate(model_dir, out, "--tiers", "memory") == 0
+    made = Options(calibration=str(out), **options)
+    engine = SimpleNamespace(options=made, model=load(model_dir, dtype), ratios={})
+    with pytest.raises(CanopyError, match=told):
+        apply_calibration(engine, str(model_dir))
+
+
+def test_a_calibration_of_an_older_version_is_refused_by_name(model_dir, tmp_path) -> None:
+    out = tmp_path / "c.json"
+    assert calibrate(model_dir, out, "--tiers", "memory") == 0
+    saved = json.loads(out.read_text())
+    for entry in saved.values():
+        del entry["dtype"], entry["tp_size"]
+    out.write_text(json.dumps({f"old {key}": entry for key, entry in saved.items()}))
+    engine = SimpleNamespace(
+        options=Options(calibration=str(out)), model=load(model_dir), ratios={}
+    )
+    with pytest.raises(CanopyError, match="older version"):
+        apply_calibration(engine, str(model_dir))
+
+
 def test_mistakes_are_told(model_dir, tmp_path, capsys) -> None:
     assert calibrate(model_dir, tmp_path / "c.json", "--tiers", "tape") == 2
     assert "--tiers" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def convert(content, custom=None, options=None, template_documents=None, shows=F
         ids = Characters().encode(f"{shown}<user>{text}</user>")
         sampling = {"custom_params": dict(custom) if custom else None}
         return SimpleNamespace(
-            text=None, input_ids=ids, sampling_params=sampling, extra_key=None
+            text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
         ), 0
 
     adapted, _ = entry.convert_chat(original, SimpleNamespace(tokenizer_manager=manager), request)
@@ -91,11 +91,11 @@ def test_documents_of_the_template_are_found_where_it_shows_them() -> None:
 
 
 def test_a_registered_document_replaces_its_mark() -> None:
-    name = entry.documents.add([ord(c) for c in "fact"], "")
+    name = entry.documents.add([ord(c) for c in "fact"], None)
     try:
         text, documents = convert(f"see [[canopy:{name}]] why?")
     finally:
-        entry.documents.remove(name, "")
+        entry.documents.remove(name, None)
     assert documents == ["fact"]
     assert text == "<user>see fact why?</user>"
 

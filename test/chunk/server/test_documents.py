@@ -25,14 +25,14 @@ def document(text: str) -> list[int]:
 
 
 def test_between_two_separators_is_a_document_and_separators_stay() -> None:
-    pieces = cut("system##doc one##two##question", "##", Documents(), "")
+    pieces = cut("system##doc one##two##question", "##", Documents(), None)
     assert [p.text for p in pieces if p.document] == ["doc one", "two"]
     assert "".join(p.text for p in pieces) == "system##doc one##two##question"
 
 
 def test_the_same_document_has_the_same_ids_in_every_prompt() -> None:
     for text in ("sys##odd##q", "longer system##x##odd##q", "##odd##"):
-        ids, bounds = tokenise(Letters(), cut(text, "##", Documents(), ""))
+        ids, bounds = tokenise(Letters(), cut(text, "##", Documents(), None))
         found = [ids[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
         assert document("odd") in found
         assert ids.count(1) == 1
@@ -40,13 +40,13 @@ def test_the_same_document_has_the_same_ids_in_every_prompt() -> None:
 
 
 def test_text_without_documents_is_tokenised_as_ever() -> None:
-    ids, bounds = tokenise(Letters(), cut("plain text", "##", Documents(), ""))
+    ids, bounds = tokenise(Letters(), cut("plain text", "##", Documents(), None))
     assert bounds == []
     assert ids == Letters().encode("plain text")
 
 
 def test_empty_documents_are_left_out() -> None:
-    _, bounds = tokenise(Letters(), cut("s####a##q", "##", Documents(), ""))
+    _, bounds = tokenise(Letters(), cut("s####a##q", "##", Documents(), None))
     assert len(bounds) == 2
 
 
@@ -61,27 +61,52 @@ def test_a_registered_document_stands_where_its_mark_is() -> None:
 def test_a_mark_of_another_tenant_or_a_deleted_one_is_refused() -> None:
     known = Documents()
     name = known.add(document("fact"), "tenant")
-    for salt in ("", "other"):
+    for other in (None, "other"):
         with pytest.raises(CanopyError, match="no document"):
-            cut(f"[[canopy:{name}]]", None, known, salt)
+            cut(f"[[canopy:{name}]]", None, known, other)
     known.remove(name, "tenant")
     with pytest.raises(CanopyError, match="deleted"):
         cut(f"[[canopy:{name}]]", None, known, "tenant")
-    assert known.tokens == 0
+    assert known.tokens.total() == 0
+    assert not known.by_tenant
 
 
 def test_two_tenants_get_two_ids_and_registering_twice_one() -> None:
     known = Documents()
     assert known.add([1, 2], "a") != known.add([1, 2], "b")
     assert known.add([1, 2], "a") == known.add([1, 2], "a")
-    assert known.tokens == 4
+    assert known.tokens == {"a": 2, "b": 2}
 
 
 def test_registrations_are_bounded() -> None:
-    known = Documents(most_tokens=5)
-    known.add([1, 2, 3], "")
-    with pytest.raises(CanopyError, match="at most 5"):
-        known.add([4, 5, 6], "")
+    known = Documents(most_tokens=50)
+    for tenant in ("a", "b"):  # a tenth each, whatever the other has
+        known.add([1, 2, 3], tenant)
+        with pytest.raises(CanopyError, match="1 documents with 3 tokens"):
+            known.add([4, 5, 6], tenant)
+    known.add([4, 5], "a")
+
+
+def test_documents_are_bounded_in_number_too() -> None:
+    known = Documents(most=20)
+    known.add([1], "a")
+    known.add([2], "a")
+    with pytest.raises(CanopyError, match="allowed are 2"):
+        known.add([3], "a")
+    known.remove(known.add([1], "a"), "a")
+    known.add([3], "a")
+
+
+def test_a_full_server_says_nothing_of_the_other_tenants() -> None:
+    known = Documents(most_tokens=10, share=0.5)
+    for tenant in ("a", "b"):
+        known.add([1, 2, 3, 4, 5], tenant)
+    with pytest.raises(CanopyError, match="all that is allowed") as refused:
+        known.add([1], "c")
+    assert "a" not in known.of("c")
+    assert "5 tokens" not in str(refused.value)
+    with pytest.raises(CanopyError, match="a larger --canopy-chunk-tenant-share"):
+        Documents(most_tokens=10).add([1, 2], "a")
 
 
 def test_signs_of_a_rendered_chat_bound_its_documents() -> None:

@@ -9,11 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk.cache import Cache  # noqa: E402
-from sglang_canopy.chunk.chunk import chunk_key  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
-from sglang_canopy.chunk.server import learner  # noqa: E402
-from sglang_canopy.chunk.server.documents import DOCUMENT  # noqa: E402
+from sglang_canopy.chunk.server import learner, versions  # noqa: E402
+from sglang_canopy.chunk.server.documents import document_name  # noqa: E402
 from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -40,12 +39,12 @@ def make(llama, monkeypatch):
     return made
 
 
-def request(ids, bounds, salt: str = "", **fields):
+def request(ids, bounds, salt: str | None = None, **fields):
     said = {"canopy_chunks": bounds}
     known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
     params = SimpleNamespace(custom_params=said)
     return SimpleNamespace(
-        origin_input_ids=list(ids), extra_key=salt, sampling_params=params, **known
+        origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
     )
 
 
@@ -124,10 +123,10 @@ def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_pa
     second = make(**options)
     assert tiers(second, req) == ["disk"] * 3
     learn(second, req)
-    name = chunk_key(ids[SYSTEM : SYSTEM + LENGTH].tolist(), DOCUMENT, (), "")
-    assert second.command("pin", name)
-    assert second.command("unpin", name)
-    assert second.command("delete", name)
+    name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), None)
+    assert second.command("pin", name, None)
+    assert second.command("unpin", name, None)
+    assert second.command("delete", name, None)
     assert tiers(second, req) == [None, "disk", "disk"]
     assert len(list(tmp_path.rglob("*.chunk"))) == 2
 
@@ -148,32 +147,32 @@ def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for i in range(6):
         learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
-        for key, *_ in engine.listing()[:-1]:
+        for key, *_ in engine.store.listing()[:-1]:
             engine.store.delete(key)
-    (versions,) = engine.versions.by_name.values()
+    (versions,) = engine.versions.tenants[None].versions.values()
     assert len(versions) <= 2
 
 
 def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
     engine = make()
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    name = chunk_key(document, DOCUMENT, (), "")
-    assert not engine.command("pin", name)
+    name = document_name(document, None)
+    assert not engine.command("pin", name, None)
 
     def behind(system: int):
         return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH])
 
     learn(engine, behind(0))
-    assert engine.command("pin", name)
+    assert engine.command("pin", name, None)
     learn(engine, behind(1))
-    assert [pins for *_, pins in engine.listing()] == [1, 1]
-    for key, *_ in engine.listing()[:1]:
+    assert [pins for *_, pins in engine.store.listing()] == [1, 1]
+    for key, *_ in engine.store.listing()[:1]:
         engine.store.delete(key)
     learn(engine, behind(0))
-    assert [pins for *_, pins in engine.listing()] == [1, 1]
-    assert engine.command("unpin", name)
-    assert [pins for *_, pins in engine.listing()] == [0, 0]
-    assert not engine.command("unpin", name)
+    assert [pins for *_, pins in engine.store.listing()] == [1, 1]
+    assert engine.command("unpin", name, None)
+    assert [pins for *_, pins in engine.store.listing()] == [0, 0]
+    assert not engine.command("unpin", name, None)
 
 
 @pytest.mark.parametrize("left", [[0], None])
@@ -273,3 +272,81 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> N
     insert_guard(None, req, up_to=SYSTEM)
     with pytest.raises(AssertionError, match="would enter the exact prefix tree"):
         insert_guard(None, req, up_to=SYSTEM + 1)
+
+
+def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
+    engine = make()
+    size = learned_bytes(engine, ids)
+    (tier,) = engine.store._tiers
+    tier.capacity_bytes = 24 * size  # a tenth: 2 chunks, a quarter: 6
+    asked, done = [], []
+    for tenant in "abcd":
+        learn(engine, request(*prompt(ids), salt=tenant))
+        for i in range(3):
+            start = SYSTEM + i * LENGTH
+            name = document_name(ids[start : start + LENGTH].tolist(), tenant)
+            asked.append((name, tenant))
+            done.append(engine.command("pin", name, tenant))
+    assert done == [True, True, False] * 3 + [False] * 3
+    assert engine.stats()["pinned_bytes"] == 6 * size
+    assert not engine.command("unpin", asked[0][0], "b")  # another's
+    assert engine.command("unpin", *asked[0])
+    assert engine.command("pin", *asked[2])
+    assert engine.command("delete", *asked[1])
+    assert engine.stats()["pinned_bytes"] == 5 * size
+    engine.store.check()
+
+
+def learned_bytes(engine: ChunkEngine, ids) -> int:
+    """The size of one chunk, which is forgotten again."""
+    learn(engine, request(*prompt(ids, (0,)), salt="size"))
+    ((key, *_),) = engine.store.listing()
+    size = engine.store.size(key)
+    engine.store.delete(key)
+    return size
+
+
+def test_nothing_of_a_tenant_is_reached_by_the_name_of_its_document(make, ids) -> None:
+    engine = make()
+    learn(engine, request(*prompt(ids), salt="a"))
+    name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), "a")
+    for other in (None, "b", "a/"):
+        for verb in ("pin", "unpin", "delete"):
+            assert not engine.command(verb, name, other)
+    assert tiers(engine, request(*prompt(ids), salt="a")) == ["host"] * 3
+    assert engine.command("pin", name, "a")
+
+
+def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
+    engine = make()
+    fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
+    fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
+    wishes = []
+    for one in fields:
+        req = request(*prompt(ids))
+        vars(req).update(one)
+        wishes.append(engine.wish(req))
+    assert len({wish.keys for wish in wishes}) == len(fields)
+    assert [wish.tenant for wish in wishes] == [None, "a/", "a", "a/a", "a/"]
+
+
+def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> None:
+    monkeypatch.setattr(versions, "MAX_DOCUMENTS", 20)
+    engine = make()
+    for tenant in ("a", "b"):
+        for i in range(5):
+            engine.versions.stored(f"{tenant}{i}", [i] * 20, tenant)
+    held = {t: len(one.versions) for t, one in engine.versions.tenants.items()}
+    assert held == {"a": 2, "b": 2}  # a tenth each
+    assert engine.versions.names == 4
+
+
+def test_a_command_that_is_none_is_ignored(make) -> None:
+    from sglang_canopy.chunk.server import scheduler
+
+    engine = make()
+    runner = SimpleNamespace(canopy_chunks=engine)
+    side = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+    for key in ("canopy_chunk:", "canopy_chunk:pin", "canopy_chunk:delete:x", "canopy_chunk:x:y:z"):
+        asked = SimpleNamespace(server_args={key: 1})
+        assert not scheduler.command(None, side, asked).updated

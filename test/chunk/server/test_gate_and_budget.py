@@ -63,21 +63,65 @@ def request(length: int, prefix: int = 0):
 
 
 @pytest.fixture
-def adder(monkeypatch):
-    monkeypatch.setattr(budget, "saving", lambda engine, req: 80 if req.prefix_len == 0 else 0)
-    made = budget.adder_class(Stock)
-    monkeypatch.setattr(made, "canopy_engine", object())
-    return made(100)
+def make(monkeypatch):
+    """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
+
+    def made(room: int | None, *spans: tuple[int, int]):
+        found = budget.Expected(spans, 0.2)
+        monkeypatch.setattr(budget, "expected", lambda engine, req: found)
+        kind = budget.adder_class(Stock)
+        monkeypatch.setattr(kind, "canopy_engine", object())
+        return kind(room)
+
+    return made
 
 
-def test_a_fused_prompt_fills_only_its_share_of_a_window(adder) -> None:
+def test_a_fused_prompt_fills_only_its_share_of_a_window(make) -> None:
+    adder = make(100, (10, 110))
     assert adder.add_one_req(request(120)) == "yes"
     assert adder.can_run_list[0].extend_end == 120
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 60
-    assert adder.add_one_req(request(90, prefix=40)) == "yes"
+    assert adder.add_one_req(request(190, prefix=140)) == "yes"  # behind the span: nothing saved
     assert adder.rem_chunk_tokens == 10
 
 
-def test_a_rejected_prompt_leaves_the_budget_as_it_was(adder) -> None:
+def test_a_rejected_prompt_leaves_the_budget_as_it_was(make) -> None:
+    adder = make(100, (10, 110))
     assert adder.add_one_req(request(120), True) == "no"
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 100
+
+
+def test_a_prompt_longer_than_a_window_is_cut_where_its_computed_tokens_fill_it(make) -> None:
+    adder = make(100, (300, 600))
+    assert adder.add_one_req(request(700)) == "yes"
+    assert adder.can_run_list[0].extend_end == 100  # the known documents are behind the window
+    adder = make(100, (50, 550))
+    assert adder.add_one_req(request(700)) == "yes"
+    end = adder.can_run_list[0].extend_end
+    assert 290 <= end <= 304  # 50 tokens, and a fifth of 250
+    assert adder.rem_chunk_tokens >= 0
+
+
+def test_what_another_limit_kept_out_of_a_window_gives_its_savings_back(make) -> None:
+    adder = make(100, (0, 400))
+    stock = Stock.add_one_req
+
+    def short(self, req, *_):  # the pool has room for 50 tokens
+        cut = request(50, 0)
+        stock(self, cut)
+        req.extend_end = 50
+        return "yes"
+
+    class Short(Stock):
+        add_one_req = short
+
+    kind = budget.adder_class(Short)
+    kind.canopy_engine = object()
+    adder = kind(100)
+    adder.add_one_req(request(400))
+    assert adder.rem_chunk_tokens == 100 - 50 + 40
+
+
+def test_without_chunked_prefill_all_savings_count() -> None:
+    assert budget.Expected(((0, 100),), 0.15).credit(0, 120, None) == 85
+    assert budget.Expected(((0, 100),), 0.15).credit(40, 120, None) == 51

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.server import learner as learning  # noqa: E402
-from sglang_canopy.chunk.server.fold import fold  # noqa: E402
+from sglang_canopy.chunk.server import waiting  # noqa: E402
+from sglang_canopy.chunk.server.documents import document_name  # noqa: E402
+from sglang_canopy.chunk.server.fold import fold, tails  # noqa: E402
 from sglang_canopy.chunk.server.learner import Learner  # noqa: E402
 from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
 
@@ -61,29 +62,29 @@ def test_asking_again_for_what_waits_or_is_stored_does_nothing(llama, store, ids
 
 
 def test_the_queue_is_bounded_and_counts_what_it_forgets(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(learning, "MAX_WAITING_TOKENS", 100)
+    monkeypatch.setattr(waiting, "MAX_WAITING_TOKENS", 100)
     learner = Learner(llama, store)
     learner.want(ids[:60].tolist(), (), "")
     learner.want(ids[60:120].tolist(), (), "")
     assert len(learner.waiting) == 1
-    assert learner.forgotten == 1
-    assert learner.waiting_tokens == 60
+    assert learner.waiting.forgotten == 1
+    assert learner.waiting.tokens == 60
 
 
 def test_chunks_that_wait_are_bounded_in_number_too(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(learning, "MAX_WAITING_CHUNKS", 2)
+    monkeypatch.setattr(waiting, "MAX_WAITING_CHUNKS", 2)
     learner = Learner(llama, store)
     for i in range(5):
         learner.want(ids[i : i + 20].tolist(), (), "")
     assert len(learner.waiting) == 2
-    assert learner.forgotten == 3
+    assert learner.waiting.forgotten == 3
 
 
 def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
     learner = Learner(llama, store)
     learner.want(ids[:100].tolist(), (), "")
     learner.step(0.0)
-    learner.forget(store.key(ids[:100].tolist()))
+    learner.forget(document_name(ids[:100].tolist(), None), None)
     assert not learner.busy
     assert len(store) == 0
 
@@ -145,3 +146,41 @@ def test_slots_that_are_not_the_rows_are_never_written() -> None:
     batch.out_cache_loc = batch.out_cache_loc.flip(0)
     with pytest.raises(AssertionError):
         fold(batch, batch.table, [torch.tensor([12, 29])])
+
+
+def test_a_full_queue_takes_from_the_tenant_who_has_most(llama, store, ids, monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "MAX_WAITING_CHUNKS", 6)
+    learner = Learner(llama, store)
+    for i in range(8):
+        learner.want(ids[i : i + 20].tolist(), (), "salt a", "a")
+    for i in range(5):
+        learner.want(ids[i : i + 20].tolist(), (), "salt b", "b")
+    assert {t: len(line.chunks) for t, line in learner.waiting.lines.items()} == {"a": 3, "b": 3}
+    assert learner.waiting.forgotten == 2 + 5
+
+
+def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
+    stored = []
+    learner = Learner(llama, store, kept=lambda key, ids, tenant: stored.append(tenant))
+    for tenant in ("a", "a", "a", "b", "b"):
+        n = len(learner.waiting)
+        learner.want(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
+    run(learner)
+    assert stored == ["a", "b", "a", "b", "a"]
+
+
+def test_a_document_that_waits_is_forgotten_with_its_registration(llama, store, ids) -> None:
+    learner = Learner(llama, store)
+    for tenant in ("a", "b"):
+        learner.want(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
+    learner.forget(document_name(ids[:50].tolist(), "a"), "a")
+    assert list(learner.waiting.lines) == ["b"]
+
+
+def test_prompt_logprobs_beside_a_fused_request_stay_whole() -> None:
+    batch = batch_of([(10, 30), (0, 8)])
+    batch.return_logprob = True
+    batch.extend_logprob_start_lens = [20, 3]  # the second wants those of positions 3 to 7
+    folded, _ = fold(batch, batch.table, [torch.tensor([12, 29]), torch.arange(8)])
+    assert folded.extend_logprob_start_lens == [2, 3]
+    assert tails(batch) == [1, 5]

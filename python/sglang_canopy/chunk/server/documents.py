@@ -7,17 +7,20 @@ tokenised at once may differ at the seams: a tokenizer joins characters across t
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.chunk.chunk import chunk_key
 from sglang_canopy.chunk.server.fields import BOUNDS
+from sglang_canopy.chunk.server.options import TENANT_SHARE
 from sglang_canopy.errors import CanopyError
 
 DOCUMENT = "document"
-"""In place of a model's identity: the name of a document is its tokens and its tenant's salt."""
+"""In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
+MAX_DOCUMENTS = 1 << 16
+"""Documents that may be registered, and whose stored versions are remembered."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
 """Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
 
@@ -36,50 +39,81 @@ class Document:
     """A registered document: its ids, the tenant it belongs to, whether it is pinned."""
 
     ids: tuple[int, ...]
-    salt: str
+    tenant: str | None
     pinned: bool = False
+
+
+def document_name(ids: Sequence[int], tenant: str | None) -> str:
+    """A document's id. Of the same text two tenants have two, which say nothing of each other."""
+    return chunk_key(ids, DOCUMENT, (), tenant or "")
 
 
 @dataclass(slots=True)
 class Documents:
-    """What was registered, by id; at most ``most_tokens`` in all. Lives in the HTTP process."""
+    """What was registered, by id. Lives in the HTTP process.
+
+    At most ``most_tokens`` in ``most`` documents, and of both ``share`` for a tenant.
+    """
 
     most_tokens: int = 1 << 22
-    by_id: OrderedDict[str, Document] = field(default_factory=OrderedDict)
-    tokens: int = 0
+    most: int = MAX_DOCUMENTS
+    share: float = TENANT_SHARE
+    by_tenant: dict[str | None, dict[str, Document]] = field(default_factory=dict)
+    tokens: Counter[str | None] = field(default_factory=Counter)
 
-    def add(self, ids: Sequence[int], salt: str) -> str:
-        """Register a document; the same one again is the same id. Raises CanopyError when full."""
-        name = chunk_key(ids, DOCUMENT, (), salt)
-        if name not in self.by_id:
-            if self.tokens + len(ids) > self.most_tokens:
-                raise CanopyError(
-                    f"{len(self.by_id)} documents with {self.tokens} tokens are registered, at "
-                    f"most {self.most_tokens} tokens are allowed; delete some"
-                )
-            self.by_id[name] = Document(tuple(ids), salt)
-            self.tokens += len(ids)
+    def add(self, ids: Sequence[int], tenant: str | None) -> str:
+        """Register a document; the same one again is the same id.
+
+        Raises CanopyError when the tenant has its share, or the server is full.
+        """
+        name, own = document_name(ids, tenant), self.by_tenant.get(tenant, {})
+        if name not in own:
+            self._check_room(len(ids), len(own), self.tokens[tenant])
+            self.by_tenant.setdefault(tenant, own)[name] = Document(tuple(ids), tenant)
+            self.tokens[tenant] += len(ids)
         return name
 
-    def get(self, name: str, salt: str) -> Document:
+    def of(self, tenant: str | None) -> dict[str, Document]:
+        """A tenant's documents by id."""
+        return dict(self.by_tenant.get(tenant, {}))
+
+    def get(self, name: str, tenant: str | None) -> Document:
         """The document of an id, for its own tenant. Raises CanopyError for any other."""
-        found = self.by_id.get(name)
-        if found is None or found.salt != salt:
+        found = self.by_tenant.get(tenant, {}).get(name)
+        if found is None:
             raise CanopyError(
                 f"there is no document {name[:12]}... here: it was deleted, never registered, or "
-                "belongs to another extra_key; POST /canopy/chunks registers one"
+                "belongs to another extra_key or cache_salt; POST /canopy/chunks registers one"
             )
         return found
 
-    def remove(self, name: str, salt: str) -> Document:
+    def remove(self, name: str, tenant: str | None) -> Document:
         """Forget a document. Raises CanopyError as :meth:`get`."""
-        found = self.get(name, salt)
-        del self.by_id[name]
-        self.tokens -= len(found.ids)
+        found = self.get(name, tenant)
+        own = self.by_tenant[tenant]
+        del own[name]
+        self.tokens[tenant] -= len(found.ids)
+        if not own:
+            del self.by_tenant[tenant], self.tokens[tenant]
         return found
 
+    def _check_room(self, tokens: int, own: int, own_tokens: int) -> None:
+        most, most_tokens = int(self.share * self.most), int(self.share * self.most_tokens)
+        if own_tokens + tokens > most_tokens or own + 1 > most:
+            raise CanopyError(
+                f"this tenant has registered {own} documents with {own_tokens} tokens and this one "
+                f"has {tokens}; allowed are {most} with {most_tokens} tokens: delete some, or "
+                "start the server with a larger --canopy-chunk-tenant-share"
+            )
+        every = sum(map(len, self.by_tenant.values()))
+        if self.tokens.total() + tokens > self.most_tokens or every + 1 > self.most:
+            raise CanopyError(  # not how many the others have
+                f"the tenants of this server have registered all that is allowed, {self.most} "
+                f"documents or {self.most_tokens} tokens; delete some"
+            )
 
-def cut(text: str, separator: str | None, documents: Documents, salt: str) -> list[Piece]:
+
+def cut(text: str, separator: str | None, documents: Documents, tenant: str | None) -> list[Piece]:
     """A prompt's pieces: what stands between two separators is a document, and so is a mark.
 
     Without two separators and without a mark there is one piece, the text. Empty documents are
@@ -90,18 +124,18 @@ def cut(text: str, separator: str | None, documents: Documents, salt: str) -> li
     for i, part in enumerate(parts):
         if i and separator:
             pieces.append(Piece(separator))
-        pieces += _marks(part, documents, salt, inner=0 < i < len(parts) - 1)
+        pieces += _marks(part, documents, tenant, inner=0 < i < len(parts) - 1)
     return pieces
 
 
-def _marks(text: str, documents: Documents, salt: str, inner: bool) -> list[Piece]:
+def _marks(text: str, documents: Documents, tenant: str | None, inner: bool) -> list[Piece]:
     if not MARK.search(text):
         return [Piece(text, document=inner)] if text else []
     pieces, at = [], 0
     for found in MARK.finditer(text):
         if found.start() > at:
             pieces.append(Piece(text[at : found.start()]))
-        ids = documents.get(found.group(1), salt).ids
+        ids = documents.get(found.group(1), tenant).ids
         pieces.append(Piece(ids=ids, document=True))
         at = found.end()
     if at < len(text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import sound_stamp
+from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,13 @@ COUNTERS = (
     "fused_batches",
     "mixed_batches",
     "replanned_requests",
+    "split_batches",
+    "most_rows",
     "fallbacks",
 )
-"""mixed_batches: fused batches with decode rows in them; replanned_requests: begun anew after a
+"""split_batches: batches of more than a window, computed in several forwards; most_rows: the most
+tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
+in them; replanned_requests: begun anew after a
 retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
 
 WORTH = 0.2
@@ -66,13 +70,15 @@ class ChunkEngine:
         self.stand_in = stand_in_of(tokenizer) if options.chosen_encode == "standin" else ()
         self.model = view.model_view(runner)
         self.store = self._new_store()
-        self.versions = Versions(self.store)
+        self.versions = Versions(self.store, options.tenant_share)
         self.learner = Learner(self.model, self.store, self._score, self.versions.stored)
         self.reader = Reader(options.read_ahead_mb << 20)
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.credit = 0.0
         self.time_s = 0.0
+        self.window_tokens: int | None = None
+        self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
 
     def _new_store(self) -> ChunkStore:
@@ -84,6 +90,15 @@ class ChunkEngine:
             device=str(self.model.device),
         )
 
+    def most_rows(self, longest: int) -> int:
+        """Tokens that one forward may compute, as SGLang's own admission has it.
+
+        longest: tokens of the batch's longest request, which runs whole without chunked prefill.
+        """
+        if self.window_tokens is not None:
+            return self.window_tokens
+        return max(longest, self.prefill_tokens or (1 << 62))
+
     def weights_changed(self) -> bool:
         """After a flush: other weights make other KV, so their chunks are another store's."""
         model = view.model_view(self.runner)
@@ -91,7 +106,7 @@ class ChunkEngine:
             return False
         self.model = model
         self.store = self._new_store()
-        self.versions = Versions(self.store, self.versions.pinned)
+        self.versions = Versions(self.store, self.options.tenant_share, self.versions)
         self.learner = Learner(model, self.store, self._score, self.versions.stored)
         return True
 
@@ -110,8 +125,8 @@ class ChunkEngine:
             return None
         self.time_s = max(self.time_s, sound_stamp(params).get("time", 0.0))
         ids = list(req.origin_input_ids)
-        salt, more = str(req.extra_key or ""), getattr(req, "cache_salt", None)
-        return self._wish(ids, asked, f"{salt}\0{more}" if more else salt)
+        salt = namespace_of(req.extra_key, req.cache_salt).hex()
+        return self._wish(ids, asked, salt, tenant_of_req(req))
 
     def may_fuse(self, req: Any, wish: Wish) -> bool:
         """Whether a request may be fused at all; the reason is looked for once, and counted.
@@ -125,7 +140,7 @@ class ChunkEngine:
                 self.reasons[wish.why] += 1
         return wish.why is None
 
-    def _wish(self, ids: Sequence[int], asked: Said, salt: str) -> Wish:
+    def _wish(self, ids: Sequence[int], asked: Said, salt: str, tenant: str | None) -> Wish:
         options = self.options
         bounds = tuple(
             (a, min(b, len(ids)))
@@ -144,6 +159,7 @@ class ChunkEngine:
             alone,
             prefix,
             salt,
+            tenant,
             options.chosen_ratio if asked.ratio is None else asked.ratio,
             asked.selector or options.chosen_selector,
             self.time_s,
@@ -255,14 +271,14 @@ class ChunkEngine:
         ids = req.origin_input_ids
         for (start, end), key in zip(wish.bounds, wish.keys):
             if self.store.where(key) is not None:
-                self.versions.seen(key, ids[start:end], wish.salt)
+                self.versions.seen(key, ids[start:end], wish.tenant)
                 continue
             if not wish.fused and tuple(ids[:start]) == wish.prefix:
                 cache = view.row_cache(self.runner, row, len(ids))
                 chunk = capture(self.model, cache, ids[start:end], start, wish.prefix)
-                self.learner.keep(key, chunk, wish.salt, wish.time_s)
+                self.learner.keep(key, chunk, wish.salt, wish.tenant, wish.time_s)
             else:
-                self.learner.want(ids[start:end], wish.prefix, wish.salt)
+                self.learner.want(ids[start:end], wish.prefix, wish.salt, wish.tenant)
 
     def earn(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
@@ -303,20 +319,16 @@ class ChunkEngine:
             "unknown_chunks": sum(k.tier is None for k in known),
         }
 
-    def command(self, verb: str, key: str) -> bool:
-        """Pin, unpin or delete a document (in every version) or a stored chunk, by its key.
+    def command(self, verb: str, name: str, tenant: str | None) -> bool:
+        """Pin, unpin or delete a tenant's document in every version.
 
-        False where nothing of it is stored, or nothing was pinned.
+        False where nothing of it is stored, nothing was pinned, or the tenant's pins are full.
         """
         if verb == "delete":
-            for one in self.versions.keys(key):
-                self.learner.forget(one)
-            return self.versions.delete(key)
-        return self.versions.pin(key) if verb == "pin" else self.versions.unpin(key)
-
-    def listing(self, most: int = 1000) -> list[tuple[str, str, int, int]]:
-        """``(key, tier, tokens, pins)`` of at most ``most`` stored chunks."""
-        return list(itertools.islice(self.store.listing(), most))
+            self.learner.forget(name, tenant)
+            return self.versions.delete(name, tenant)
+        do = self.versions.pin if verb == "pin" else self.versions.unpin
+        return do(name, tenant)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start; tokens, bytes, requests."""
@@ -326,10 +338,12 @@ class ChunkEngine:
             "not_fused": dict(self.reasons),
             "store": self.store.stats(),
             "waiting_chunks": len(learner.waiting) + int(learner.busy and not learner.waiting),
-            "waiting_tokens": learner.waiting_tokens,
+            "waiting_tokens": learner.waiting.tokens,
             "encoded_chunks": learner.encoded_chunks,
             "encoded_tokens": learner.encoded_tokens,
-            "forgotten_chunks": learner.forgotten,
+            "forgotten_chunks": learner.waiting.forgotten,
+            "pinned_bytes": sum(self.versions.pinned_bytes().values()),
+            "pinned_chunks": len(self.versions.held),
             "read_ahead": self.reader.stats(),
             "ratios": dict(self.ratios),
         }

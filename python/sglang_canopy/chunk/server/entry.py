@@ -19,6 +19,7 @@ from sglang_canopy.chunk.server.documents import (
 )
 from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import tenant_of
 
 documents = Documents()
 """What was registered at ``/canopy/chunks``, of this process."""
@@ -39,7 +40,8 @@ def prepare(manager: Any, obj: Any) -> None:
         return
     params = obj.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
-    text, ids, custom = _one(manager, options, obj.text, obj.input_ids, custom, obj.extra_key)
+    tenant = _tenant(obj)
+    text, ids, custom = _one(manager, options, obj.text, obj.input_ids, custom, tenant)
     if text is None and obj.text is not None:
         obj.text, obj.input_ids = None, ids
     if custom is not None and isinstance(params, dict):
@@ -52,7 +54,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
     many = params if isinstance(params, list) else [dict(params or {}) for _ in range(count)]
-    keys = obj.extra_key if isinstance(obj.extra_key, list) else [obj.extra_key] * count
+    keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
     changed, new_ids = False, []
     for i in range(count):
         custom = many[i].get("custom_params")
@@ -62,7 +64,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
             texts[i] if texts is not None else None,
             lists[i] if lists is not None else None,
             custom,
-            keys[i],
+            tenant_of(keys[i], salts[i]),
         )
         changed |= text is None and texts is not None
         new_ids.append(ids)
@@ -78,7 +80,12 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
 
 
 def _one(
-    manager: Any, options: Options, text: str | None, ids: Any, custom: Any, salt: Any
+    manager: Any,
+    options: Options,
+    text: str | None,
+    ids: Any,
+    custom: Any,
+    tenant: str | None,
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
     """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
     said = fields.said(custom)
@@ -96,7 +103,7 @@ def _one(
     separated = options.separator is not None and text.count(options.separator) > 1
     if not MARK.search(text) and (said.off or not separated):
         return text, ids, None
-    pieces = cut(text, None if said.off else options.separator, documents, str(salt or ""))
+    pieces = cut(text, None if said.off else options.separator, documents, tenant)
     found, bounds = tokenise(manager.tokenizer, pieces)
     if said.off:
         return None, found, None
@@ -135,7 +142,7 @@ def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs
         pieces = between(text, *signs)
     else:
         separator = None if said.off else options.separator
-        pieces = cut(text, separator, documents, str(adapted.extra_key or ""))
+        pieces = cut(text, separator, documents, _tenant(adapted))
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
     if not said.off:
@@ -211,6 +218,29 @@ def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
             raise CanopyError("chat_template_kwargs.documents has an empty document; leave it out")
         out.append({**document, field: f"{opening}{document[field]}{closing}"})
     return out
+
+
+def _tenant(obj: Any) -> str | None:
+    """The tenant of a single prompt."""
+    fields = (getattr(obj, name, None) for name in ("extra_key", "cache_salt"))
+    return tenant_of(*map(_one_string, fields))
+
+
+def _one_string(value: Any) -> str | None:
+    """A tenant's field of a single prompt; what is no string, SGLang refuses by name later."""
+    return value if isinstance(value, str) else None
+
+
+def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
+    """A tenant's field of each prompt of a batch. Raises CanopyError for another number of them."""
+    value = getattr(obj, name, None)
+    if not isinstance(value, list):
+        return [_one_string(value)] * count
+    if len(value) != count:
+        raise CanopyError(
+            f"{name} has {len(value)} entries for {count} prompts; give one string, or one a prompt"
+        )
+    return [_one_string(one) for one in value]
 
 
 def _is_batch(ids: Any) -> bool:

@@ -12,6 +12,14 @@ from canopy_kernel.attention import Rows
 from sglang_canopy.chunk.server.attention import FusedPlan
 
 
+def tails(batch: Any) -> list[int]:
+    """Rows at each request's end whose logits are wanted: those of prompt log-probabilities."""
+    if not getattr(batch, "return_logprob", False):
+        return [1] * len(batch.extend_lens)
+    starts = batch.extend_logprob_start_lens
+    return [max(1, n - start) for n, start in zip(batch.extend_lens, starts)]
+
+
 def fold(
     batch: Any, req_to_token: torch.Tensor, chosen: Sequence[torch.Tensor]
 ) -> tuple[Any, FusedPlan]:
@@ -34,6 +42,8 @@ def fold(
         keep.append(positions - prefix + offset)
         slots.append(req_to_token[int(batch.req_pool_indices[i]), :n])
         offset += batch.extend_lens[i]
+    assert getattr(batch, "input_embeds", None) is None, "embeddings are not folded"
+    assert getattr(batch, "replace_embeds", None) is None, "embeddings are not folded"
     counts = [len(c) for c in chosen]
     kept = torch.cat(keep).to(device)
     positions = torch.cat(list(chosen)).to(device)
@@ -44,7 +54,10 @@ def fold(
     folded.extend_lens = counts
     folded.extend_num_tokens = sum(counts)
     folded.prefix_lens = [n - m for n, m in zip(lengths, counts)]
-    folded.extend_logprob_start_lens = list(counts)
+    folded.extend_logprob_start_lens = [
+        max(0, count - (n - start))  # the wanted logits are those of the same last rows
+        for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
+    ]
     for i, row in enumerate(slots):
         at = chosen[i].to(row.device)
         begin = sum(counts[:i])

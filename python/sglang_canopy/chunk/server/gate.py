@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_canopy.chunk import calibrate
 from sglang_canopy.chunk.quality import encode_case, holds, measure, refer, tokenise
-from sglang_canopy.chunk.ratio import Calibrations
+from sglang_canopy.chunk.ratio import Calibrations, Setting
 from sglang_canopy.chunk.tasks import SYNTHETIC, default_filler, synthetic
 from sglang_canopy.errors import CanopyError
 
@@ -27,7 +27,7 @@ TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
 def apply_calibration(engine: Any, model_path: str) -> None:
     """Ratios by tier from ``--canopy-chunk-calibration``; an explicit ratio wins over them.
 
-    Raises CanopyError where the file holds none for this model and machine.
+    Raises CanopyError where the file holds none for this model, machine, dtype and split.
     """
     options = engine.options
     if options.calibration is None:
@@ -35,17 +35,34 @@ def apply_calibration(engine: Any, model_path: str) -> None:
     from sglang_canopy.chunk.model import identity_of
 
     found = Calibrations(options.calibration)
-    model, device = identity_of(model_path), calibrate.device_name(engine.model)
+    setting = calibrate.setting_of(engine.model, identity_of(model_path), options.tp_size)
     for tier, name in TIERS.items():
-        saved = found.get(model, device, name)
+        saved = found.get(setting, name)
         if saved is not None:
             engine.ratios[tier] = saved.ratio
     if not engine.ratios:
         raise CanopyError(
-            f"--canopy-chunk-calibration {options.calibration} has nothing for this model on "
-            f"{device}; run `canopy calibrate --model {model_path} --out {options.calibration}`"
+            f"--canopy-chunk-calibration {options.calibration} {_what_it_has(found, setting)}, and "
+            f"this server runs {setting.dtype}, --tp-size {setting.tp_size}, on {setting.device}; "
+            + (
+                "only whole models are calibrated: give --canopy-chunk-ratio instead"
+                if setting.tp_size > 1
+                else f"run `canopy calibrate --model {model_path} --dtype {setting.dtype} "
+                f"--out {options.calibration}`"
+            )
         )
     logger.info("canopy: calibrated ratios %s", engine.ratios)
+
+
+def _what_it_has(found: Calibrations, setting: Setting) -> str:
+    """Of this model on this chip, in words."""
+    known = found.settings(setting.model, setting.device)
+    if not known:
+        return "has nothing for this model on this machine"
+    if known == [None]:
+        return "was made by an older version, which kept neither dtype nor --tp-size"
+    listed = ", ".join(f"{one.dtype} with --tp-size {one.tp_size}" for one in known if one)
+    return f"has this model in {listed}"
 
 
 def pass_gate(engine: Any, tokenizer: Any) -> None:

@@ -95,6 +95,21 @@ def _convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwarg
     return entry.convert_chat(original, serving, request, *args, **kwargs)
 
 
+async def _internal_route(original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Documents are commanded by their tenants' routes alone, which send commands themselves."""
+    if getattr(manager.server_args, options.ATTRIBUTE, None) is not None and any(
+        str(key).startswith(options.COMMAND) for key in obj.server_args
+    ):
+        from fastapi import HTTPException
+
+        raise HTTPException(
+            403,
+            f"server_args key {options.COMMAND!r} is Canopy's own; documents are pinned and deleted "
+            "at /canopy/chunks",
+        )
+    return await original(manager, obj, *args, **kwargs)
+
+
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if getattr(server_args, options.ATTRIBUTE, None) is not None:
         from sglang_canopy.chunk.server import routes
@@ -160,6 +175,12 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         "around",
         _request_level,
         ("self", "key"),
+    ),
+    (
+        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        _internal_route,
+        ("self", "obj"),
     ),
     (
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",

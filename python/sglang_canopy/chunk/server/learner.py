@@ -10,10 +10,9 @@ within a share of the tokens the requests themselves need.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,14 +21,13 @@ from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.encode import capture, stand_in
 from sglang_canopy.chunk.engine import prefill
 from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.server.documents import document_name
+from sglang_canopy.chunk.server.waiting import Waiting, Wanted
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
 
 PIECE = 64
 """Tokens encoded before looking whether a request has come."""
-MAX_WAITING_TOKENS = 1 << 20
-MAX_WAITING_CHUNKS = 1 << 12
-"""What may wait to be encoded; what comes on top is forgotten until it comes again."""
 
 
 def stand_in_of(tokenizer: Any) -> tuple[int, ...]:
@@ -45,14 +43,6 @@ def stand_in_of(tokenizer: Any) -> tuple[int, ...]:
     return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
 
 
-class Wanted(NamedTuple):
-    """A chunk to encode: its tokens, what to encode it behind, the tenant's salt."""
-
-    ids: tuple[int, ...]
-    prefix: tuple[int, ...]
-    salt: str
-
-
 @dataclass(slots=True)
 class _Job:
     key: str
@@ -62,9 +52,9 @@ class _Job:
 
 
 class Learner:
-    """Chunks that wait to be encoded, oldest first.
+    """Chunks that wait to be encoded, and the one that is.
 
-    ``score(chunk)`` is called before a chunk is stored, ``kept(key, ids, salt)`` after.
+    ``score(chunk)`` is called before a chunk is stored, ``kept(key, ids, tenant)`` after.
     """
 
     def __init__(
@@ -72,46 +62,41 @@ class Learner:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        kept: Callable[[str, Sequence[int], str], None] = lambda key, ids, salt: None,
+        kept: Callable[[str, Sequence[int], str | None], None] = lambda key, ids, tenant: None,
     ) -> None:
         self.model, self.store, self.score, self.kept = model, store, score, kept
-        self.waiting: OrderedDict[str, Wanted] = OrderedDict()
-        self.waiting_tokens = self.encoded_tokens = self.encoded_chunks = self.forgotten = 0
+        self.waiting = Waiting()
+        self.encoded_tokens = self.encoded_chunks = 0
         self._job: _Job | None = None
         self._prefix: tuple[tuple[int, ...], Cache] | None = None
 
-    def want(self, ids: Sequence[int], prefix: Sequence[int], salt: str) -> None:
+    def want(
+        self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
+    ) -> None:
         """Ask for a chunk. Once it waits or is stored, asking again does nothing."""
-        wanted = Wanted(tuple(ids), tuple(prefix), salt)
-        key = self.store.key(wanted.ids, wanted.prefix, salt)
+        key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
-        if key in self.waiting or busy or self.store.where(key) is not None:
+        if busy or (key, tenant) in self.waiting or self.store.where(key) is not None:
             return
-        full = len(self.waiting) >= MAX_WAITING_CHUNKS
-        if full or self.waiting_tokens + len(wanted.ids) > MAX_WAITING_TOKENS:
-            self.forgotten += 1
-            return
-        self.waiting[key] = wanted
-        self.waiting_tokens += len(wanted.ids)
+        name = document_name(ids, tenant)
+        self.waiting.add(key, Wanted(tuple(ids), tuple(prefix), salt, tenant, name))
 
-    def forget(self, key: str) -> None:
-        """Take a chunk out of the queue (it was deleted)."""
-        wanted = self.waiting.pop(key, None)
-        if wanted is not None:
-            self.waiting_tokens -= len(wanted.ids)
-        if self._job is not None and self._job.key == key:
+    def forget(self, name: str, tenant: str | None) -> None:
+        """Take a document out of the queue (it was deleted)."""
+        self.waiting.remove(name, tenant)
+        if self._job is not None and self._job.wanted.name == name:
             self._job = None
 
     def drop(self) -> None:
         """Give up the chunk that is being encoded."""
         self._job = None
 
-    def keep(self, key: str, chunk: Chunk, salt: str, now: float) -> None:
+    def keep(self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float) -> None:
         """Store a chunk that was encoded, here or by an ordinary prefill."""
         self.score(chunk)
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
-        self.kept(key, chunk.ids, salt)
+        self.kept(key, chunk.ids, tenant)
 
     @property
     def busy(self) -> bool:
@@ -136,10 +121,10 @@ class Learner:
         return len(piece)
 
     def _next(self) -> _Job | None:
-        if not self.waiting:
+        found = self.waiting.next()
+        if found is None:
             return None
-        key, wanted = self.waiting.popitem(last=False)
-        self.waiting_tokens -= len(wanted.ids)
+        key, wanted = found
         cache = dense_cache(self.model, len(wanted.prefix) + len(wanted.ids))
         done = 0
         if self._prefix is not None and self._prefix[0] == wanted.prefix:
@@ -151,7 +136,7 @@ class Learner:
     def _finish(self, job: _Job, now: float) -> None:
         start = len(job.wanted.prefix)
         chunk = capture(self.model, job.cache, job.wanted.ids, start, job.wanted.prefix)
-        self.keep(job.key, chunk, job.wanted.salt, now)
+        self.keep(job.key, chunk, job.wanted.salt, job.wanted.tenant, now)
         if start and (self._prefix is None or self._prefix[0] != job.wanted.prefix):
             kept = dense_cache(self.model, start)
             for mine, known in zip(kept.k + kept.v, job.cache.k + job.cache.v):

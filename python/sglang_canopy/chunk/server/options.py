@@ -13,6 +13,9 @@ from sglang_canopy.errors import CanopyError
 ATTRIBUTE = "_canopy_chunks"
 """Where the plugin notes the options on ``ServerArgs`` (``None``: chunk reuse is off)."""
 
+COMMAND = "canopy_chunk:"
+"""How a command begins in ``SetInternalStateReq.server_args``: ``canopy_chunk:pin:ID:TENANT``."""
+
 FULL, PREFIX, REUSE = "full", "prefix", "reuse"
 
 
@@ -66,6 +69,8 @@ SPLIT_SELECTORS = tuple(
 
 MAX_CHUNKS = 256
 """Chunks a request may name."""
+TENANT_SHARE = 0.1
+"""What one tenant may hold of what is bounded: registered tokens and documents, pinned bytes."""
 LEARN_PREFIX_TOKENS = 1024
 """Chunks behind a longer system text are encoded as if there were none: it would be encoded again
 with each."""
@@ -88,6 +93,7 @@ class Options:
     read_ahead_mb: int = 256
     learn_share: float = 0.05
     min_tokens: int = 16
+    tenant_share: float = TENANT_SHARE
     max_kl: float | None = None
     min_top1: float | None = None
     min_kept: float | None = None
@@ -108,6 +114,7 @@ class Options:
             ("--canopy-chunk-disk-mb", self.disk_mb, 0, 1 << 30),
             ("--canopy-chunk-read-ahead-mb", self.read_ahead_mb, 0, 1 << 30),
             ("--canopy-chunk-min-tokens", self.min_tokens, 1, 1 << 20),
+            ("--canopy-chunk-tenant-share", self.tenant_share, 0, 1),
             ("--canopy-chunk-max-kl", self.max_kl, 0, 100),
             ("--canopy-chunk-min-top1", self.min_top1, 0, 1),
             ("--canopy-chunk-min-kept", self.min_kept, 0, 1),
@@ -241,6 +248,14 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         help="Shorter documents are computed as they come.",
     )
     add(
+        "--canopy-chunk-tenant-share",
+        type=float,
+        default=TENANT_SHARE,
+        metavar="SHARE",
+        help="What one tenant may hold of the registered documents and of the memory for pinned "
+        "chunks (0.1; 1 where there is only one tenant).",
+    )
+    add(
         "--canopy-chunk-max-kl",
         type=float,
         default=None,
@@ -285,6 +300,7 @@ def from_args(args: Any) -> Options | None:
         "read_ahead_mb": args.canopy_chunk_read_ahead_mb,
         "learn_share": args.canopy_chunk_learn_share,
         "min_tokens": args.canopy_chunk_min_tokens,
+        "tenant_share": args.canopy_chunk_tenant_share,
         "max_kl": args.canopy_chunk_max_kl,
         "min_top1": args.canopy_chunk_min_top1,
         "min_kept": args.canopy_chunk_min_kept,

@@ -61,6 +61,11 @@ def first_says(answer: bool) -> bool:
     return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
 
 
+def union(mine: list[int]) -> list[int]:
+    """The numbers that any rank has, sorted, on every rank."""
+    return sorted({one for theirs in _group().all_gather_object(mine) for one in theirs})
+
+
 def _group() -> Any:
     from sglang.srt.distributed import get_tp_group
 

@@ -1,24 +1,28 @@
 """``/canopy/chunks``: documents registered, listed, pinned and deleted ahead of time.
 
-``POST /canopy/chunks`` ``{"text": ..., "extra_key": ..., "pin": false}`` answers with an ``id``;
+``POST /canopy/chunks`` ``{"text": ..., "cache_salt": ..., "pin": false}`` answers with an ``id``;
 ``[[canopy:ID]]`` in a prompt is that document. The HTTP process keeps the tokens, the scheduler
-encodes and keeps the KV.
+encodes and keeps the KV. A document belongs to the tenant that registered it, named as in SGLang's
+requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in headers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sglang_canopy import access
 from sglang_canopy.chunk.server import entry
 from sglang_canopy.chunk.server.fields import BOUNDS
-from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.options import ATTRIBUTE, COMMAND, Options
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import tenant_of
 
 MAX_BODY_BYTES = 16 << 20
-_FIELDS = {"text": str, "input_ids": list, "extra_key": str, "pin": bool}
-_WHAT = {"text": "a string", "input_ids": "a list of token ids", "extra_key": "a string"}
+_FIELDS = {"text": str, "input_ids": list, "extra_key": str, "cache_salt": str, "pin": bool}
+_WHAT = {"input_ids": "a list of token ids", "pin": "true or false"}
+HEADERS = {"extra_key": "x-canopy-extra-key", "cache_salt": "x-canopy-cache-salt"}
+"""A gateway names the tenant here; a body or query that names another is refused."""
 
 
 def add_routes(server_args: Any) -> None:
@@ -26,6 +30,7 @@ def add_routes(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     options: Options = getattr(server_args, ATTRIBUTE)
+    entry.documents.share = options.tenant_share
 
     def called(handler: Callable[..., Awaitable[dict]]) -> access.Handler:
         async def call(request: Any) -> dict[str, Any]:
@@ -47,34 +52,34 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     """Register a document, have it encoded. Raises CanopyError for what cannot be one."""
     body = await _body(request)
     ids = document_ids(body, manager, options)
-    salt = body.get("extra_key", "")
-    name = entry.documents.add(ids, salt)
-    await _encode(manager, ids, salt)
-    if body.get("pin"):
-        entry.documents.get(name, salt).pinned = True
-        await _command(manager, "pin", name)
-    return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]"}
+    fields = _owner(request, body)
+    tenant = tenant_of(**fields)
+    name = entry.documents.add(ids, tenant)
+    await _encode(manager, ids, fields)
+    if body.get("pin") and await _command(manager, "pin", name, tenant):
+        entry.documents.get(name, tenant).pinned = True
+    pinned = entry.documents.get(name, tenant).pinned
+    return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]", "pinned": pinned}
 
 
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
-    """Registered documents of an ``extra_key`` (query parameter), and the store's counters."""
-    salt = request.query_params.get("extra_key", "")
+    """Registered documents of the tenant who asks, and the store's counters."""
+    tenant = tenant_of(**_owner(request))
     state = await _state(manager)
     return {
         "documents": [
             {"id": name, "tokens": len(d.ids), "pinned": d.pinned}
-            for name, d in entry.documents.by_id.items()
-            if d.salt == salt
+            for name, d in entry.documents.of(tenant).items()
         ],
-        "server": {k: v for k, v in state.items() if k != "stored"},
+        "server": state,
     }
 
 
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Forget a document and its KV in every version."""
-    name, salt = _named(request)
-    entry.documents.remove(name, salt)
-    return {"deleted": name, "kv_deleted": await _command(manager, "delete", name)}
+    name, tenant = request.path_params["name"], tenant_of(**_owner(request))
+    entry.documents.remove(name, tenant)
+    return {"deleted": name, "kv_deleted": await _command(manager, "delete", name, tenant)}
 
 
 async def pin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
         if key not in _FIELDS:
             raise CanopyError(f"unknown field {key[:40]!r}; allowed are {', '.join(_FIELDS)}")
         if not isinstance(value, _FIELDS[key]):
-            raise CanopyError(f"field {key!r} must be {_WHAT.get(key, 'true or false')}")
+            raise CanopyError(f"field {key!r} must be {_WHAT.get(key, 'a string')}")
     if ("text" in body) == ("input_ids" in body):
         raise CanopyError("a document is either text or input_ids; give one of them")
     if "text" in body:
@@ -120,7 +125,7 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     return list(ids)
 
 
-async def _encode(manager: Any, ids: list[int], salt: str) -> None:
+async def _encode(manager: Any, ids: list[int], owner: dict[str, str | None]) -> None:
     """An ordinary request of one token whose prompt is the document: the scheduler learns it."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -131,29 +136,34 @@ async def _encode(manager: Any, ids: list[int], salt: str) -> None:
             "temperature": 0,
             "custom_params": {BOUNDS: [0, len(ids)]},
         },
-        extra_key=salt or None,
+        **owner,
     )
     async for _ in manager.generate_request(asked, None):
         pass
 
 
 async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
-    name, salt = _named(request)
-    document = entry.documents.get(name, salt)
+    name, tenant = request.path_params["name"], tenant_of(**_owner(request))
+    document = entry.documents.get(name, tenant)
     if document.pinned == wanted:
         raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
-    done = await _command(manager, "pin" if wanted else "unpin", name)
+    done = await _command(manager, "pin" if wanted else "unpin", name, tenant)
     if wanted and not done:
-        raise CanopyError(f"document {name[:12]} has no KV stored yet; try again in a moment")
+        raise CanopyError(
+            f"document {name[:12]} was not pinned: it has no KV stored yet (try again in a moment), "
+            "or the room for pinned documents is used up (unpin others)"
+        )
     document.pinned = wanted
     return {"id": name, "pinned": wanted}
 
 
-async def _command(manager: Any, verb: str, name: str) -> bool:
+async def _command(manager: Any, verb: str, name: str, tenant: str | None) -> bool:
+    """Not by the manager's ``set_internal_state``: that is a route too, which takes no commands."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    asked = SetInternalStateReq(server_args={f"canopy_chunk:{verb}:{name}": 1})
-    return any(bool(answer) for answer in await manager.set_internal_state(asked))
+    manager.auto_create_handle_loop()
+    asked = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
+    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(asked))
 
 
 async def _state(manager: Any) -> dict[str, Any]:
@@ -167,8 +177,23 @@ async def _body(request: Any) -> dict[str, Any]:
     return body
 
 
-def _named(request: Any) -> tuple[str, str]:
-    return request.path_params["name"], request.query_params.get("extra_key", "")
+def _owner(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
+    """``extra_key`` and ``cache_salt`` of a request. Raises CanopyError where one is given twice."""
+    found: dict[str, str | None] = {}
+    for field, header in HEADERS.items():
+        places = (
+            (body or {}).get(field),
+            request.query_params.get(field),
+            request.headers.get(header),
+        )
+        given = {one for one in places if one}
+        if len(given) > 1:
+            raise CanopyError(
+                f"{field} is given twice, and differently: in the body, the query and the header "
+                f"{header} it must be the same; give it once"
+            )
+        found[field] = given.pop() if given else None
+    return found
 
 
 def _manager() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_canopy.chunk.server import attention, budget
 from sglang_canopy.chunk.server.engine import ChunkEngine
 from sglang_canopy.chunk.server.gate import apply_calibration, pass_gate
-from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.options import ATTRIBUTE, COMMAND, Options
 from sglang_canopy.chunk.server.ranks import first_says
 from sglang_canopy.chunk.server.wish import wish_of
 from sglang_canopy.errors import CanopyError
@@ -17,8 +17,6 @@ from sglang_canopy.errors import CanopyError
 logger = logging.getLogger(__name__)
 
 COMMANDS = ("pin", "unpin", "delete")
-PREFIX = "canopy_chunk:"
-"""How a command's key begins in ``SetInternalStateReq.server_args``: ``canopy_chunk:pin:KEY``."""
 
 
 def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,6 +34,8 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
             pass_gate(engine, scheduler.tokenizer)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
+    engine.window_tokens = scheduler.chunked_prefill_size
+    engine.prefill_tokens = scheduler.max_prefill_tokens
     runner.canopy_chunks = engine
     logger.info(
         "canopy: chunk reuse is on, mode %s, selector %s, ratio %s, model %s",
@@ -101,21 +101,19 @@ def flushed(success: Any, scheduler: Any) -> None:
 
 
 def tell(result: Any, scheduler: Any) -> None:
-    """After ``Scheduler.get_internal_state``: counters, and the stored chunks."""
+    """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
+    tenant's chunks is among them, neither addresses nor lengths."""
     engine = engine_of(scheduler)
     if engine is not None:
         result.internal_state["canopy_chunks"] = {
             **engine.stats(),
             "time_s": time.monotonic(),
-            "stored": [
-                {"key": k, "tier": t, "tokens": n, "pins": p} for k, t, n, p in engine.listing()
-            ],
         }
 
 
 def command(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: pin, unpin or delete a chunk by its key."""
-    asked = [k for k in recv_req.server_args if k.startswith(PREFIX)]
+    """Around ``Scheduler.set_internal_state``: pin, unpin or delete a tenant's document."""
+    asked = [k for k in recv_req.server_args if k.startswith(COMMAND)]
     engine = engine_of(scheduler)
     if engine is None or not asked:
         return original(scheduler, recv_req)
@@ -123,9 +121,10 @@ def command(original: Any, scheduler: Any, recv_req: Any) -> Any:
 
     done = False
     for one in asked:
-        _, verb, key = one.split(":", 2)
+        verb, _, rest = one.removeprefix(COMMAND).partition(":")
+        name, _, tenant = rest.partition(":")
         if verb in COMMANDS:
-            done |= engine.command(verb, key)
+            done |= engine.command(verb, name, tenant or None)
     return SetInternalStateReqOutput(updated=done)
 
 

@@ -2,68 +2,136 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from sglang_canopy.chunk.chunk import chunk_key
-from sglang_canopy.chunk.server.documents import DOCUMENT
+from sglang_canopy.chunk.server.documents import MAX_DOCUMENTS, document_name
+from sglang_canopy.chunk.server.options import TENANT_SHARE
 from sglang_canopy.chunk.store import ChunkStore
-from sglang_canopy.errors import CanopyError
 
-MAX_DOCUMENTS = 1 << 16
-"""Documents whose versions are remembered, and documents that may be pinned."""
+PINNED_SHARE = 0.25
+"""Share of the store's bytes that all tenants' pins together may hold, or one tenant's if larger."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """One tenant's documents, least recently stored first: keys in the store by name."""
+
+    versions: dict[str, set[str]] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
 
 
 class Versions:
-    """Keys in the store by a document's name (the id that ``/canopy/chunks`` answers with)."""
+    """Keys in the store by a document's name (the id that ``/canopy/chunks`` answers with).
 
-    def __init__(self, store: ChunkStore, pinned: set[str] | None = None) -> None:
-        self.store = store
-        self.by_name: dict[str, set[str]] = {}
-        self.pinned = pinned or set()
+    A tenant may pin ``share`` of the store's bytes, and have the versions of ``share`` of
+    ``MAX_DOCUMENTS`` documents remembered; the oldest of its own are forgotten first. Nothing here
+    depends on a clock, so every rank of a split model pins alike.
+    """
 
-    def stored(self, key: str, ids: Sequence[int], salt: str) -> None:
-        """A chunk was stored: a pinned document's is pinned."""
-        if self._add(key, ids, salt) in self.pinned:
-            self.store.pin(key)
+    def __init__(
+        self, store: ChunkStore, share: float = TENANT_SHARE, earlier: Versions | None = None
+    ) -> None:
+        self.store, self.share = store, share
+        self.tenants: dict[str | None, _Tenant] = {}
+        self.held: dict[str, tuple[str | None, int]] = {}
+        self.names = 0
+        for tenant, one in earlier.tenants.items() if earlier is not None else ():
+            if one.pinned:  # other weights: the pinned documents will be stored anew
+                self.tenants[tenant] = _Tenant(pinned=set(one.pinned))
 
-    def seen(self, key: str, ids: Sequence[int], salt: str) -> None:
+    def stored(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
+        """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""
+        name, own = document_name(ids, tenant), self.tenants.setdefault(tenant, _Tenant())
+        self.names += name not in own.versions
+        versions = own.versions.pop(name, set())
+        versions -= {one for one in versions if self.store.where(one) is None}
+        own.versions[name] = versions | {key}
+        self._forget_oldest(tenant, own)
+        if name in own.pinned:
+            self._pin([key], tenant)
+
+    def seen(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
         """A chunk was found stored, by an earlier run perhaps."""
-        name = chunk_key(ids, DOCUMENT, (), salt)
-        if key not in self.by_name.get(name, ()):
-            self.stored(key, ids, salt)
+        own = self.tenants.get(tenant)
+        if own is None or key not in own.versions.get(document_name(ids, tenant), ()):
+            self.stored(key, ids, tenant)
 
-    def keys(self, name: str) -> set[str]:
-        """Every version's key; what is no document's name is a chunk's own key."""
-        return set(self.by_name.get(name, (name,)))
+    def keys(self, name: str, tenant: str | None) -> set[str]:
+        """Every version's key."""
+        own = self.tenants.get(tenant)
+        return set(own.versions.get(name, ())) if own is not None else set()
 
-    def pin(self, name: str) -> bool:
-        """Pin a document, or a chunk. False where nothing of it is stored."""
-        if name in self.by_name and len(self.pinned) < MAX_DOCUMENTS:
-            self.pinned.add(name)
-        return sum(self.store.pin(key) for key in self.keys(name)) > 0
+    def pin(self, name: str, tenant: str | None) -> bool:
+        """Pin a document. False where nothing of it is stored, or its tenant's pins are full."""
+        keys = [key for key in sorted(self.keys(name, tenant)) if self.store.where(key)]
+        if not keys or not self._pin(keys, tenant):
+            return False
+        self.tenants[tenant].pinned.add(name)
+        return True
 
-    def unpin(self, name: str) -> bool:
+    def unpin(self, name: str, tenant: str | None) -> bool:
         """Undo :meth:`pin`. False where nothing was pinned."""
-        self.pinned.discard(name)
-        done = False
-        for key in self.keys(name):
-            with contextlib.suppress(CanopyError):
-                done |= self.store.unpin(key)
-        return done
+        own = self.tenants.get(tenant)
+        if own is not None:
+            own.pinned.discard(name)
+        held = [key for key in self.keys(name, tenant) if key in self.held]
+        for key in held:
+            del self.held[key]
+            if self.store.pins(key):
+                self.store.unpin(key)
+        return bool(held)
 
-    def delete(self, name: str) -> bool:
-        """Forget a document in every version, or a chunk. False where nothing was stored."""
-        keys = self.keys(name)
-        self.pinned.discard(name)
-        self.by_name.pop(name, None)
+    def delete(self, name: str, tenant: str | None) -> bool:
+        """Forget a document in every version. False where nothing was stored."""
+        keys = self.keys(name, tenant)
+        self.unpin(name, tenant)
+        own = self.tenants.get(tenant)
+        if own is not None:
+            self.names -= own.versions.pop(name, None) is not None
+            if not own.versions and not own.pinned:
+                del self.tenants[tenant]
         return sum(self.store.delete(key) for key in keys) > 0
 
-    def _add(self, key: str, ids: Sequence[int], salt: str) -> str:
-        name = chunk_key(ids, DOCUMENT, (), salt)
-        versions = self.by_name.setdefault(name, set())
-        versions -= {one for one in versions if self.store.where(one) is None}
-        versions.add(key)
-        while len(self.by_name) > MAX_DOCUMENTS:
-            self.by_name.pop(next(iter(self.by_name)))
-        return name
+    def pinned_bytes(self) -> dict[str | None, int]:
+        """Bytes of pinned chunks by tenant."""
+        self.held = {k: v for k, v in self.held.items() if self.store.pins(k)}
+        found: dict[str | None, int] = {}
+        for tenant, size in self.held.values():
+            found[tenant] = found.get(tenant, 0) + size
+        return found
+
+    def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
+        """Pin all of these stored chunks, or none where that is more than the tenant's share."""
+        pinned = self.pinned_bytes()
+        new = {key: self.store.size(key) for key in keys if key not in self.held}
+        size, capacity = sum(new.values()), self.store.capacity_bytes
+        if pinned.get(tenant, 0) + size > self.share * capacity:
+            return False
+        if sum(pinned.values()) + size > max(self.share, PINNED_SHARE) * capacity:
+            return False
+        for key, one in new.items():
+            if self.store.pin(key):
+                self.held[key] = tenant, one
+        return True
+
+    def _forget_oldest(self, tenant: str | None, own: _Tenant) -> None:
+        """Within a tenant's share, then within the whole: of the tenant that has most."""
+        while len(own.versions) > max(1, int(self.share * MAX_DOCUMENTS)) and self._forget(tenant):
+            pass
+        while self.names > MAX_DOCUMENTS:
+            largest = max(self.tenants, key=lambda one: len(self.tenants[one].versions))
+            if not self._forget(largest):
+                return
+
+    def _forget(self, tenant: str | None) -> bool:
+        """Forget the oldest document that is not pinned; what is stored of it stays as it is."""
+        own = self.tenants[tenant]
+        name = next((one for one in own.versions if one not in own.pinned), None)
+        if name is None:
+            return False
+        del own.versions[name]
+        self.names -= 1
+        if not own.versions and not own.pinned:
+            del self.tenants[tenant]
+        return True

@@ -50,10 +50,11 @@ class Wish:
     """On ``req.canopy_chunks``: what the request asked for and what became of it.
 
     keys, alone: each chunk's address behind ``prefix``, and with nothing of the prompt before it;
+    salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents these are;
     why: the reason for running normally, or None; fused: reused KV has been in this request's
-    slots (never unset); head: tokens before any reused KV, exact, that may enter the exact tree once
-    they are computed (0: none yet); limit: how much of it was let into the tree; chosen ``[n]``
-    bool: the first plan's choice, kept so that a retraction does not change the answer; report: what
+    slots (never unset); exact: tokens before the first that was ever reused; head: these, once they
+    are computed and may enter the exact tree (0: not yet); limit: how much of it was let into the
+    tree; chosen ``[n]`` bool: the first plan's choice, kept so that a retraction does not change the answer; report: what
     the response tells; told: the prompt was completed once, and the report was handed over.
     """
 
@@ -62,6 +63,7 @@ class Wish:
     alone: tuple[str, ...]
     prefix: tuple[int, ...]
     salt: str
+    tenant: str | None
     ratio: float
     selector: str
     time_s: float
@@ -71,6 +73,7 @@ class Wish:
     fused: bool = False
     head: int = 0
     limit: int = 0
+    exact: int | None = None
     plan: Plan | None = None
     chosen: torch.Tensor | None = None
     told: bool = False
