@@ -23,6 +23,7 @@ from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.radix import weights
 
 _SRT = "sglang.srt."
 
@@ -215,6 +216,7 @@ SEAMS = (
         entry.generation_begins,
         ("self", "obj", "request"),
     ),
+    *(Seam(*hook) for hook in weights.HOOKS),
     *(Seam(target, "after", hook, names) for target, hook, names in forced_output.HOOKS),
     *(Seam(*hook) for hook in chunk_hooks.HOOKS),
 )

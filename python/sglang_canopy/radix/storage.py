@@ -13,12 +13,10 @@ store did not take; what happened is in ``status()``.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.namespace import namespace_of
 from sglang_canopy.radix.pages import PAGES, PageTable
 from sglang_canopy.radix.storage_settings import StorageSettings
 from sglang_canopy.tier.disk import DiskStore
@@ -328,46 +327,6 @@ class _Layout:
             for pointer, size in zip(pointers, sizes)
         ]
         return [flat[i : i + self._parts] for i in range(0, len(flat), self._parts)]
-
-
-def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
-    """Everything that must be equal for a page to mean the same KV."""
-    fields = {
-        "model": _model(config.model_name),
-        "pool": type(pool).__name__,
-        "tag": getattr(pool, "storage_format_tag", None),
-        "dtype": str(pool.dtype),
-        "layout": pool.layout,
-        "page_tokens": pool.page_size,
-        "layers": [getattr(pool, name, None) for name in ("start_layer", "end_layer", "layer_num")],
-        "heads": [getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")],
-        "tp": [0, 1] if config.is_mla_model else [config.tp_rank, config.tp_size],
-        "pp": [config.pp_rank, config.pp_size],
-        "cp": [config.attn_cp_rank, config.attn_cp_size],
-        "dp": config.dp_rank,
-        "dcp": [config.dcp_rank, config.dcp_size],
-    }
-    return "|".join(f"{name}={value}" for name, value in fields.items())
-
-
-def _model(served_name: str | None) -> str:
-    """The model: its names and, where it is a folder, a fingerprint of its files."""
-    from sglang.srt.runtime_context import get_server_args
-
-    try:
-        arguments = get_server_args()
-        path, revision = str(arguments.model_path), arguments.revision
-        quantized = arguments.quantization
-    except Exception:  # no server around it (tests, benchmarks)
-        return str(served_name)
-    digest = hashlib.sha256()
-    folder = Path(path)
-    if folder.is_dir():
-        for file in sorted(folder.iterdir()):
-            if file.suffix in (".json", ".safetensors", ".bin", ".gguf", ".pt"):
-                status = file.stat()
-                digest.update(f"{file.name}:{status.st_size}:{status.st_mtime_ns};".encode())
-    return f"{served_name}:{path}@{revision}:{quantized}:{digest.hexdigest()[:16]}"
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
