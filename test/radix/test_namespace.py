@@ -49,12 +49,12 @@ def made_model(folder: Path) -> Path:
     return folder
 
 
-def namespace(model: object, weights: str = "", **arguments: Any) -> str:
+def namespace(model: object, **arguments: Any) -> str:
     """Of a server with these arguments, on one pool and rank."""
     pool = host_pool(2)
     server = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
     set_global_server_args_for_scheduler(server)
-    return namespace_of(storage_config(None), pool, weights)
+    return namespace_of(storage_config(None), pool)
 
 
 def rewritten(path: Path, at: int, byte: bytes) -> None:

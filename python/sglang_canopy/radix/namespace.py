@@ -39,17 +39,16 @@ _ARGUMENTS = (
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "_commit_hash")
 
 
-def namespace_of(config: HiCacheStorageConfig, pool: Any, weights: str = "") -> str:
+def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
     """The namespace of one rank's pages.
 
-    ``weights`` names the updates of the weights since the start (see ``weights.py``). Raises
-    ``CanopyError`` where the model or an adapter cannot be told from another one.
+    Of the weights at the start: ``weights.py`` has their updates. Raises ``CanopyError`` where
+    the model or an adapter cannot be told from another one.
     """
     fields = {
         "model": config.model_name,
         "config": _model(),
         "adapters": _adapters(),
-        "weights": weights,
         "pool": type(pool).__name__,
         "tag": getattr(pool, "storage_format_tag", None),
         "dtype": str(pool.dtype),
