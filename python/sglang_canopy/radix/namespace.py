@@ -106,13 +106,20 @@ def _effective(server: Any, path: Path) -> dict[str, Any]:
     """The model's configuration as the server uses it, after ``--json-model-override-args``."""
     from sglang.srt.configs.model_config import ModelConfig
 
-    config = ModelConfig.from_server_args(server, model_path=str(path)).hf_config.to_dict()
+    # A snapshot may hold the weights alone; then the configuration is where SGLang found it.
+    here = str(path) if path.is_file() or (path / "config.json").exists() else None
+    config = ModelConfig.from_server_args(server, model_path=here).hf_config.to_dict()
     return {key: value for key, value in config.items() if key not in _NOT_OF_THE_MODEL}
 
 
 def _digest(facts: Any) -> str:
-    text = json.dumps(facts, sort_keys=True, default=str)
+    text = json.dumps(facts, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know, the same in every process."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 # ---- adapters ----
