@@ -17,6 +17,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang_canopy import plugin
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.namespace import namespace_of
+from sglang_canopy.radix.storage import CanopyStorage
 from sglang_canopy.radix.weights import adapter_id
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmark" / "tiers"))
@@ -227,3 +228,29 @@ def test_every_rank_of_mla_has_pages_of_its_own(model: Path) -> None:
         for rank in (0, 1)
     }
     assert len(found) == 2
+
+
+def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> None:
+    pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    found = {namespace_of(storage_config(None), pool) for pool in pools}
+    found |= {
+        namespace_of(storage_config(None, **rank), pools[0])
+        for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
+    }
+    assert len(found) == 6
+
+
+def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:
+    """The store computes it once: what is on disk later is not what was loaded."""
+    pool = host_pool(2)
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    storage = CanopyStorage(storage_config(extra))
+    storage.register_mem_pool_host(pool)
+    before = storage._namespace
+    rewritten(model / "model.safetensors", 0, b"\xff")
+    storage._tend()
+    assert storage._namespace == before
+    assert namespace_of(storage_config(None), pool) != before
+    storage.close()
