@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from disk_pages import chain, get, put, store_at
+from disk_pages import PAGE, chain, get, put, store_at
 
 from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import make_policy
@@ -48,7 +48,7 @@ def test_a_read_only_disk_is_used_once_it_can_be_written(tmp_path, monkeypatch) 
 
 def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     store = store_at(tmp_path)
-    put(store, chain("a", 4))
+    put(store, chain("a", 4), tenant="t", keep_until=5000.0)
     store.close()
     from sglang_canopy.tier.disk.segments import Segments
 
@@ -57,9 +57,9 @@ def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Segments, "trim", broken)
-        again = store_at(tmp_path)
+        again = store_at(tmp_path, pin_bytes=8 * PAGE, quotas={"t": 8 * PAGE})
         assert "Input/output" in again.unavailable
-        assert len(again) == 0
+        assert len(again) == again.shelf.pinned_bytes == len(again.shelf.tenant_bytes) == 0
         assert not list(again.shelf.policy.leaves())
     assert again.open()
     assert get(again, chain("a", 4)) == [True] * 4

@@ -12,7 +12,6 @@ from sglang_canopy.tier.disk.index import PageIndex
 from sglang_canopy.tier.disk.journal import Journal, damaged, kind_of
 from sglang_canopy.tier.disk.records import load_rows
 from sglang_canopy.tier.disk.segments import Segments, Units
-from sglang_canopy.tier.disk.shelf import Shelf
 from sglang_canopy.tier.disk.upkeep import Upkeep
 
 
@@ -97,11 +96,11 @@ class Opening(Upkeep):
 
     def _forget_rows(self) -> None:
         """What the policy learnt and the TTLs stay; the pages go."""
-        for row in list(self.index.rows.values()):
+        for row in self.index.rows.values():
             self.shelf.take_off(row)
-        shelf = self.shelf
+            self.shelf.gone(row, None, self.index.stored[row], chosen=False)
         self.index = PageIndex()
-        self.shelf = Shelf(self.index, shelf.policy, shelf.quotas, shelf.pin_bytes)
+        self.shelf.index = self.index
         self.units = Units(self.units.limit)
         self._dirty.clear()
         self._stale.clear()
