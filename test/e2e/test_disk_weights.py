@@ -75,7 +75,8 @@ def test_no_server_reads_kv_of_other_weights_or_another_configuration(
         second_says, stored = answer(client)
         assert stored == 0
 
-    rope = ("--json-model-override-args", '{"rope_theta": 50.0}')
+    override = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+    rope = ("--json-model-override-args", json.dumps(override))
     with server(first, *flags, *rope) as client:
         other_says, stored = answer(client)
         assert stored == 0
