@@ -24,6 +24,7 @@ from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.config import arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.radix import weights
 from sglang_canopy.refusals import unsupported
 
 _SRT = "sglang.srt."
@@ -227,6 +228,7 @@ SEAMS = (
         entry.internal_state_asked,
         ("self", "obj"),
     ),
+    *(Seam(*hook) for hook in weights.HOOKS),
     *(Seam(target, "after", hook, names) for target, hook, names in forced_output.HOOKS),
     *(Seam(*hook) for hook in chunk_hooks.HOOKS),
 )

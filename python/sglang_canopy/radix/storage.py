@@ -13,12 +13,10 @@ store did not take; what happened is in ``status()``.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,10 +28,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.namespace import namespace_of
 from sglang_canopy.radix.pages import PAGES, PageTable
 from sglang_canopy.radix.storage_settings import StorageSettings
+from sglang_canopy.radix.weights import WEIGHTS
 from sglang_canopy.tier.disk import DiskStore
-from sglang_canopy.tier.disk.folder import other_namespaces
+from sglang_canopy.tier.disk.folder import other_namespaces, remove_abandoned
 from sglang_canopy.tier.page import PageMeta
 from sglang_canopy.tier.ttl import TTLTable
 
@@ -41,16 +41,26 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+TEND_S = 5.0
+"""A folder that could not be had is tried again at least as often, in seconds."""
+
 
 class CanopyStorage(HiCacheStorage):
     """One rank's disk tier. The store opens once the host pool is known."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, _kwargs: Any = None) -> None:
         self.config = storage_config
+        # NOTE: where all ranks have the same KV (MLA), SGLang lets rank 0 alone write, for ranks
+        # that share one store. Ours have one each, and a hit needs the page on every rank; this
+        # field is what SGLang's controller asks before it writes.
+        storage_config.is_mla_model = False
         self.settings = StorageSettings.from_extra(storage_config.extra_config)
         self.pages: PageTable = PAGES
         """Where the tree notes what its pages are (it does so for a backend that has this)."""
         self.store: DiskStore | None = None
+        self._namespace = ""
+        self._weights = ""
+        """``WEIGHTS.id`` of the store's pages."""
         self._said: set[str] = set()
         self._stop = threading.Event()
         self._sweeper: threading.Thread | None = None
@@ -64,30 +74,52 @@ class CanopyStorage(HiCacheStorage):
         """Open the store for this pool's pages. Raises ``CanopyError`` if that cannot work."""
         super().register_mem_pool_host(mem_pool_host)
         self._layout = _Layout(mem_pool_host)
+        self._namespace = namespace_of(self.config, mem_pool_host)
+        self._weights = WEIGHTS.id
+        self.store = self._new_store()
+        if self.store.unavailable is None:
+            self._say_opened(self.store)
+        else:
+            logger.warning(
+                "Canopy disk tier: %s. It is tried again every %g s, and the server runs without "
+                "it until then.",
+                self.store.unavailable,
+                self._tick_s(),
+            )
+        self._sweeper = threading.Thread(target=self._sweep, name="canopy-sweeper", daemon=True)
+        self._sweeper.start()
+
+    def _new_store(self, before: DiskStore | None = None) -> DiskStore:
+        """A store for the weights of now, going on with what ``before`` learnt and counted."""
         settings = self.settings
-        self.store = DiskStore(
+        namespace = self._namespace
+        if WEIGHTS.id:
+            namespace += f"|weights={WEIGHTS.id}"
+        return DiskStore(
             settings.path,
             page_bytes=self._layout.page_bytes,
             capacity_bytes=settings.capacity_bytes,
-            policy=settings.make_policy(),
-            ttl=settings.ttl,
+            policy=before.shelf.policy if before is not None else settings.make_policy(),
+            ttl=before.ttl if before is not None else settings.ttl,
             quotas=settings.quota_bytes,
             pin_bytes=settings.pin_bytes,
             compress=settings.compress,
-            namespace=namespace_of(self.config, mem_pool_host),
+            namespace=namespace,
+            temporary=not WEIGHTS.repeatable,
+            counters=before.counters if before is not None else None,
         )
+
+    def _say_opened(self, store: DiskStore) -> None:
         logger.info(
             "Canopy disk tier in %s: %d pages of %d bytes on disk, room for %d, policy %s.",
-            settings.path,
-            len(self.store),
+            self.settings.path,
+            len(store),
             self._layout.page_bytes,
-            settings.capacity_bytes // self._layout.page_bytes,
-            settings.policy,
+            self.settings.capacity_bytes // self._layout.page_bytes,
+            self.settings.policy,
         )
-        if self.store.unavailable is None:
-            self._say_other_models(self.store)
-        self._sweeper = threading.Thread(target=self._sweep, name="canopy-sweeper", daemon=True)
-        self._sweeper.start()
+        remove_abandoned(store.path.parent)
+        self._say_other_models(store)
 
     @staticmethod
     def _say_other_models(store: DiskStore) -> None:
@@ -126,6 +158,8 @@ class CanopyStorage(HiCacheStorage):
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
+        if self._outdated():
+            return 0
         return self._guarded(lambda: self._open_store().leading(keys), 0)
 
     def exists(self, key: str) -> bool:
@@ -199,7 +233,7 @@ class CanopyStorage(HiCacheStorage):
         store = self._open_store()
         stats = store.stats()
         return {
-            "unavailable": stats["unavailable"],
+            "unavailable": self._unavailable(store),
             "capacity_bytes": stats["capacity_bytes"],
             "used_bytes": stats["bytes"],
             "pages": stats["pages"],
@@ -230,6 +264,8 @@ class CanopyStorage(HiCacheStorage):
         views: Sequence[Sequence[memoryview]],
         extra_info: HiCacheStorageExtraInfo | None,
     ) -> None:
+        if self._outdated():
+            return
         self._guarded(self._catch_up, None)
         prefix = (extra_info.prefix_keys if extra_info is not None else None) or [None]
         first = self.pages.parent(keys[0], default=prefix[-1])
@@ -240,6 +276,8 @@ class CanopyStorage(HiCacheStorage):
         self.pages.written(keys)
 
     def _read(self, keys: Sequence[str], views: Sequence[Sequence[memoryview]]) -> list[bool]:
+        if self._outdated():
+            return [False] * len(keys)
         store = self._open_store()
         metas = store.meta(keys)  # before the read, which is a use
         ok = store.read(keys, views)
@@ -261,12 +299,54 @@ class CanopyStorage(HiCacheStorage):
             offset = meta.offset + meta.tokens
         return described
 
+    def _outdated(self) -> bool:
+        """Whether the store's pages are of other weights than the KV in memory may be."""
+        return WEIGHTS.resting() is not None or WEIGHTS.id != self._weights
+
+    def _unavailable(self, store: DiskStore) -> str | None:
+        """For an operator: why nothing is found or kept now, and what will end that."""
+        resting = WEIGHTS.resting()
+        if resting is not None:
+            return resting
+        if self._outdated():
+            return "the weights were updated; the disk tier is about to start again"
+        if store.unavailable in (None, "closed"):
+            return store.unavailable
+        return f"{store.unavailable} (tried again every {self._tick_s():g} s)"
+
+    def _tick_s(self) -> float:
+        return min(self.settings.sweep_s, TEND_S)
+
+    def _tend(self) -> None:
+        """Start anew after an update of the weights; try again for a folder that was not free."""
+        store = self._open_store()
+        if self._outdated():
+            if WEIGHTS.resting() is None:
+                self._follow_weights(store)
+        elif store.unavailable not in (None, "closed") and store.open():
+            logger.info("Canopy disk tier: available now.")
+            self._say_opened(store)
+
+    def _follow_weights(self, before: DiskStore) -> None:
+        """Pages of the weights before are of no use to anyone: their room is the next ones'."""
+        weights = WEIGHTS.id
+        before.discard()
+        after = self._new_store(before)
+        logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
+        self.store = after
+        self._weights = weights  # last: from here on the store is used
+
     def _sweep(self) -> None:
         """The sweeper's thread: uses and requests are passed on, expired pages go."""
-        while not self._stop.wait(self.settings.sweep_s):
+        tick, passed = self._tick_s(), 0.0
+        while not self._stop.wait(tick):
             begin = time.thread_time()
-            self._guarded(self._catch_up, None)
-            self._guarded(lambda: self._open_store().sweep(), 0)
+            self._guarded(self._tend, None)
+            passed += tick
+            if passed >= self.settings.sweep_s:
+                passed = 0.0
+                self._guarded(self._catch_up, None)
+                self._guarded(lambda: self._open_store().sweep(), 0)
             self.sweeper_cpu_s += time.thread_time() - begin
 
     def _catch_up(self) -> None:
@@ -328,46 +408,6 @@ class _Layout:
             for pointer, size in zip(pointers, sizes)
         ]
         return [flat[i : i + self._parts] for i in range(0, len(flat), self._parts)]
-
-
-def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
-    """Everything that must be equal for a page to mean the same KV."""
-    fields = {
-        "model": _model(config.model_name),
-        "pool": type(pool).__name__,
-        "tag": getattr(pool, "storage_format_tag", None),
-        "dtype": str(pool.dtype),
-        "layout": pool.layout,
-        "page_tokens": pool.page_size,
-        "layers": [getattr(pool, name, None) for name in ("start_layer", "end_layer", "layer_num")],
-        "heads": [getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")],
-        "tp": [0, 1] if config.is_mla_model else [config.tp_rank, config.tp_size],
-        "pp": [config.pp_rank, config.pp_size],
-        "cp": [config.attn_cp_rank, config.attn_cp_size],
-        "dp": config.dp_rank,
-        "dcp": [config.dcp_rank, config.dcp_size],
-    }
-    return "|".join(f"{name}={value}" for name, value in fields.items())
-
-
-def _model(served_name: str | None) -> str:
-    """The model: its names and, where it is a folder, a fingerprint of its files."""
-    from sglang.srt.runtime_context import get_server_args
-
-    try:
-        arguments = get_server_args()
-        path, revision = str(arguments.model_path), arguments.revision
-        quantized = arguments.quantization
-    except Exception:  # no server around it (tests, benchmarks)
-        return str(served_name)
-    digest = hashlib.sha256()
-    folder = Path(path)
-    if folder.is_dir():
-        for file in sorted(folder.iterdir()):
-            if file.suffix in (".json", ".safetensors", ".bin", ".gguf", ".pt"):
-                status = file.stat()
-                digest.update(f"{file.name}:{status.st_size}:{status.st_mtime_ns};".encode())
-    return f"{served_name}:{path}@{revision}:{quantized}:{digest.hexdigest()[:16]}"
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ MARK = "CANOPY-DISK-STORE"
 _MARK_TEXT = b"sglang-canopy disk store, version 1\n"
 _LOCK = "lock"
 _NAMESPACE = "namespace"
+_TEMPORARY = "temporary"
+"""A file in folders that no later server will ask for."""
 
 
 class Unavailable(Exception):
@@ -31,13 +34,25 @@ class Claim:
 
     path: Path
     _lock: int
+    temporary: bool = False
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self._lock)
 
+    def remove_pages(self) -> None:
+        """Free the disk space, while nobody else can have the folder."""
+        if self.temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        # NOTE: the lock's file stays: another server may be waiting for it.
+        for pattern in ("segment-*.kv", "index.sqlite*"):
+            for file in self.path.glob(pattern):
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
-def claim(folder: str | os.PathLike[str], namespace: str) -> Claim:
+
+def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False) -> Claim:
     """Take ``folder``/namespace for this process.
 
     Raises ``CanopyError`` for a folder that is not ours to write to, and ``Unavailable`` where
@@ -60,16 +75,33 @@ def claim(folder: str | os.PathLike[str], namespace: str) -> Claim:
         os.close(fd)
         raise Unavailable(
             "locked",
-            f"another server has {path}; give each server a folder of its own",
+            f"another server has {path}; end it, or give each server a folder of its own",
         ) from error
     try:
         _write_private(path / _NAMESPACE, namespace.encode())
+        if temporary:
+            _write_private(path / _TEMPORARY, b"")
     except OSError as error:
         os.close(fd)
         from sglang_canopy.tier.disk.journal import kind_of
 
         raise Unavailable(kind_of(error), f"{path}: {error.strerror}") from error
-    return Claim(path, fd)
+    return Claim(path, fd, temporary)
+
+
+def remove_abandoned(folder: Path) -> list[Path]:
+    """Remove temporary namespaces below ``folder`` whose servers are gone; returns which."""
+    removed = []
+    for mark in folder.glob(f"*/{_TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            fd = os.open(mark.parent / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(mark.parent, ignore_errors=True)
+                removed.append(mark.parent)
+            finally:
+                os.close(fd)
+    return removed
 
 
 def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:

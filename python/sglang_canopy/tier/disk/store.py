@@ -22,7 +22,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
@@ -30,13 +29,13 @@ from sglang_canopy.policy.base import Policy, Request
 from sglang_canopy.tier.disk.clock import SteadyClock
 from sglang_canopy.tier.disk.content import Content, Page, raw_key
 from sglang_canopy.tier.disk.counters import Faults, StoreCounters
-from sglang_canopy.tier.disk.folder import Claim, Unavailable, claim
+from sglang_canopy.tier.disk.folder import Claim
 from sglang_canopy.tier.disk.index import NO_ROW, PageIndex
-from sglang_canopy.tier.disk.journal import Journal, damaged, kind_of
-from sglang_canopy.tier.disk.records import load_rows, record
-from sglang_canopy.tier.disk.segments import Segments, Units
+from sglang_canopy.tier.disk.journal import damaged, kind_of
+from sglang_canopy.tier.disk.opening import Opening
+from sglang_canopy.tier.disk.records import record
+from sglang_canopy.tier.disk.segments import Units
 from sglang_canopy.tier.disk.shelf import Shelf
-from sglang_canopy.tier.disk.upkeep import Upkeep
 from sglang_canopy.tier.page import PageMeta
 from sglang_canopy.tier.ttl import TTLTable
 
@@ -49,12 +48,12 @@ _STALE_A_COMMIT = 64
 others. A path's end is enough to know at the next start when all of the path was last used."""
 
 
-class DiskStore(Upkeep):
-    """See the module. ``upkeep.py`` has eviction, TTLs, pins and checks.
+class DiskStore(Opening):
+    """See the module. ``upkeep.py`` has eviction, TTLs, pins and checks, ``opening.py`` the start.
 
     Raises ``CanopyError`` for impossible sizes, or a folder that is not ours. A disk that is
     full, read-only or in another server's hands makes a store in which nothing is found and
-    nothing is kept (``unavailable`` says why).
+    nothing is kept (``unavailable`` says why) until ``open`` succeeds.
     """
 
     def __init__(
@@ -70,20 +69,23 @@ class DiskStore(Upkeep):
         compress: bool = False,
         now: Callable[[], float] | None = None,
         namespace: str = "",
+        temporary: bool = False,
+        counters: StoreCounters | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pin_bytes``: how much pins may hold, a tenth of the capacity unless given.
 
         ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
-        wall time without its jumps.
+        wall time without its jumps. ``temporary``: no later store will ask for this namespace;
+        its folder goes with it. ``counters``: those of a store before this one, to go on with.
         """
         _check_sizes(page_bytes, capacity_bytes, pin_bytes, quotas)
-        self.counters = StoreCounters()
+        self.counters = counters or StoreCounters()
         self.faults = Faults(self.counters, str(folder))
         self.ttl = ttl or TTLTable()
         self.clock: Callable[[], float] = now or SteadyClock()
         self.capacity_bytes = capacity_bytes
-        self.unavailable: str | None = None
+        self.unavailable: str | None = "not open yet"
         """Why nothing is stored or found; ``None`` in working order."""
         self.lock = threading.RLock()
         whole_namespace = f"{namespace}|page_bytes={page_bytes}|compress={compress}"
@@ -105,16 +107,8 @@ class DiskStore(Upkeep):
         """Those of them that end a used path, in the order of their use."""
         self._cursor = 0
         self._claim: Claim | None = None
-        try:
-            self._claim = claim(folder, whole_namespace)
-            self.path: Path = self._claim.path
-            self.segments = Segments(self.path, self.content.unit_bytes)
-            self.journal = Journal(self.path)
-            self._open()
-        except Unavailable as why:
-            self._give_up(why.fault, why)
-        except (OSError, sqlite3.Error) as error:
-            self._give_up(kind_of(error), error)
+        self._folder, self._namespace, self._temporary = folder, whole_namespace, temporary
+        self.open()
 
     # ---- lookups ----
 
@@ -473,34 +467,6 @@ class DiskStore(Upkeep):
                 self.unavailable = "closed"
                 self.journal.close()
                 self.segments.close()
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
-
-    def _open(self) -> None:
-        now = self.clock()
-        try:
-            self.journal.open()
-            renumbered = load_rows(self, now)
-        except sqlite3.Error as error:
-            if not damaged(error):
-                raise
-            self.faults.note("index", error)
-            self.index = PageIndex()
-            self.shelf.index = self.index
-            self.journal.start_over()
-            renumbered = False
-        if renumbered:
-            self.journal.start_over()
-            self._dirty.update(self.index.rows.values())
-        self._shrink_to_fit(now)
-        cut = self.segments.trim(self.units.top)
-        self.counters.orphans += cut // self.content.unit_bytes
-        self.flush(everything=True)
-
-    def _give_up(self, fault: str, why: object) -> None:
-        self.unavailable = str(why)
-        self.faults.note(fault, why)
         if self._claim is not None:
             self._claim.release()
             self._claim = None

@@ -1,0 +1,96 @@
+"""Real servers on one disk tier: no KV of another configuration, or of the weights before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+FLAGS = (
+    *("--page-size", "16", "--radix-eviction", "canopy-lru"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
+    *("--hicache-storage-backend", "canopy"),
+    *("--hicache-storage-prefetch-policy", "wait_complete"),
+)
+PROMPT = [1000 + 7 * i for i in range(320)]
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models that differ in their weights alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found = []
+    for seed in (1, 2):
+        folder = tmp_path_factory.mktemp(f"weights-{seed}") / "model"
+        shutil.copytree(tiny_model, folder)
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(folder)
+        config.initializer_range = 0.3  # so that a token's answer depends on those before
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        shutil.copyfile(tiny_model / "config.json", folder / "config.json")
+        found.append(folder)
+    return found
+
+
+def disk(client) -> dict:
+    return json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]
+
+
+def until(said) -> None:
+    """Wait for a state of the server."""
+    deadline = time.monotonic() + WAIT_S
+    while not said():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def answer(client, written: bool = True) -> tuple[list[int], int]:
+    """Output ids, and prompt tokens that came from the disk, with nothing in memory.
+
+    Waits until the pages are ``written``: a flush forgets those that wait for it.
+    """
+    client.flush()
+    found = client.generate(PROMPT, 8)
+    details = found["meta_info"].get("cached_tokens_details") or {}
+    assert found["meta_info"]["cached_tokens"] == details.get("storage", 0)
+    if written:
+        until(lambda: disk(client)["pages"] >= 20)
+    return found["output_ids"], details.get("storage", 0)
+
+
+def test_no_server_reads_kv_of_other_weights_or_another_configuration(
+    server, models, tmp_path
+) -> None:
+    first, second = models
+    extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
+    flags = (*FLAGS, "--hicache-storage-backend-extra-config", json.dumps(extra))
+
+    with server(second, *flags) as client:
+        second_says, stored = answer(client)
+        assert stored == 0
+
+    override = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+    rope = ("--json-model-override-args", json.dumps(override))
+    with server(first, *flags, *rope) as client:
+        other_says, stored = answer(client)
+        assert stored == 0
+
+    with server(first, *flags) as client:
+        first_says, stored = answer(client)
+        assert stored == 0  # neither the other model's nor the other configuration's
+        assert answer(client) == (first_says, 304)
+        assert len({tuple(says) for says in (first_says, second_says, other_says)}) == 3
+        client.post("/update_weights_from_disk", {"model_path": str(second)})
+        assert answer(client, written=False) == (second_says, 0)
+        until(lambda: disk(client)["unavailable"] is None)
+        assert answer(client)[0] == second_says
+        assert answer(client) == (second_says, 304)
+
+    with server(first, *flags, *rope) as client:  # a restart
+        assert answer(client) == (other_says, 304)
