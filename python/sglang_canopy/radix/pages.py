@@ -9,6 +9,7 @@ scheduler thread                                 storage threads
 ``used(keys, meta)``             a request hit   ->  ``uses()``
 ``announce(event, request)``     arrive, finish  ->  ``announced()``
 ``take(keys)``                   on insertion    <-  ``returned(keys, metas)``
+``refusals()``                   now and then    <-  ``refused()``
 
 Everything is bounded: the oldest entries are forgotten, and counted. Forgetting costs
 accuracy of metadata, never a wrong page.
@@ -75,6 +76,7 @@ class PageTable:
         self._returned = _Half()
         self._uses: deque[tuple[tuple[str, ...], PageMeta]] = deque()
         self._announced: deque[tuple[str, Request]] = deque()
+        self._refused = False
 
     def note(
         self,
@@ -104,6 +106,17 @@ class PageTable:
         with self._lock:
             for key in keys:
                 self._noted.entries.pop(key, None)
+
+    def refused(self) -> None:
+        """Pages that were offered are not stored, or no longer: see ``disk_retry``."""
+        with self._lock:
+            self._refused = True
+
+    def refusals(self) -> bool:
+        """Whether anything was refused since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, False
+        return refused
 
     def returned(self, keys: Sequence[str], metas: Sequence[PageMeta]) -> None:
         """These pages were read from storage; the tree may ``take`` what was stored of them."""
@@ -154,6 +167,7 @@ class PageTable:
             self._returned.entries.clear()
             self._uses.clear()
             self._announced.clear()
+            self._refused = False
             self.forgotten = Forgotten()
 
     def __len__(self) -> int:
