@@ -70,6 +70,7 @@ class Journal:
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
         )
+        connection.text_factory = _text
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -136,6 +137,14 @@ class Journal:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.close()
                 self._connection = None
+
+
+def _text(raw: bytes) -> str | bytes:
+    """Text as it is read; what is not UTF-8 stays bytes, which no field takes for text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def damaged(error: sqlite3.Error) -> bool:

@@ -433,7 +433,7 @@ class DiskStore(Upkeep):
                         break
                     changed.add(self._stale.pop())
                 keys = self.index.keys
-                live = [row for row in changed if row < len(keys) and keys[row] is not None]
+                live = [row for row in changed if 0 <= row < len(keys) and keys[row] is not None]
                 put = [record(self.index, row, self.ttl) for row in live]
                 gone = changed.difference(live)
             if not changed:
