@@ -108,6 +108,13 @@ class Journal:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._transaction(connection, put, gone)
 
+    def erase(self) -> None:
+        """No record is left; quick however many there were."""
+        if self._connection is None:
+            raise sqlite3.OperationalError("index is closed")
+        with self.lock:
+            self._connection.execute("DELETE FROM pages")
+
     @staticmethod
     def _transaction(
         connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]

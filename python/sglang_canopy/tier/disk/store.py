@@ -444,6 +444,12 @@ class DiskStore(Upkeep):
                 return self._commit_failed(error, changed)
             return True
 
+    def _erase_records(self, rows: Sequence[int]) -> None:
+        try:
+            self.journal.erase()
+        except (sqlite3.Error, OSError) as error:
+            self._commit_failed(error, set(rows))
+
     def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """The pages stay known to this process, and are put on record as soon as that works."""
         self.faults.note(kind_of(error), f"index: {error}")
@@ -467,8 +473,8 @@ class DiskStore(Upkeep):
 
     def close(self) -> None:
         """Write everything down and let the folder go. The store is empty to callers then."""
-        with self.lock:
-            if self.unavailable is None:
+        if self.unavailable is None:
+            with self.journal.lock, self.lock:  # in the order of every other method
                 self.flush(everything=True)
                 self.unavailable = "closed"
                 self.journal.close()
