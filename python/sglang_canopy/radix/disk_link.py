@@ -173,9 +173,9 @@ class DiskLink:
             head, action = self.core._split_node(node.key, node, pages * page)
             assert action is None, action  # nothing is copied from a node that just came
             self._restore(head.canopy, meta)
-            self.retry.offered(head.canopy)
+            self.retry.was_read(head.canopy)
         self._restore(node.canopy, runs[-1][1])
-        self.retry.offered(node.canopy)
+        self.retry.was_read(node.canopy)
 
     # ---- in and out of seconds since 1970 ----
 

@@ -30,6 +30,7 @@ class NodeLeaf(Leaf):
         "host_group",
         "host_since",
         "node",
+        "offered_at",
         "on_disk",
         "pin_until",
         "policy",
@@ -61,6 +62,8 @@ class NodeLeaf(Leaf):
         """Whether these pages were written to the disk tier, or came from it."""
         self.disk_round = 0
         """The round (``disk_retry``) in which these pages were last written there, or read."""
+        self.offered_at = float("-inf")
+        """The core's clock when they were last written there; long ago where that is unknown."""
         self.told = float("-inf")
         """The core's clock when the disk tier last heard of a use."""
 
@@ -70,7 +73,7 @@ class NodeLeaf(Leaf):
             self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
             self.host_group = other.host_group
             self.on_disk, self.told = other.on_disk, other.told
-            self.disk_round = other.disk_round
+            self.disk_round, self.offered_at = other.disk_round, other.offered_at
 
     def ask(self, request: LiveRequest) -> None:
         """A request asks for a TTL of its own or for a pin, or for neither.
