@@ -89,10 +89,10 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
         live.request(now)
         live.settle()
         cluster.fill(1500)  # three times the room, and longer than a query's lease
+        assert live.on_disk(used) == 8
         return live.on_disk(unused) == 0 and now > 3 * TTL_S
 
     until(gone)
-    assert live.on_disk(used) == 8
     check(live)
 
 
