@@ -51,15 +51,15 @@ class LiveTree:
         tiers: TierOptions | None = None,
         storage: dict[str, Any] | None = None,
     ) -> None:
-        server_args = ServerArgs(
-            model_path="dummy",
-            page_size=page_size,
-            hicache_io_backend="direct",
-            hicache_mem_layout="layer_first",
-            hicache_write_policy=write_policy,
-            hicache_ratio=max(host_tokens / tokens, 1e-9),
-            **(storage or {}),
-        )
+        given: dict[str, Any] = {
+            "model_path": "dummy",
+            "page_size": page_size,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
+            "hicache_write_policy": write_policy,
+            "hicache_ratio": max(host_tokens / tokens, 1e-9),
+        }
+        server_args = ServerArgs(**(given | (storage or {})))
         set_global_server_args_for_scheduler(server_args)
         pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
         kv = MHATokenToKVPool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from disk_tree import DiskTree
 from live_tree import check
 
 from sglang_canopy.config import TierOptions
-from sglang_canopy.radix import disk_link
+from sglang_canopy.radix import disk_link, disk_retry
 from sglang_canopy.radix.pages import PAGES, PageTable
+from sglang_canopy.tier.disk import segments
 from sglang_canopy.tier.ttl import Group, TTLTable
 
 ONE_TOKEN = {"quantum_tokens": 1}
@@ -276,3 +278,117 @@ def test_a_tenant_at_its_quota_evicts_its_own_pages(start) -> None:
     assert tree.store.content.page_bytes == page
     assert [tree.on_disk(tokens(name, 8)) for name in (1, 2, 3)] == [8, 0, 8]
     assert tree.store.stats()["evicted"]["quota"] == 4
+
+
+# ---- what the disk did not take, or lost ----
+
+
+@pytest.fixture
+def rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_retry, "ROUND_S", 0.0)
+
+
+@BOTH
+def test_what_is_below_a_cleared_prefix_is_written_once_that_is_used(
+    start, rounds_at_once, write_policy
+) -> None:
+    tree = start(write_policy=write_policy)
+    system = tokens(1, 8)
+    tree.serve(system, 1.0)
+    tree.evict(8)
+    tree.settle()
+    tree.storage.clear()
+    assert tree.on_disk(system) == 0
+    for turn in range(4):
+        tree.serve(system + tokens(2 + turn, 4), 2.0 + turn)
+        tree.settle()
+        tree.evict(12)
+    tree.request(9.0)
+    tree.settle()
+    assert tree.on_disk(system + tokens(5, 4)) == 12
+    check(tree)
+
+
+def test_a_prefix_refused_by_a_full_disk_is_written_when_there_is_room_again(
+    start, rounds_at_once, monkeypatch
+) -> None:
+    tree = start()
+    system = tokens(1, 8)
+    with monkeypatch.context() as full:
+        full.setattr(segments.os, "pwritev", disk_full)
+        tree.serve(system, 1.0)
+    tree.store._monotonic = lambda: float("inf")
+    assert tree.on_disk(system) == 0
+    tree.serve(system + tokens(2, 4), 2.0)
+    tree.serve(system + tokens(3, 4), 3.0)
+    assert tree.on_disk(system + tokens(3, 4)) == 12
+    tree.serve(system + tokens(2, 4), 4.0)
+    tree.request(5.0)
+    tree.settle()
+    for answer in (2, 3):
+        assert tree.on_disk(system + tokens(answer, 4)) == 12
+    check(tree)
+
+
+def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(
+    start, rounds_at_once
+) -> None:
+    tree = start(tokens=64)
+    system = tokens(1, 8)
+    tree.serve(system, 1.0)
+    tree.cache.evict_host(8)
+    tree.storage.clear()
+    tree.serve(system + tokens(2, 4), 2.0)
+    tree.serve(system + tokens(3, 4), 3.0)
+    tree.request(4.0)
+    tree.settle()
+    assert tree.on_disk(system + tokens(3, 4)) == 12
+    check(tree)
+
+
+def test_a_disk_that_stays_broken_is_offered_little_at_a_time(
+    start, rounds_at_once, monkeypatch
+) -> None:
+    monkeypatch.setattr(disk_retry, "MAX_PAGES_A_REQUEST", 4)
+    monkeypatch.setattr(segments.os, "pwritev", disk_full)
+    tree = start(tokens=64, host_tokens=128)
+    for name in range(5):
+        tree.serve(tokens(name, 8), 1.0 + name)
+    for name in range(5):
+        tree.serve(tokens(name, 8), 10.0)
+    written = tree.store.counters.refused.total()
+    tree.request(11.0)
+    tree.settle()
+    assert 0 < tree.store.counters.refused.total() - written <= 4
+    check(tree)
+
+
+def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None:
+    tree = start()
+    for time in range(1, 6):
+        tree.serve(tokens(1, 8), float(time))
+    assert tree.store.counters.written == 4
+    assert tree.store.counters.present == 0
+
+
+@pytest.mark.parametrize("anywhere", [0, 1])
+def test_ranks_write_again_together_whichever_was_refused(
+    start, rounds_at_once, monkeypatch, anywhere
+) -> None:
+    """What one rank's disk says is not acted upon, but what all of them agreed on."""
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0)
+    if not anywhere:
+        PAGES.refused()
+    with monkeypatch.context() as two_ranks:
+        two_ranks.setattr(tree.cache, "tp_world_size", 2)
+        two_ranks.setattr(tree.cache, "_all_reduce", lambda seen, _: seen.fill_(anywhere))
+        tree.request(2.0)
+    tree.serve(tokens(1, 8), 3.0)
+    tree.request(4.0)
+    tree.settle()
+    assert tree.store.counters.present == 4 * anywhere
+
+
+def disk_full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "no space left on device")

@@ -202,6 +202,13 @@ class DiskMachine(RuleBasedStateMachine):
         self.clock.now += seconds
 
     @rule()
+    def clear(self):
+        self.step()
+        self.store.clear()
+        self.slow.pages.clear()
+        self.slow.unreleased.clear()
+
+    @rule()
     def reopen(self):
         self.store.close()
         self.open()

@@ -11,6 +11,7 @@ its new nodes in the main queue.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,9 @@ _MOST_USES = 3
 """Uses are counted in two bits."""
 _MOST_REQUESTS = 4096
 """Requests whose path is known, for leaves that a tree admits long after they were made."""
+_MOST_BLOCKS = 1 << 20
+"""Blocks of those paths, at 8 bytes; the oldest paths are forgotten, and make no ghosts."""
+_64_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +80,25 @@ class S3FIFO(Policy):
         self._lengths: dict[Leaf, int] = {}
         self._ghosts: dict[int, int] = {}
         self._ghost_tokens = 0
-        self._requests: dict[float, Request] = {}
+        self._paths: dict[float, tuple[array[int], int]] = {}
+        """By the request's time: its blocks, and the tokens of one."""
+        self._blocks = 0
         self._returned: dict[float, None] = {}
         """Times of requests that brought a ghost back."""
 
     def arrive(self, request: Request) -> str:
-        self._requests[request.time] = request
-        _trim(self._requests, _MOST_REQUESTS)
-        if not self._ghosts.keys().isdisjoint(request.path):
-            for block in self._ghosts.keys() & request.path:
+        path = self._note_path(request)
+        if not self._ghosts.keys().isdisjoint(path):
+            for block in self._ghosts.keys() & path:
                 self._ghost_tokens -= self._ghosts.pop(block)
             self._returned[request.time] = None
-            _trim(self._returned, 16 * _MOST_REQUESTS)
+            if len(self._returned) > 16 * _MOST_REQUESTS:
+                del self._returned[next(iter(self._returned))]
         return super().arrive(request)
+
+    def finish(self, request: Request) -> str:
+        self._note_path(request)  # it goes on into what was answered
+        return super().finish(request)
 
     def admit(self, leaf: Leaf, now: float) -> None:
         if leaf.slot is None:
@@ -158,12 +168,9 @@ class S3FIFO(Policy):
 
     def _enter(self, leaf: Leaf) -> _Place:
         """The place of a node seen for the first time, perhaps long after it was made."""
-        request, block_tokens = self._requests.get(leaf.last_access), 1
-        path: Sequence[int] = ()
-        if request is not None:
-            block_tokens = request.block_tokens
-            start, end = leaf.offset, leaf.offset + leaf.length
-            path = request.path[start // block_tokens : -(-end // block_tokens)]
+        whole, block_tokens = self._paths.get(leaf.last_access, ((), 1))
+        start, end = leaf.offset, leaf.offset + leaf.length
+        path = whole[start // block_tokens : -(-end // block_tokens)]
         queue = self._main if leaf.created in self._returned else self._small
         return _Place(queue, leaf.created, 1, path, block_tokens)
 
@@ -179,10 +186,19 @@ class S3FIFO(Policy):
         while self._ghost_tokens > limit and self._ghosts:
             self._ghost_tokens -= self._ghosts.pop(next(iter(self._ghosts)))
 
-
-def _trim(oldest_first: dict[float, Any], most: int) -> None:
-    while len(oldest_first) > most:
-        del oldest_first[next(iter(oldest_first))]
+    def _note_path(self, request: Request) -> array[int]:
+        try:
+            path = array("Q", request.path)
+        except OverflowError:
+            path = array("Q", [block & _64_BITS for block in request.path])
+        self._blocks += len(path)
+        known = self._paths.pop(request.time, None)
+        if known is not None:
+            self._blocks -= len(known[0])
+        self._paths[request.time] = path, request.block_tokens
+        while len(self._paths) > _MOST_REQUESTS or self._blocks > _MOST_BLOCKS:
+            self._blocks -= len(self._paths.pop(next(iter(self._paths)))[0])
+        return path
 
 
 POLICY = S3FIFO

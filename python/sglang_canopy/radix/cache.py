@@ -27,6 +27,18 @@ class CanopyRadixCache(UnifiedRadixCache):
         super().__init__(*args, **kwargs)
         self.tree_core.disk.cache = self
 
+    def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
+        try:
+            super().checkpoint_into_tree(req, **options)
+        finally:  # SGLang's own clean-up does not run after an exception
+            self.tree_core.request = None
+
+    def advance_unpublished_req(self, req: Any) -> None:
+        try:
+            super().advance_unpublished_req(req)
+        finally:
+            self.tree_core.request = None
+
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],
@@ -59,8 +71,10 @@ class CanopyRadixCache(UnifiedRadixCache):
             need = min(need, self._shortfall(targets))
         while need > 0:
             frees: dict[ComponentType, list] = {_FULL: []}
-            freed = self.tree_core.delete_leaves(need, frees)
-            self._free_values(frees, {})
+            try:
+                freed = self.tree_core.delete_leaves(need, frees)
+            finally:  # what is out of the tree is free, whatever went wrong with the next leaf
+                self._free_values(frees, {})
             tracker[_FULL] += freed
             if freed == 0 or _FULL not in targets:
                 return

@@ -307,6 +307,12 @@ class CanopyTreeCore(UnifiedTreeCore):
             self.disk.note(self.node_by_id(node_id))
         return spec
 
+    def snapshot_buffer_backup(self, node_id: int, *args: Any, **kwargs: Any):
+        snapshot = super().snapshot_buffer_backup(node_id, *args, **kwargs)
+        if snapshot is not None:  # host memory in buffer_only mode: straight to the storage
+            self.disk.note_staged(self.node_by_id(node_id))
+        return snapshot
+
     # ---- requests ----
 
     def arrive(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.base import Request
 from sglang_canopy.radix.agreement import first_ranks, runs_of
+from sglang_canopy.radix.disk_retry import DiskRetry
 from sglang_canopy.radix.pages import PAGES
 from sglang_canopy.radix.tier import NodeLeaf, measure
 from sglang_canopy.request import MAX_KEEP_S
@@ -47,11 +48,14 @@ class DiskLink:
         """Seconds since 1970 when the requests' clock was 0."""
         self._dirty: dict[UnifiedTreeNode, None] = {}
         self._told_at = float("-inf")
+        self.retry = DiskRetry(self)
 
     def arrive(self, epoch: float) -> None:
         """A request came in: what was used since the last time is told now."""
         self.active = getattr(self._backend(), "pages", None) is PAGES
         self.epoch = epoch
+        if self.active:
+            self.retry.arrive()
         if not self._dirty:
             return
         if not self.active:
@@ -67,6 +71,7 @@ class DiskLink:
     def forget(self) -> None:
         """The tree is being reset. What is on disk stays there."""
         self._dirty.clear()
+        self.retry.forget()
 
     def room(self) -> tuple[int, float] | None:
         """Bytes the disk tier may hold and bytes a token takes there; ``None`` without one."""
@@ -91,7 +96,7 @@ class DiskLink:
         room = pool.size // 2 - len(node.key)
         above: list[UnifiedTreeNode] = []
         node = node.parent
-        while node is not self.core.root_node and not node.canopy.on_disk:
+        while node is not self.core.root_node and not self.retry.there(node.canopy):
             room -= len(node.key)
             if room < 0 or node.backuped or node.evicted:
                 break
@@ -107,11 +112,16 @@ class DiskLink:
             self._dirty.pop(node, None)  # its request is done: there is nothing to add later
         self._note(node)
 
+    def note_staged(self, node: UnifiedTreeNode) -> None:
+        """Like ``note``, for a node that SGLang may look at many times before it writes it."""
+        if self.active and node.hash_value and not self.retry.there(node.canopy):
+            self._note(node)
+
     def _note(self, node: UnifiedTreeNode) -> None:
         keys = node.hash_value
         measure(node)
         leaf, page = node.canopy, self.core.page_size
-        leaf.on_disk = True
+        self.retry.offered(leaf)
         common = _says(self._meta(leaf))
         metas = [
             PageMeta(leaf.offset + i * page, page, *common)  # fields in order: offset, tokens, ...
@@ -124,6 +134,7 @@ class DiskLink:
         leaf = node.canopy
         if not node.hash_value:
             return
+        self.retry.used(node)
         if self.core.clock - leaf.told >= TELL_S:
             self._tell(node)
             if leaf.hits > 1:
@@ -158,9 +169,9 @@ class DiskLink:
             head, action = self.core._split_node(node.key, node, pages * page)
             assert action is None, action  # nothing is copied from a node that just came
             self._restore(head.canopy, meta)
-            head.canopy.on_disk = True
+            self.retry.was_read(head.canopy)
         self._restore(node.canopy, runs[-1][1])
-        node.canopy.on_disk = True
+        self.retry.was_read(node.canopy)
 
     # ---- in and out of seconds since 1970 ----
 

@@ -2,9 +2,9 @@
 
 Mooncake Store is shared by many servers and evicts by itself: objects without a lease, those
 without a soft pin first. A page that Canopy gives a time to live is put with a soft pin of that
-time; Mooncake renews the pin with every read or existence query, so "so long after its last
-use" means the same there. Uses that Mooncake does not see, hits on the device and on the host,
-are passed on as existence queries. What does not map: docs/mooncake.md.
+time. The pin runs from the write: neither reads nor existence queries renew it. So the tree
+offers a page again that is used when half of the time is over (``disk_retry``), and the page is
+written once more. What does not map: docs/mooncake.md.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 BACKEND = "mooncake"
 MAX_PIN_S = 86_400.0
 """The master's own default for ``max_kv_soft_pin_ttl``: it refuses a put with a longer pin."""
-MAX_RENEWED = 512
-"""Pages whose pins are renewed with one operation; the rest are left to age."""
 
 
 def install(ttl: TTLTable | None) -> None:
@@ -77,24 +75,45 @@ class CanopyMooncakeStore(MooncakeStore):
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
+        _drop_uses()
         now, done = time.time(), []
         pins = [math.ceil(1000 * pin_s(PAGES.of(key), self.ttl, now)) for key in keys]
         indices = host_indices.reshape(len(keys), -1)
         start = 0
-        for self._pin_ms, run in itertools.groupby(pins):
+        for (self._pin_ms, again), run in itertools.groupby(zip(pins, PAGES.renewals(keys))):
             stop = start + len(list(run))
-            done += super().batch_set_v1(
-                keys[start:stop], indices[start:stop].reshape(-1), extra_info
-            )
+            part, places = keys[start:stop], indices[start:stop].reshape(-1)
+            if again and self._pin_ms:
+                done += self._write_again(part, places)
+            else:
+                done += super().batch_set_v1(part, places, extra_info)
             start = stop
         self._pin_ms = 0
         PAGES.written([key for key, stored in zip(keys, done) if stored])
-        self._renew()
+        if not all(done):
+            PAGES.refused()
         return done
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        self._renew()
+        _drop_uses()
         return super().batch_exists(keys, extra_info)
+
+    def pinned_s(self, meta: PageMeta, now: float) -> float:
+        """For how long a page is pinned that is written now; 0: for no time that can be renewed."""
+        return pin_s(meta, self.ttl, now) if hasattr(self.store, "batch_upsert_from") else 0.0
+
+    def _write_again(self, keys: list[str], places: torch.Tensor) -> list[bool]:
+        """Put pages that may be there, which begins a new pin; SGLang's own put skips them."""
+        tagged = self._tag_keys(keys)
+        names, pointers, sizes = self._batch_preprocess(tagged, places)
+        config = self._pinned()
+        if config is None or self._uses_multi_buffer(pointers):
+            return [True] * len(keys)  # there is no such call for pages in several pieces
+        if self._can_use_group_semantics():
+            config.group_ids = self._expand_group_ids(tagged, len(names) // len(keys))
+        results = self.store.batch_upsert_from(names, pointers, sizes, config)
+        self._say_if_refused(results)
+        return self._batch_postprocess(results, is_set_operate=True)
 
     def set_ttl(self, table: TTLTable) -> None:
         """New TTLs, for what is put from now on."""
@@ -120,6 +139,10 @@ class CanopyMooncakeStore(MooncakeStore):
             results = self.store.batch_put_from_multi_buffers(*given, config)
         else:
             results = self.store.batch_put_from(*given, config)
+        self._say_if_refused(results)
+        return results
+
+    def _say_if_refused(self, results: Sequence[int]) -> None:
         if any(results) and not self._refused:
             # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses every put with our pin.
             self._refused = True
@@ -131,7 +154,6 @@ class CanopyMooncakeStore(MooncakeStore):
                 self._pin_ms,
                 sorted({r for r in results if r}),
             )
-        return results
 
     def _pinned(self) -> Any:
         """A configuration with a pin of ``_pin_ms``; ``None`` if this Mooncake has none."""
@@ -147,17 +169,8 @@ class CanopyMooncakeStore(MooncakeStore):
             return None
         return config
 
-    def _renew(self) -> None:
-        """Pass on what the tree used without asking Mooncake; a query renews lease and pin."""
-        uses = PAGES.uses()
-        keys = list(dict.fromkeys(key for run, _ in uses for key in run))[:MAX_RENEWED]
-        if keys:
-            self._batch_exist(self._objects(keys))
 
-    def _objects(self, keys: Sequence[str]) -> list[str]:
-        """The names of the objects of some pages, as SGLang's ``batch_exists`` makes them."""
-        tagged = self._tag_keys(list(keys))
-        if self.is_mla_backend:
-            return [f"{key}_{self.mla_suffix}_k" for key in tagged]
-        suffixes = self.mha_suffix if self.should_split_heads else [self.mha_suffix]
-        return [f"{key}_{suffix}_{half}" for key in tagged for suffix in suffixes for half in "kv"]
+def _drop_uses() -> None:
+    """Nothing here learns, and no query would make a page stay longer."""
+    PAGES.uses()
+    PAGES.announced()

@@ -9,6 +9,8 @@ scheduler thread                                 storage threads
 ``used(keys, meta)``             a request hit   ->  ``uses()``
 ``announce(event, request)``     arrive, finish  ->  ``announced()``
 ``take(keys)``                   on insertion    <-  ``returned(keys, metas)``
+``refusals()``                   now and then    <-  ``refused()``
+``renew(keys)``                  before a write  ->  ``renewals(keys)``
 
 Everything is bounded: the oldest entries are forgotten, and counted. Forgetting costs
 accuracy of metadata, never a wrong page.
@@ -27,6 +29,7 @@ from sglang_canopy.tier.page import PageMeta
 
 MAX_PAGES = 65_536
 """Pages whose metadata waits to be written or to be taken, each way. About 500 bytes each."""
+_ABSENT = object()
 MAX_EVENTS = 16_384
 """Uses and announcements that wait for a storage thread."""
 
@@ -75,6 +78,8 @@ class PageTable:
         self._returned = _Half()
         self._uses: deque[tuple[tuple[str, ...], PageMeta]] = deque()
         self._announced: deque[tuple[str, Request]] = deque()
+        self._refused = False
+        self._renewed = _Half()
 
     def note(
         self,
@@ -104,6 +109,28 @@ class PageTable:
         with self._lock:
             for key in keys:
                 self._noted.entries.pop(key, None)
+
+    def renew(self, keys: Sequence[str]) -> None:
+        """The next write of these pages is one more write of what the storage has."""
+        with self._lock:
+            for key in keys:
+                self._renewed.put(key, None, self.max_pages)
+
+    def renewals(self, keys: Sequence[str]) -> list[bool]:
+        """Which of these pages are to be written though the storage has them; said once."""
+        with self._lock:
+            return [self._renewed.entries.pop(key, _ABSENT) is not _ABSENT for key in keys]
+
+    def refused(self) -> None:
+        """Pages that were offered are not stored, or no longer: see ``disk_retry``."""
+        with self._lock:
+            self._refused = True
+
+    def refusals(self) -> bool:
+        """Whether anything was refused since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, False
+        return refused
 
     def returned(self, keys: Sequence[str], metas: Sequence[PageMeta]) -> None:
         """These pages were read from storage; the tree may ``take`` what was stored of them."""
@@ -154,6 +181,8 @@ class PageTable:
             self._returned.entries.clear()
             self._uses.clear()
             self._announced.clear()
+            self._refused = False
+            self._renewed.entries.clear()
             self.forgotten = Forgotten()
 
     def __len__(self) -> int:

@@ -152,6 +152,7 @@ class CanopyStorage(HiCacheStorage):
         """Remove every page of this model from the disk."""
         if self.store is not None:
             self._guarded(self.store.clear, None)
+            self.pages.refused()
 
     # ---- pages ----
 
@@ -272,8 +273,10 @@ class CanopyStorage(HiCacheStorage):
         metas = [self.pages.of(key) for key in keys]
         if None in metas:
             metas = self._described(metas, first)
-        self._open_store().write(keys, views, metas, [first, *keys[:-1]])
+        stored = self._open_store().write(keys, views, metas, [first, *keys[:-1]])
         self.pages.written(keys)
+        if not all(stored):
+            self.pages.refused()
 
     def _read(self, keys: Sequence[str], views: Sequence[Sequence[memoryview]]) -> list[bool]:
         if self._outdated():

@@ -26,9 +26,11 @@ class NodeLeaf(Leaf):
 
     __slots__ = (
         "device_since",
+        "disk_round",
         "host_group",
         "host_since",
         "node",
+        "offered_at",
         "on_disk",
         "pin_until",
         "policy",
@@ -58,6 +60,10 @@ class NodeLeaf(Leaf):
         """Like ``group``, in the host tier's table."""
         self.on_disk = False
         """Whether these pages were written to the disk tier, or came from it."""
+        self.disk_round = 0
+        """The round (``disk_retry``) in which these pages were last written there, or read."""
+        self.offered_at = float("-inf")
+        """The core's clock when they were last written there; long ago where that is unknown."""
         self.told = float("-inf")
         """The core's clock when the disk tier last heard of a use."""
 
@@ -67,6 +73,7 @@ class NodeLeaf(Leaf):
             self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
             self.host_group = other.host_group
             self.on_disk, self.told = other.on_disk, other.told
+            self.disk_round, self.offered_at = other.disk_round, other.offered_at
 
     def ask(self, request: LiveRequest) -> None:
         """A request asks for a TTL of its own or for a pin, or for neither.

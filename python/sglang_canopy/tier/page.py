@@ -15,6 +15,8 @@ MAX_TEXT = 256
 """Longest category, tenant or conversation, in characters."""
 
 _MAX_TOKENS = 1 << 40
+_INT32 = (1 << 31) - 1
+"""The index on disk keeps a page's own numbers in 32 bits."""
 _FAR = 1e13
 """Largest time, in seconds, that is taken for one."""
 
@@ -156,12 +158,12 @@ def _ttl(v: Any) -> bool:
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "offset": _whole(0, _MAX_TOKENS),
-    "tokens": _whole(0, _MAX_TOKENS),
+    "tokens": _whole(0, _INT32),
     "category": _text,
-    "turn": _whole(0, 1 << 31),
+    "turn": _whole(0, _INT32),
     "conversation": _or_none(_identity),
     "tenant": _or_none(_text),
-    "group": _whole(-1, 1 << 31),
+    "group": _whole(-1, _INT32),
     "created": _seconds,
     "last_access": _seconds,
     "hits": _whole(0, 1 << 62),

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 logger = logging.getLogger("sglang_canopy.disk")
 
 RESIDENCY_EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -77,6 +79,17 @@ class StoreCounters:
         self.evicted_bytes[reason] += stored_bytes
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
+
+    def all_left(self, reason: str, stored_bytes: Any, stays_s: Any) -> None:
+        """``left`` for many pages at once: arrays of their bytes and their seconds here."""
+        self.evicted[reason] += len(stays_s)
+        self.evicted_bytes[reason] += int(stored_bytes.sum())
+        self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
+        buckets = np.bincount(
+            np.searchsorted(RESIDENCY_EDGES_S, stays_s), minlength=len(self.residency_s)
+        )
+        for i, pages in enumerate(buckets.tolist()):
+            self.residency_s[i] += pages
 
     @staticmethod
     def by_category(counter: Counter[str], category: str) -> None:

@@ -193,6 +193,16 @@ class PageIndex:
             self.children[parent] -= 1
         return parent
 
+    def clear(self) -> None:
+        """Every page goes. Row numbers stay: a reader or writer may still come back with one."""
+        self.rows.clear()
+        self.keys = [None] * len(self.keys)
+        self.more_units.clear()
+        self.categories, self.conversations, self.tenants = Labels(), Labels(), Labels()
+        self.array["children"][:] = 0
+        self.array["expires"][:] = math.inf
+        self.settle()
+
     def settle(self) -> None:
         """After rows were inserted under given numbers: the gaps are free."""
         self._free = [row for row in range(len(self.keys) - 1, -1, -1) if self.keys[row] is None]

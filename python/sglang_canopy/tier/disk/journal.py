@@ -70,6 +70,7 @@ class Journal:
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
         )
+        connection.text_factory = _text
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -107,6 +108,13 @@ class Journal:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._transaction(connection, put, gone)
 
+    def erase(self) -> None:
+        """No record is left; quick however many there were."""
+        if self._connection is None:
+            raise sqlite3.OperationalError("index is closed")
+        with self.lock:
+            self._connection.execute("DELETE FROM pages")
+
     @staticmethod
     def _transaction(
         connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]
@@ -136,6 +144,14 @@ class Journal:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.close()
                 self._connection = None
+
+
+def _text(raw: bytes) -> str | bytes:
+    """Text as it is read; what is not UTF-8 stays bytes, which no field takes for text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def damaged(error: sqlite3.Error) -> bool:

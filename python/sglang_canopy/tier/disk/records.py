@@ -126,6 +126,7 @@ def _sound(row: Row, store: DiskStore) -> bool:
         and len(units) % 5 == 0
         and type(stored) is int
         and 0 < stored <= store.content.page_bytes
+        and (store.content.compress or stored == store.content.page_bytes)
         and isinstance(checksum, bytes)
         and len(checksum) == 16
         and isinstance(written, float)

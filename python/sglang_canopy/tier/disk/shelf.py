@@ -117,6 +117,19 @@ class Shelf:
         if chosen and leaf is not None:
             self.policy.evicted(leaf, leaf.length)
 
+    def clear(self) -> None:
+        """Every page is leaving the index, and was discharged. What policies learned stays."""
+        for row, leaf in self._twin_leaves.items():
+            twin = self._twins.get(self.index.tenants[self.index.tenant[row]])
+            if twin is not None:
+                twin.drop(leaf)
+        for leaf in self._leaves.values():
+            self.policy.drop(leaf)
+        for rows in (self._leaves, self._twin_leaves, self._held, self._pins):
+            rows.clear()
+        self._pin_ends.clear()
+        self.pinned_bytes = 0
+
     def charge(self, tenant: str | None, stored_bytes: int) -> None:
         """A page of ``tenant`` came onto the disk."""
         if tenant is not None:

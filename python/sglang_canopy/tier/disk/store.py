@@ -427,7 +427,7 @@ class DiskStore(Opening):
                         break
                     changed.add(self._stale.pop())
                 keys = self.index.keys
-                live = [row for row in changed if row < len(keys) and keys[row] is not None]
+                live = [row for row in changed if 0 <= row < len(keys) and keys[row] is not None]
                 put = [record(self.index, row, self.ttl) for row in live]
                 gone = changed.difference(live)
             if not changed:
@@ -437,6 +437,12 @@ class DiskStore(Opening):
             except (sqlite3.Error, OSError) as error:
                 return self._commit_failed(error, changed)
             return True
+
+    def _erase_records(self, rows: Sequence[int]) -> None:
+        try:
+            self.journal.erase()
+        except (sqlite3.Error, OSError) as error:
+            self._commit_failed(error, set(rows))
 
     def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
         """The pages stay known to this process, and are put on record as soon as that works."""
@@ -461,8 +467,8 @@ class DiskStore(Opening):
 
     def close(self) -> None:
         """Write everything down and let the folder go. The store is empty to callers then."""
-        with self.lock:
-            if self.unavailable is None:
+        if self.unavailable is None:
+            with self.journal.lock, self.lock:  # in the order of every other method
                 self.flush(everything=True)
                 self.unavailable = "closed"
                 self.journal.close()

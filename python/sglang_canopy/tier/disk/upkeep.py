@@ -11,6 +11,7 @@ import numpy as np
 from sglang_canopy.tier.disk.content import Content, raw_key
 from sglang_canopy.tier.disk.counters import RESIDENCY_EDGES_S, Faults, StoreCounters
 from sglang_canopy.tier.disk.index import NO_ROW, OVER, SHARED, PageIndex, as_number
+from sglang_canopy.tier.disk.journal import Journal
 from sglang_canopy.tier.disk.segments import Segments, Units
 from sglang_canopy.tier.disk.shelf import Shelf
 from sglang_canopy.tier.page import PageMeta
@@ -32,6 +33,8 @@ class Upkeep:
     counters: StoreCounters
     faults: Faults
     index: PageIndex
+    journal: Journal
+    """Its lock comes before ``lock`` wherever both are taken."""
     lock: Any
     """A ``threading.RLock``."""
     segments: Segments
@@ -99,6 +102,9 @@ class Upkeep:
         return removed
 
     def flush(self, *, everything: bool = False) -> bool:
+        raise NotImplementedError
+
+    def _erase_records(self, rows: Sequence[int]) -> None:
         raise NotImplementedError
 
     def _expire(self, now: float, limit: int) -> int:
@@ -300,14 +306,30 @@ class Upkeep:
             return len(found)
 
     def clear(self) -> None:
-        """Remove every page."""
+        """Remove every page, in one pass: a caller may be the thread that schedules requests."""
         if self.unavailable:
             return
-        now = self.clock()
-        with self.lock:
-            for row in [r for r in self.index.rows.values() if self.index.parent[r] == NO_ROW]:
-                self.drop_below(row, "cleared", now)
-        self.flush()
+        with self.journal.lock:
+            with self.lock:
+                rows = self._forget_pages(self.clock())
+            self._erase_records(rows)
+
+    def _forget_pages(self, now: float) -> list[int]:
+        index, rows = self.index, list(self.index.rows.values())
+        at = np.asarray(rows, np.int64)
+        stored = index.array["stored"][at].astype(np.int64)
+        self.counters.all_left("cleared", stored, now - index.array["written"][at])
+        numbers = index.array["tenant"][at]
+        for number, tenant in list(index.tenants.items()):
+            self.shelf.discharge(tenant, int(stored[numbers == number].sum()))
+        self.shelf.clear()
+        self.units.give_back(index.array["unit"][at].tolist())
+        for more in index.more_units.values():
+            self.units.give_back(more)
+        index.clear()
+        for changed in (self._dirty, self._stale, self._ends):
+            changed.clear()
+        return rows
 
     def _shrink_to_fit(self, now: float) -> None:
         """At start: fewer bytes are allowed than an earlier run used."""

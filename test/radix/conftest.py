@@ -1,0 +1,3 @@
+from kit_tree import kit_tree
+
+__all__ = ["kit_tree"]
