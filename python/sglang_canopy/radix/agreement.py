@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.tier.page import PageMeta
 
 MAX_RUNS = 64
@@ -67,7 +68,10 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     if first:
         sent[:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-    runs = _unpacked(bytes(sent.tolist()))
+    try:
+        runs = _unpacked(bytes(sent.tolist()))
+    except CanopyError:  # no record of ours: all ranks do without, since all have these bytes
+        return [None] * len(metas), False
     return [meta for pages, meta in runs for _ in range(pages)], agrees_low == -agrees_high
 
 
