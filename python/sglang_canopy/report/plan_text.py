@@ -17,7 +17,7 @@ _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_
 HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "$/h", "cost",
 )  # fmt: skip
-EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost ")
+EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost")
 
 
 def plan_text(plan: Plan, currency: str) -> str:
