@@ -10,7 +10,7 @@ from trace_samples import mooncake, random_trace, record
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight, needs_threshold
+from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from sglang_canopy.sim.hindsight.future import NEVER, Future, Run
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.stack import lru_uncached_tokens
@@ -46,7 +46,9 @@ def tail_excess(trace, threshold):
 
 
 def hindsight(name, trace, capacity, threshold=None):
-    config = {"threshold_tokens": float(threshold)} if needs_threshold(name) else {}
+    config = (
+        {"threshold_tokens": float(threshold)} if hindsight_class(name).takes_tail_target else {}
+    )
     policy = make_hindsight(name, Future(trace), config)
     return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1)
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import make_policy, policy_names
+from sglang_canopy.policy.base import TAIL_TARGETS, Policy
+from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight, needs_threshold
+from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from sglang_canopy.sim.hindsight.future import Future
 from sglang_canopy.sim.model import ModelShape
 from sglang_canopy.sim.requests import Hints
@@ -36,11 +36,6 @@ from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 
 _TAIL_PERCENTILE = 90
-_LABEL_FREE = ("lru", "lfu", "fifo", "slru", "s3fifo", "gdfs", "threshold-lru")
-"""Policies that read no label: their placebo is themselves."""
-_TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")
-"""Options by which ``canopy-tlru`` and ``etlru`` are given a target; without one they get the
-threshold that the tail is measured against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +48,10 @@ class Choice:
     @property
     def name(self) -> str:
         return self.label.split(":", 1)[0]
+
+    @property
+    def policy(self) -> type[Policy]:
+        return hindsight_class(self.name) if self.hindsight else policy_class(self.name)
 
     @property
     def hindsight(self) -> bool:
@@ -261,7 +260,7 @@ def _records(plan: Plan, seed: int) -> Iterable[TraceRequest]:
 def _variants(plan: Plan) -> Iterator[tuple[Choice, bool]]:
     for choice in plan.choices:
         yield choice, False
-        if plan.placebo and not choice.hindsight and choice.name not in _LABEL_FREE:
+        if plan.placebo and choice.policy.reads_labels:
             yield choice, True
 
 
@@ -285,13 +284,12 @@ def _check(choice: Choice) -> None:
 
 def _build(choice: Choice, future: Future | None, threshold_tokens: float) -> Policy:
     config = dict(choice.config)
-    if choice.name in ("canopy-tlru", "etlru") and not any(key in config for key in _TAIL_TARGETS):
+    if choice.policy.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
+        # The tail that the run is measured by.
         config["threshold_tokens"] = threshold_tokens
     if not choice.hindsight:
         return make_policy(choice.name, config)
     assert future is not None, "a hindsight policy needs the future"
-    if needs_threshold(choice.name):
-        config.setdefault("threshold_tokens", threshold_tokens)
     return make_hindsight(choice.name, future, config)
 
 

@@ -86,6 +86,7 @@ class HindsightPolicy(Policy):
 
     name: ClassVar[str]
     Config: ClassVar[type]
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any, future: Future) -> None:
         super().__init__(config)

@@ -37,6 +37,7 @@ class TailBelady(HindsightPolicy):
 
     name: ClassVar[str] = "tail-belady"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     # victim = safe blocks, else the blocks needed last, of all
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
