@@ -17,12 +17,12 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.cache import default_folder
 from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Row
-from sglang_canopy.plan.planner import Plan, make_plan, to_json
+from sglang_canopy.plan.planner import CapacityPlan, make_plan, to_json
 from sglang_canopy.plan.prices import load_prices
 from sglang_canopy.plan.server_plan import server_plan
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.watch import changed, cut
-from sglang_canopy.plan.worker import Work, at_load
+from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.report.plan_html import write_figures, write_page, write_private
 from sglang_canopy.report.plan_text import plan_text
 from sglang_canopy.sim.compact import CompactTrace
@@ -38,23 +38,23 @@ __all__ = ["add_arguments", "run"]
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, write what was asked for."""
-    job = check(args)
+    command = check(args)
     if not args.watch:
-        plan, work, about = plan_once(job)
+        plan, work, about = plan_once(command)
         print(plan_text(plan, work.prices.currency))
-        for line in remarks(job, work):
+        for line in remarks(command, work):
             print(line)
-        write_outputs(job, plan, work, about)
+        write_outputs(command, plan, work, about)
         return 0
-    return watch(job)
+    return watch(command)
 
 
-def plan_once(job: PlanCommand) -> tuple[Plan, Work, dict[str, Any]]:
+def plan_once(command: PlanCommand) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Read the trace and plan."""
-    args = job.args
-    trace, ids = read(job)
+    args = command.args
+    trace, ids = read(command)
     prices, configs = load_prices(args.prices), policy_configs(args.policy_config)
-    work = Work(trace, job.engine, prices, configs, ids)
+    work = PlanInputs(trace, command.engine, prices, configs, ids)
     cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
@@ -64,7 +64,7 @@ def plan_once(job: PlanCommand) -> tuple[Plan, Work, dict[str, Any]]:
             bar.update(done - bar.n)
 
         plan = make_plan(
-            job.request,
+            command.request,
             work,
             jobs=args.jobs,
             backend=args.backend,
@@ -72,66 +72,68 @@ def plan_once(job: PlanCommand) -> tuple[Plan, Work, dict[str, Any]]:
             progress=progress,
         )
     about = {
-        "trace": job.path,
-        "format": job.format,
+        "trace": command.path,
+        "format": command.format,
         "requests": len(work.trace),
         "load": args.load,
-        "profile": job.profile.name,
-        "profile_source": job.profile.source,
+        "profile": command.profile.name,
+        "profile_source": command.profile.source,
         "prices": work.prices.name,
         "example_prices": work.prices.example,
         "price_sources": list(work.prices.sources),
-        "device_tokens": job.engine.device_tokens,
-        "routing": job.engine.routing,
+        "device_tokens": command.engine.device_tokens,
+        "routing": command.engine.routing,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
-        **({"slot": str(job.slot)} if job.slot else {}),
+        **({"slot": str(command.slot)} if command.slot else {}),
     }
     return plan, work, about
 
 
-def read(job: PlanCommand) -> tuple[CompactTrace, str]:
+def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     """The requests to plan for, and whose ids their blocks are.
 
     Raises ``CanopyError``, also for an empty trace.
     """
-    args, ids = job.args, TRACE_HASH
+    args, ids = command.args, TRACE_HASH
     source: Iterable[TraceRequest]
     if args.conversations is not None:
         source = overlay(
-            job.path, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
+            command.path, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
         )
-    elif job.format == "sglang" and _logs_tokens(job):
+    elif command.format == "sglang" and _logs_tokens(command):
         ids = SERVER_HASH
-        source = read_as_server(job.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        source = read_as_server(
+            command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad
+        )
     else:
-        source = open_trace(job.path, job.format, skip_bad=args.skip_bad)
-    if job.slot is not None:
-        source = cut(source, job.slot)
+        source = open_trace(command.path, command.format, skip_bad=args.skip_bad)
+    if command.slot is not None:
+        source = cut(source, command.slot)
     if args.requests:
         source = (r for at, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
-        raise CanopyError(f"{job.path!r} has no requests; give a trace that has")
+        raise CanopyError(f"{command.path!r} has no requests; give a trace that has")
     return trace, ids
 
 
-def _logs_tokens(job: PlanCommand) -> bool:
+def _logs_tokens(command: PlanCommand) -> bool:
     """Whether a server's log has token ids, so that its own block ids can be made."""
-    args = job.args
+    args = command.args
     try:
-        log = read_as_server(job.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        log = read_as_server(command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
         return next(log, None) is not None
     except CanopyError:
         return False  # prompts as text: the plain reader estimates their lengths
 
 
-def remarks(job: PlanCommand, work: Work) -> list[str]:
+def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
     """What a reader should know of the plan's ground."""
     lines = [
         "",
-        f"{len(work.trace)} requests on {job.profile.name} ({job.profile.source}); device pool "
-        f"{job.engine.device_tokens} tokens; routing {job.engine.routing}.",
+        f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
+        f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
     if work.prices.example:
         lines.append(
@@ -140,9 +142,11 @@ def remarks(job: PlanCommand, work: Work) -> list[str]:
     return lines
 
 
-def write_outputs(job: PlanCommand, plan: Plan, work: Work, about: Mapping[str, Any]) -> None:
+def write_outputs(
+    command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
+) -> None:
     """``--json``, ``--html`` and ``--output``."""
-    args = job.args
+    args = command.args
     if args.json:
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
         write_private(Path(args.json), text + "\n")
@@ -151,19 +155,19 @@ def write_outputs(job: PlanCommand, plan: Plan, work: Work, about: Mapping[str, 
     if args.figures:
         write_figures(args.figures, plan, work.prices.currency)
     if args.output:
-        command = {"command": "canopy plan"}
-        made = {k: v for k, v in {**command, **about}.items() if k != "price_sources"}
+        origin = {"command": "canopy plan", **about}
+        made = {k: v for k, v in origin.items() if k != "price_sources"}
         write_plan(args.output, server_plan(plan.choice.row, work, made, args.disk_path))
         print(f"Start a server with it: --canopy-plan {args.output}")
 
 
-def watch(job: PlanCommand) -> int:
+def watch(command: PlanCommand) -> int:
     """Plan every so often; write the plan file when it is worth a new start."""
-    args, before, before_row = job.args, None, None
+    args, before, before_row = command.args, None, None
     done = 0
     while True:
         try:
-            plan, work, about = plan_once(job)
+            plan, work, about = plan_once(command)
         except CanopyError as error:
             if done == 0 and args.rounds == 1:
                 raise
@@ -173,11 +177,11 @@ def watch(job: PlanCommand) -> int:
             now = datetime.datetime.now().isoformat(timespec="seconds")
             new = changed(before, row, args.gain, _now(plan, before, before_row))
             verb = "new plan" if new else "as before"
-            print(f"{now} {about['requests']} requests of {job.slot}: {verb}: "
+            print(f"{now} {about['requests']} requests of {command.slot}: {verb}: "
                   f"{configuration_of(row).label()}", flush=True)  # fmt: skip
             if new:
                 print(plan_text(plan, work.prices.currency), flush=True)
-                write_outputs(job, plan, work, about)
+                write_outputs(command, plan, work, about)
                 before, before_row = configuration_of(row), row
         done += 1
         if args.rounds and done >= args.rounds:
@@ -185,6 +189,6 @@ def watch(job: PlanCommand) -> int:
         time.sleep(args.every)
 
 
-def _now(plan: Plan, before: Configuration | None, row: Row | None) -> Row | None:
+def _now(plan: CapacityPlan, before: Configuration | None, row: Row | None) -> Row | None:
     """What is running, on the new requests where the search has looked at it."""
     return plan.found.rows.get(before, row) if before is not None else row

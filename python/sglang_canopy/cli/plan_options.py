@@ -15,13 +15,13 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.choice import parse_constraints
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES, metric
-from sglang_canopy.plan.planner import Request
+from sglang_canopy.plan.planner import PlanRequest
 from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.search import Options
+from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.plan.space import GROUP, TTL
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.watch import Slot
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import policy_names
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.config import ROUTINGS
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = how.add_argument
     add("--grid", action="store_true", help="evaluate the full grid instead")
     add("--budget", type=float, default=0.25, metavar="SHARE", help="of the grid, at most")
-    add("--tolerance", type=float, default=Options().tolerance, metavar="SHARE")
+    add("--tolerance", type=float, default=SearchOptions().tolerance, metavar="SHARE")
     add("--no-checks", action="store_true", help="no neighbours and no other loads")
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     add("--backend", default="local", help=f"{' or '.join(BACKENDS)} (default %(default)s)")
@@ -111,7 +111,7 @@ class PlanCommand:
     args: argparse.Namespace
     path: str
     format: str
-    request: Request
+    request: PlanRequest
     profile: EngineProfile
     engine: Engine
     slot: Slot | None
@@ -135,7 +135,7 @@ def check(args: argparse.Namespace) -> PlanCommand:
     for name in disks or ():
         prices.disk(name)
     configs = policy_configs(args.policy_config)
-    request = Request(
+    request = PlanRequest(
         disks=disks,
         ttls=tuple(map(_ttl, _names(args.ttl))),
         instances=tuple(_whole("--instances", text) for text in _names(args.instances)),
@@ -151,7 +151,7 @@ def check(args: argparse.Namespace) -> PlanCommand:
         constraints=constraints,
         minimise=wanted,
         grid=args.grid,
-        options=Options(tolerance=args.tolerance, budget_share=args.budget),
+        options=SearchOptions(tolerance=args.tolerance, budget_share=args.budget),
         checks=not args.no_checks,
     )
     for levels in (request.dram_levels, request.disk_levels):
@@ -179,9 +179,9 @@ def check(args: argparse.Namespace) -> PlanCommand:
     if tokens < 1:
         raise CanopyError(f"--device-tokens must be 1 or more, got {tokens}")
     engine = Engine(profile, tokens, args.routing, args.max_running)
-    job = PlanCommand(args, path, form, request, profile, engine, slot)
-    Work(CompactTrace(()), engine, prices, configs)
-    return job
+    command = PlanCommand(args, path, form, request, profile, engine, slot)
+    PlanInputs(CompactTrace(()), engine, prices, configs)
+    return command
 
 
 def _slot(args: argparse.Namespace) -> Slot | None:

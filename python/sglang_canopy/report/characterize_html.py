@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy import __version__
-from sglang_canopy.characterize.report import Report
+from sglang_canopy.characterize.report import TraceReport
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.characterize_charts import charts
 from sglang_canopy.report.characterize_text import (
@@ -48,7 +48,7 @@ _FITS = (
 )
 
 
-def write_report(report: Report, out: Path) -> None:
+def write_report(report: TraceReport, out: Path) -> None:
     """Write ``report.html``, ``report.json`` and one PNG a figure into the folder ``out``.
 
     Raises ``CanopyError`` when a file cannot be written.
@@ -63,7 +63,7 @@ def write_report(report: Report, out: Path) -> None:
         raise CanopyError(f"cannot write the report into {str(out)!r}: {error}") from None
 
 
-def page(report: Report, pictures: dict[str, bytes]) -> str:
+def page(report: TraceReport, pictures: dict[str, bytes]) -> str:
     """The page, figures included as data."""
     found, overview = findings(report), report.overview
     return render(
@@ -84,7 +84,7 @@ def page(report: Report, pictures: dict[str, bytes]) -> str:
 
 
 def _sections(
-    report: Report, found: dict[str, str], pictures: dict[str, bytes]
+    report: TraceReport, found: dict[str, str], pictures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
     """One for each question that the trace answers."""
     tables, sections = _tables(report), []
@@ -104,7 +104,7 @@ def _sections(
     return sections
 
 
-def _tables(report: Report) -> dict[str, HtmlTable]:
+def _tables(report: TraceReport) -> dict[str, HtmlTable]:
     made: dict[str, HtmlTable] = {}
     if report.hits and report.hits.kinds:
         made["hits"] = HtmlTable(
@@ -157,7 +157,7 @@ def _tables(report: Report) -> dict[str, HtmlTable]:
     return made
 
 
-def _recommendation(report: Report) -> HtmlTable:
+def _recommendation(report: TraceReport) -> HtmlTable:
     r = report.recommendation
     assert r is not None
     notes = [

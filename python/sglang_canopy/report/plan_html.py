@@ -10,7 +10,7 @@ from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Row
-from sglang_canopy.plan.planner import Plan
+from sglang_canopy.plan.planner import CapacityPlan
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.report.html import HtmlTable, as_data, png_bytes, render
 from sglang_canopy.report.plan_charts import charts
@@ -24,12 +24,14 @@ from sglang_canopy.report.plan_text import (
 )
 
 
-def write_page(path: Path | str, plan: Plan, about: Mapping[str, Any], currency: str) -> None:
+def write_page(
+    path: Path | str, plan: CapacityPlan, about: Mapping[str, Any], currency: str
+) -> None:
     """Write the page, for its owner alone, whole or not at all. Raises ``CanopyError``."""
     write_private(Path(path), page(plan, about, currency))
 
 
-def write_figures(folder: Path | str, plan: Plan, currency: str) -> None:
+def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None:
     """Write the page's figures as PNG into an existing folder. Raises ``CanopyError``."""
     for name, _, figure in charts(plan, currency):
         path = Path(folder) / f"plan_{name}.png"
@@ -39,7 +41,7 @@ def write_figures(folder: Path | str, plan: Plan, currency: str) -> None:
             raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def page(plan: Plan, about: Mapping[str, Any], currency: str) -> str:
+def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
     """The page, figures included as data."""
     return render(
         "plan",
@@ -62,7 +64,7 @@ def write_private(path: Path, text: str) -> None:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def _tables(plan: Plan) -> list[tuple[str, HtmlTable]]:
+def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
     """The page's tables, each under its heading."""
     found = [
         ("Non-dominated configurations", _front(plan.front, plan.choice.row)),

@@ -22,7 +22,7 @@ from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.placement import Placement
 from sglang_canopy.sim.system.prefetch import Prefetcher
 from sglang_canopy.sim.system.request_log import RequestLog
@@ -75,8 +75,8 @@ class Instance:
             self.tree, self.host_link, disk, self.kv_bytes, config.page_tokens, self._span
         )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
-        self.waiting: deque[Job] = deque()
-        self.running: list[tuple[int, int, Job]] = []
+        self.waiting: deque[SimulatedRequest] = deque()
+        self.running: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self.steps = 0
         """Decode steps so far."""
@@ -84,10 +84,10 @@ class Instance:
         """Sum of the running jobs' last steps: what they still generate, plus steps each."""
         self.context = 0
         """Tokens of all running jobs."""
-        self.chunked: Job | None = None
+        self.chunked: SimulatedRequest | None = None
         self.full = False
         """No request was let in for lack of room, and none has left since."""
-        self.batch: list[tuple[Job, int]] = []
+        self.batch: list[tuple[SimulatedRequest, int]] = []
         """The prefill step under way: jobs and their new tokens."""
         self.segment: tuple[float, int, float] | None = None
         """The decode segment under way: begin, steps, end."""
@@ -98,12 +98,12 @@ class Instance:
         """Prompt and output tokens of requests routed here that are not done."""
         self.busy_s = 0.0
         self.retracted = 0
-        self.finished: list[tuple[Job, float]] = []
+        self.finished: list[tuple[SimulatedRequest, float]] = []
         self._numbers = itertools.count()
 
     # ---- called by the loop ----
 
-    def arrive(self, job: Job, now: float) -> None:
+    def arrive(self, job: SimulatedRequest, now: float) -> None:
         """A request comes in. Brings the end of a decode segment forward to the next step."""
         self.tree.now = max(self.tree.now, now)
         request = job.request
@@ -169,9 +169,9 @@ class Instance:
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
         running = len(self.running)
         reserved = self.finish_sum - running * self.steps
-        batch: list[tuple[Job, int]] = []
+        batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
-        let_in: set[Job] = set()
+        let_in: set[SimulatedRequest] = set()
         if self.chunked is not None:
             job = self.chunked
             new = min(job.target - job.done, chunk_left)
@@ -230,7 +230,9 @@ class Instance:
             self._span("engine", "prefill", now, self.end, requests=len(batch), tokens=tokens)
         return True
 
-    def _admit(self, job: Job, reserved: int, chunk_left: int) -> tuple[int, int] | None:
+    def _admit(
+        self, job: SimulatedRequest, reserved: int, chunk_left: int
+    ) -> tuple[int, int] | None:
         """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
         tree, page = self.tree, self.config.page_tokens
         found = tree.match(job.path[: job.blocks_of(job.target, tree.block_tokens)])
@@ -273,11 +275,11 @@ class Instance:
         self._claim(job, new)
         return new, load
 
-    def _claim(self, job: Job, tokens: int) -> None:
+    def _claim(self, job: SimulatedRequest, tokens: int) -> None:
         self.tree.claim(tokens)
         job.private += tokens
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: SimulatedRequest) -> None:
         """Nothing runs and the first request still does not fit: it never will."""
         need = job.target + min(job.output, CLIP_OUTPUT_TOKENS) + self.config.page_tokens
         if need < self.config.device_tokens:
@@ -365,12 +367,12 @@ class Instance:
         job.done = 0
         self.waiting.append(job)
 
-    def _made(self, entry: tuple[int, int, Job]) -> int:
+    def _made(self, entry: tuple[int, int, SimulatedRequest]) -> int:
         """Tokens that a running job has generated."""
         finish, _, job = entry
         return job.output - (finish - self.steps)
 
-    def _finish(self, job: Job, now: float) -> None:
+    def _finish(self, job: SimulatedRequest, now: float) -> None:
         request = job.request
         request.cached_tokens = job.device_hit + job.host_hit
         request.label = self.policies[0].finish(request)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sglang_canopy.policy.base import Request
 from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.disk import Disk
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.tree import TieredTree
 
 
@@ -31,7 +31,7 @@ class Placement:
         self.page_tokens = page_tokens
         self.span = span
 
-    def insert(self, job: Job, tokens: int, now: float) -> None:
+    def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
         """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
         tree, page = self.tree, self.page_tokens
         tokens = tokens // page * page
