@@ -6,10 +6,10 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -22,6 +22,7 @@ from sglang_canopy.sim.requests import Hints
 from sglang_canopy.sim.sweep import PolicyArm, Sweep, SweepPlan, run_sweep
 
 BOUND = "belady"
+Number = TypeVar("Number", int, float)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +158,7 @@ def _config(text: str) -> tuple[str, Mapping[str, Any]]:
     return name.strip(), config
 
 
-def _numbers(option: str, text: str, parse: Any) -> list[Any]:
+def _numbers(option: str, text: str, parse: Callable[[str], Number]) -> list[Number]:
     try:
         numbers = [parse(part) for part in text.split(",")]
     except ValueError as error:
