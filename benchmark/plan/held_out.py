@@ -25,7 +25,7 @@ from sglang_canopy.plan.planner import footprint
 from sglang_canopy.plan.prices import GIB
 from sglang_canopy.plan.space import GROUP, Configuration, sizes
 from sglang_canopy.plan.system import system_of
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.report.table import text_table
 from sglang_canopy.sim.system import Workload as Served
 from sglang_canopy.sim.system import simulate_system
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def judged(
-    work: Work, share: float, disk_class: str, fixed: list[float]
+    work: PlanInputs, share: float, disk_class: str, fixed: list[float]
 ) -> tuple[float, list[Outcome]]:
     """The disk's size in GiB and an outcome for each kind of TTL."""
     trace, half = work.trace, len(work.trace) // 2

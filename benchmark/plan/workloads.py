@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sglang_canopy.plan.planner import Request
+from sglang_canopy.plan.planner import PlanRequest
 from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.search import Options
+from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import Work, at_load
+from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.profile import load_profile
 from sglang_canopy.trace.open import open_trace
@@ -68,19 +68,19 @@ def chosen(args: argparse.Namespace) -> list[Workload]:
     return [w for w in WORKLOADS if w.name in names]
 
 
-def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) -> Work:
+def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) -> PlanInputs:
     """The workload's requests, ``instances`` times as fast, on the profile's engine."""
     profile = load_profile(args.profile)
     engine = Engine(
         profile, round(workload.device_gib * GIB / profile.kv_bytes_per_token), "prefix-aware"
     )
     source = at_load(islice(_source(workload, args), args.requests), workload.load * instances)
-    return Work(CompactTrace(source), engine, load_prices(args.prices))
+    return PlanInputs(CompactTrace(source), engine, load_prices(args.prices))
 
 
-def request(instances: int = 1, grid: bool = False) -> Request:
+def request(instances: int = 1, grid: bool = False) -> PlanRequest:
     """The space of both benchmarks: 8 sizes of DRAM, 4 of disk, 2 classes, 3 kinds of TTL."""
-    return Request(
+    return PlanRequest(
         disks=DISKS,
         ttls=TTLS,
         instances=(instances,),
@@ -88,7 +88,7 @@ def request(instances: int = 1, grid: bool = False) -> Request:
         disk_levels=4,
         grid=grid,
         checks=False,
-        options=Options(),
+        options=SearchOptions(),
     )
 
 

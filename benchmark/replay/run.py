@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             file.write_text(json.dumps(result, indent=1) + "\n")
             results.append(result)
         print(f"\n## {name}, pool {kv_tokens} of {distinct} distinct tokens\n")
-        print(report.table(results))
+        print(report.results_table(results))
         everything += results
     return everything
 

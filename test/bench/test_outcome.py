@@ -14,21 +14,21 @@ pytest.importorskip("aiohttp")
 from sglang_canopy.bench import options, report
 from sglang_canopy.bench.client import Reply
 from sglang_canopy.bench.outcome import summarise
-from sglang_canopy.bench.schedule import Job
+from sglang_canopy.bench.schedule import ReplayRequest
 from sglang_canopy.trace import TraceRequest
 from sglang_canopy.trace.materialise import Planned
 
 
 def job(
     category: str, prompt: int, cached: int | None, ttft: float = 0.1, turn: int = 1, **reply: Any
-) -> Job:
+) -> ReplayRequest:
     request = TraceRequest(0.0, prompt, 2, (), 1, category=category, turn=turn, conversation="c")
     tiers = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
     made = Reply(10.0, first_s=10.0 + ttft, done_s=11.0, output_tokens=2, cached_tokens=cached)
     made.by_tier = tiers
     for name, value in reply.items():
         setattr(made, name, value)
-    return Job(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=made)
+    return ReplayRequest(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=made)
 
 
 def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.bench.schedule import Job, Schedule
+from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.trace import TraceRequest
 from sglang_canopy.trace.materialise import Planned
 
@@ -39,9 +39,9 @@ def on_a_virtual_clock(main: Callable[[], Any]) -> Any:
         loop.close()
 
 
-def jobs(previous: list[int | None]) -> list[Job]:
+def jobs(previous: list[int | None]) -> list[ReplayRequest]:
     request = TraceRequest(0.0, 1, 1, (), 1)
-    return [Job(Planned(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
+    return [ReplayRequest(Planned(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
 
 
 def send(
@@ -58,7 +58,7 @@ def send(
         clock = asyncio.get_running_loop().time
         seen, running = [], []
 
-        async def answer(job: Job) -> None:
+        async def answer(job: ReplayRequest) -> None:
             await asyncio.sleep(takes_s[job.planned.ordinal])
             schedule.answered(job)
 

@@ -10,7 +10,7 @@ from tiny_traces import ask
 
 from sglang_canopy.characterize.observe import observe
 from sglang_canopy.characterize.recommend import CANDIDATES, LRU_SHARES, RUNS, bootstrap, recommend
-from sglang_canopy.characterize.runs import Prepared, Run, merge, prepare, run_all
+from sglang_canopy.characterize.runs import PolicyRun, TraceSample, merge, prepare, run_all
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import synthesise
 from sglang_canopy.trace.synth_presets import get_preset
@@ -62,8 +62,8 @@ def test_one_cluster_says_that_it_knows_nothing_by_a_flat_interval() -> None:
 
 def test_runs_give_the_same_on_one_process_and_on_two() -> None:
     trace = [r.request for r in synthesise(get_preset("small"), 120.0, 1)]
-    prepared = Prepared(requests=trace, distinct_blocks=1000)
-    runs = [Run("lru", 200), Run("wa", 200), Run("wa", 200, placebo_seed=1)]
+    prepared = TraceSample(requests=trace, distinct_blocks=1000)
+    runs = [PolicyRun("lru", 200), PolicyRun("wa", 200), PolicyRun("wa", 200, placebo_seed=1)]
     one, two = (run_all(prepared, runs, jobs) for jobs in (1, 2))
     assert all((one[r] == two[r]).all() for r in runs)
     assert set(one) == set(runs)

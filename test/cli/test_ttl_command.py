@@ -47,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
     """As ``radix/link.py`` makes them, written down a second time."""
-    chain, ids = xxhash.xxh3_64_intdigest(bytes(8) + salt.encode()), []
+    chain, ids = xxhash.xxh3_64_intdigest(namespace_of(None, salt)), []
     for at in range(0, len(tokens) - 63, 64):
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)
         ids.append(chain)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sglang_canopy.bench.profile import wait_until
+from sglang_canopy.bench.profile_client import wait_until
 from sglang_canopy.cli.main import main
 from sglang_canopy.sim.system import load_profile
 from sglang_canopy.tier.plan_file import read_plan

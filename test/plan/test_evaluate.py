@@ -13,7 +13,7 @@ from sglang_canopy.plan.evaluate import Evaluator
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import Engine, system_of
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.profile import load_profile
 from sglang_canopy.trace.record import TraceRequest
@@ -41,7 +41,7 @@ def trace(requests=60, load=1.0):
 def work(**fields):
     # The device holds about two conversations, so that lower tiers matter.
     engine = Engine(PROFILE, device_tokens=24 * BLOCK)
-    return Work(trace(), engine, load_prices("aws-us-east-1"), **fields)
+    return PlanInputs(trace(), engine, load_prices("aws-us-east-1"), **fields)
 
 
 def gib(blocks):

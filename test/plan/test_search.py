@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_canopy.plan.objective import Objectives, Scale
-from sglang_canopy.plan.search import Options, full_grid, search
+from sglang_canopy.plan.search import SearchOptions, full_grid, search
 from sglang_canopy.plan.space import Space, sizes
 
 OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
@@ -48,7 +48,7 @@ class Cache:
 def share_of_grid(model, space=SPACE, **options):
     """(hypervolume against the full grid's, evaluations against the grid's, result)."""
     grid = full_grid(space, model)
-    found = search(space, OBJECTIVES, model, known=model.known, options=Options(**options))
+    found = search(space, OBJECTIVES, model, known=model.known, options=SearchOptions(**options))
     points = OBJECTIVES.matrix(grid.rows.values())
     scale = Scale.of(points)
     mine = scale.hypervolume(OBJECTIVES.matrix(found.rows.values()))
@@ -72,7 +72,7 @@ def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_f
     assert any(list(helped.rows)[i].ttl == "group" for i in front)
     useless = share_of_grid(Cache(group_gain=0.0))[2]
     # Two alternatives, each tried on points of the front and two corners of each class.
-    assert useless.stages["ttl"] <= 2 * (Options().probes + 2 * 2) < helped.stages["ttl"]
+    assert useless.stages["ttl"] <= 2 * (SearchOptions().probes + 2 * 2) < helped.stages["ttl"]
 
 
 def test_dram_is_not_expanded_where_the_last_step_gained_nothing():

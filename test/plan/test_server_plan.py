@@ -9,7 +9,7 @@ from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.server_plan import live_name, server_plan
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names, policy_names
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.profile import load_profile
@@ -28,7 +28,7 @@ def work(ids=TRACE_HASH):
         path = (root * 10**6, root * 10**6 + 1 + draw.randrange(4 if root == 1 else 40))
         requests.append(TraceRequest(at * 1.0, 128, 4, path, 64, category=f"k{root}"))
     prices = load_prices("aws-us-east-1")
-    return Work(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
+    return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
 
 
 WITH_DISK = Configuration(

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from live_tree import LiveTree, check
 
+from sglang_canopy.config import TreeSettings
 from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.sim.tree import Evicted, RadixTree
 
 PAGE = 4
+CAPACITY = 40
+"""Blocks of one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [{}, {"model": "exponential"}],
     "canopy-tlru": [{"threshold_tokens": 20}],
@@ -57,13 +60,13 @@ def fields(step: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
-def simulated(policy: str, config: dict, steps: list[dict], capacity: int, whole: bool):
+def simulated(policy: str, config: dict, steps: list[dict], page: int, **settings: Any):
     cuts: list[tuple[int, int, int]] = []
 
     def note(cut: Evicted) -> None:
         cuts.append((cut.offset, cut.tokens, cut.blocks[0]))
 
-    tree = RadixTree(make_policy(policy, config), capacity, PAGE, whole_nodes=whole, on_evict=note)
+    tree = RadixTree(make_policy(policy, config), CAPACITY, page, on_evict=note, **settings)
     hits = []
     for step in steps:
         blocks = step["blocks"]
@@ -72,18 +75,18 @@ def simulated(policy: str, config: dict, steps: list[dict], capacity: int, whole
         request = Request(
             time=step["time"],
             path=path,
-            block_tokens=PAGE,
-            prompt_tokens=len(path) * PAGE,
+            block_tokens=page,
+            prompt_tokens=len(path) * page,
             **fields(step),
         )
-        hits.append(tree.access(request) * PAGE)
+        hits.append(tree.access(request) * page)
         tree.verify()
     return hits, cuts
 
 
-def served(policy: str, config: dict, steps: list[dict], capacity: int, whole: bool):
-    settings = {**config, "quantum_tokens": 1, "whole_nodes": whole, "block_tokens": PAGE}
-    tree = LiveTree(capacity * PAGE, policy, settings, page_size=PAGE)
+def served(policy: str, config: dict, steps: list[dict], page: int, **settings: Any):
+    every = {**config, **settings, "block_tokens": page}
+    tree = LiveTree(CAPACITY * page, policy, every, page_size=page)
     core = tree.core
     cuts: list[tuple[int, int, int]] = []
     delete = core._delete_unbacked_device_leaf
@@ -93,31 +96,27 @@ def served(policy: str, config: dict, steps: list[dict], capacity: int, whole: b
         while above is not core.root_node:
             path = list(above.key.raw_token_ids()) + path
             above = above.parent
-        blocks = path[::PAGE]
-        first = node.canopy.offset // PAGE
+        blocks = path[::page]
+        first = node.canopy.offset // page
         cuts.append((node.canopy.offset, len(node.key), hash((*blocks[: first + 1],))))
         delete(node, *args, **kwargs)
 
     core._delete_unbacked_device_leaf = noted
     hits = []
     for step in steps:
-        tokens = [t for block in step["blocks"] for t in [block] * PAGE]
+        tokens = [t for block in step["blocks"] for t in [block] * page]
         blocks = step["blocks"]
         path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
-        hits.append(tree.serve(tokens, step["time"], path=path, block_tokens=PAGE, **fields(step)))
+        hits.append(tree.serve(tokens, step["time"], path=path, block_tokens=page, **fields(step)))
         check(tree)
     return hits, cuts
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
-@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_simulator_and_live_cache_hit_and_evict_alike(
-    policy: str, config: dict[str, Any], whole: bool
-) -> None:
+def assert_alike(policy: str, config: dict[str, Any], page: int, **settings: Any) -> None:
     for seed in (1, 2):
         steps = workload(seed, 120)
-        simulated_hits, simulated_cuts = simulated(policy, config, steps, 40, whole)
-        served_hits, served_cuts = served(policy, config, steps, 40, whole)
+        simulated_hits, simulated_cuts = simulated(policy, config, steps, page, **settings)
+        served_hits, served_cuts = served(policy, config, steps, page, **settings)
         first = next(
             (i for i, (a, b) in enumerate(zip(simulated_hits, served_hits)) if a != b), None
         )
@@ -125,3 +124,19 @@ def test_simulator_and_live_cache_hit_and_evict_alike(
         assert served_cuts == simulated_cuts
         assert sum(simulated_hits) > 0
         assert simulated_cuts
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+def test_simulator_and_live_cache_hit_and_evict_alike(
+    policy: str, config: dict[str, Any], whole: bool
+) -> None:
+    assert_alike(policy, config, PAGE, quantum_tokens=1, whole_nodes=whole)
+
+
+@pytest.mark.parametrize("page", [4, 16, 64])
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+def test_they_are_alike_at_the_quantum_that_servers_run_with(
+    policy: str, config: dict[str, Any], page: int
+) -> None:
+    assert_alike(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)

@@ -17,6 +17,7 @@ from test_parity import PAGE, fields, workload
 
 from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.system.nodes import TierNode
 from sglang_canopy.sim.system.tree import TieredTree
 
 DEVICE, HOST = 60, 130
@@ -33,19 +34,35 @@ def paths(steps: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     return chained
 
 
+class NodesOfTheirOwn(TieredTree):
+    """What is cut off a node stays a node of its own on the host, as on a server.
+
+    The simulator lets the node below take it over, which saves most of its nodes; a cut of a
+    quantum then reaches further into one node than it can into each of two.
+    """
+
+    def _hand_down(self, node: TierNode, kept: int) -> bool:
+        return False
+
+
 def simulated(
-    policy: str, config: dict, steps: list[dict], write_policy: str, host_tokens: int
+    policy: str,
+    page: int,
+    quantum: int,
+    steps: list[dict],
+    host_tokens: int,
+    tiered: type[TieredTree],
 ) -> list[State]:
-    device = make_policy(policy, config)
-    tree = TieredTree(
-        device, DEVICE * PAGE, PAGE, host_policy=device.twin(), host_tokens=host_tokens,
-        write_back=write_policy == "write_back", quantum_tokens=1,
+    device = make_policy(policy, {})
+    tree = tiered(
+        device, DEVICE * page, page, host_policy=device.twin(), host_tokens=host_tokens,
+        quantum_tokens=quantum,
     )  # fmt: skip
     states = []
     for number, (step, path) in enumerate(zip(steps, paths(steps), strict=True)):
-        tokens = len(path) * PAGE
+        tokens = len(path) * page
         request = Request(
-            time=step["time"], path=path, block_tokens=PAGE, prompt_tokens=tokens, **fields(step)
+            time=step["time"], path=path, block_tokens=page, prompt_tokens=tokens, **fields(step)
         )
         tree.now = max(tree.now, request.time)
         request.label = tree.device_policy.arrive(request)
@@ -65,28 +82,25 @@ def simulated(
         leaf, _ = tree.insert(path, len(path), tokens, found.node)
         tree.lock(leaf, found.node)
         tree.stamp(leaf, request, number)
-        if write_policy == "write_through":
-            tree.back_up(leaf)
+        tree.back_up(leaf)
         tree.unlock(leaf)
         tree.verify()
         states.append((found.device_tokens, load, tree.device_used, tree.host_used))
     return states
 
 
-def served(
-    policy: str, config: dict, steps: list[dict], write_policy: str
-) -> tuple[list[State], int]:
+def served(policy: str, page: int, quantum: int, steps: list[dict]) -> tuple[list[State], int]:
     """And the size of the host pool, which SGLang rounds up."""
-    settings = {**config, "quantum_tokens": 1, "block_tokens": PAGE}
+    settings = {"quantum_tokens": quantum, "block_tokens": page}
     tree = LiveTree(
-        DEVICE * PAGE, policy, settings, page_size=PAGE, host_tokens=HOST * PAGE,
-        write_policy=write_policy,
+        DEVICE * page, policy, settings, page_size=page, host_tokens=HOST * page,
+        write_policy="write_through",
     )  # fmt: skip
     states = []
     for step, path in zip(steps, paths(steps), strict=True):
-        tokens = [t for block in step["blocks"] for t in [block] * PAGE]
+        tokens = [t for block in step["blocks"] for t in [block] * page]
         request = tree.request(
-            step["time"], path=path, block_tokens=PAGE, prompt_tokens=len(tokens), **fields(step)
+            step["time"], path=path, block_tokens=page, prompt_tokens=len(tokens), **fields(step)
         )
         key = RadixKey(array("q", tokens), None)
         hit = tree.cache.match_prefix(MatchPrefixParams(key=key))
@@ -104,23 +118,36 @@ def served(
     return states, tree.cache.cache_controller.mem_pool_host.size
 
 
-def both(policy: str, seed: int) -> tuple[list[State], list[State]]:
+def both(
+    policy: str,
+    seed: int,
+    page: int = PAGE,
+    quantum: int = 1,
+    tiered: type[TieredTree] = TieredTree,
+) -> tuple[list[State], list[State]]:
     steps = workload(seed, 150)
-    theirs, host_tokens = served(policy, {}, steps, "write_through")
-    return simulated(policy, {}, steps, "write_through", host_tokens), theirs
+    theirs, host_tokens = served(policy, page, quantum, steps)
+    return simulated(policy, page, quantum, steps, host_tokens, tiered), theirs
 
 
 def found(states: list[State]) -> list[int]:
     return [device + host for device, host, _, _ in states]
 
 
+@pytest.mark.parametrize(("page", "quantum"), [(4, 1), (4, 64), (16, 64), (64, 64)])
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
-def test_every_request_finds_as_much_on_device_and_host(policy: str) -> None:
+def test_every_request_finds_as_much_on_device_and_host(
+    policy: str, page: int, quantum: int
+) -> None:
     for seed in (1, 2, 3):
-        ours, theirs = both(policy, seed)
+        ours, theirs = both(policy, seed, page, quantum, NodesOfTheirOwn)
         assert found(ours) == found(theirs)
+        merged, _ = both(policy, seed, page, quantum)
+        assert sum(found(merged)) == pytest.approx(sum(found(theirs)), rel=0.01)
+        if quantum == 1:
+            assert found(merged) == found(theirs)
         assert sum(host for _, host, _, _ in ours) > 0
-        assert max(held for _, _, _, held in ours) > (HOST - 6) * PAGE
+        assert max(held for _, _, _, held in ours) > (HOST - 6) * page
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "gdfs"])

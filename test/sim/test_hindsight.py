@@ -10,8 +10,8 @@ from trace_samples import mooncake, random_trace, record
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight, needs_threshold
-from sglang_canopy.sim.hindsight.future import NEVER, Future, Run
+from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
+from sglang_canopy.sim.hindsight.future import NEVER, Future, NextUseRun
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.stack import lru_uncached_tokens
 from sglang_canopy.sim.tree import RadixTree
@@ -46,7 +46,9 @@ def tail_excess(trace, threshold):
 
 
 def hindsight(name, trace, capacity, threshold=None):
-    config = {"threshold_tokens": float(threshold)} if needs_threshold(name) else {}
+    config = (
+        {"threshold_tokens": float(threshold)} if hindsight_class(name).takes_tail_target else {}
+    )
     policy = make_hindsight(name, Future(trace), config)
     return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1)
 
@@ -58,9 +60,9 @@ def test_the_future_knows_the_next_use_of_every_block():
     requests = list(to_requests(trace))
     tree.access(requests[0])
     (node,) = tree.nodes()
-    assert future.last_run(node) == Run(2, NEVER)
+    assert future.last_run(node) == NextUseRun(2, NEVER)
     node.length = 20
-    assert future.last_run(node) == Run(0, 1)
+    assert future.last_run(node) == NextUseRun(0, 1)
     assert future.needed_blocks(0, threshold_tokens=15) == 2
     assert future.needed_blocks(2, threshold_tokens=15) == 0
 

@@ -14,6 +14,7 @@ from sglang_canopy.sim.tree import RadixTree
 def run(trace, capacity, policy="lru", **options):
     """Hits in blocks of each request, the cuts, and the tree."""
     cuts = []
+    options = {"quantum_tokens": 1, **options}
     tree = RadixTree(make_policy(policy), capacity, 10, on_evict=cuts.append, **options)
     hits = []
     for request in to_requests(trace):
@@ -53,10 +54,16 @@ def test_cuts_the_victims_tail_only_as_far_as_needed():
     assert tree.used_blocks == 7
 
 
-def test_a_quantum_rounds_the_need_up():
+def test_a_cut_takes_at_least_the_quantum():
     trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8])]
-    _, cuts, _ = run(trace, 7, quantum_blocks=3)
+    _, cuts, _ = run(trace, 7, quantum_tokens=25)
     assert [c.blocks for c in cuts] == [(2, 3, 4)]
+
+
+def test_a_need_above_the_quantum_is_not_rounded_up_to_a_multiple_of_it():
+    trace = [record(0, [1, 2, 3, 4, 5]), record(1, [6]), record(2, [7, 8, 9])]
+    _, cuts, _ = run(trace, 6, quantum_tokens=20)
+    assert [c.blocks for c in cuts] == [(3, 4, 5)]
 
 
 def test_whole_nodes_evicts_all_of_a_victim():
@@ -190,7 +197,7 @@ def test_bad_sizes_are_the_users_mistake():
     with pytest.raises(CanopyError, match="at least 1 block"):
         RadixTree(make_policy("lru"), 0, 10)
     with pytest.raises(CanopyError, match="quantum"):
-        RadixTree(make_policy("lru"), 1, 10, quantum_blocks=0)
+        RadixTree(make_policy("lru"), 1, 10, quantum_tokens=0)
     with pytest.raises(CanopyError, match="no requests"):
         simulate([], make_policy("lru"), 1)
     mixed = [record(0, [1]), record(1, [2], block_tokens=20)]

@@ -28,7 +28,7 @@ class TreeMachine(RuleBasedStateMachine):
             make_policy(self.policy),
             CAPACITY,
             TOKENS,
-            quantum_blocks=self.quantum,
+            quantum_tokens=self.quantum,
             on_evict=self.cuts.append,
         )
         self.ids = {}
@@ -101,7 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.cuts.clear()
 
 
-@pytest.mark.parametrize("quantum", [1, 3])
+@pytest.mark.parametrize("quantum", [1, 25])
 @pytest.mark.parametrize("policy", policy_names())
 def test_tree_and_policy_stay_consistent(policy, quantum):
     machine = type("Machine", (TreeMachine,), {"policy": policy, "quantum": quantum})

@@ -17,7 +17,7 @@ from sglang_canopy.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.synth import SyntheticRequest, meta_path, synthesise, write_trace
-from sglang_canopy.trace.synth_blocks import Prompt, Shared
+from sglang_canopy.trace.synth_blocks import Prompt, SharedPrefix
 from sglang_canopy.trace.synth_chat import continue_probability
 from sglang_canopy.trace.synth_presets import PRESETS, ChatLoad, get_preset
 
@@ -28,7 +28,7 @@ def draw(preset: str, seconds: float, seed: int = 1) -> list[SyntheticRequest]:
 
 def test_a_growing_prompt_keeps_its_full_blocks_and_renames_the_partial_one() -> None:
     ids = iter(range(100))
-    prompt = Prompt(ids, Shared(20, (50,)))  # type: ignore[arg-type]
+    prompt = Prompt(ids, SharedPrefix(20, (50,)))  # type: ignore[arg-type]
     prompt.extend(13)  # 33 tokens: block 50, one full, one token
     first = prompt.blocks()
     prompt.extend(15)  # 48 tokens: three full blocks
@@ -39,7 +39,7 @@ def test_a_growing_prompt_keeps_its_full_blocks_and_renames_the_partial_one() ->
 
 
 def test_dropping_the_oldest_keeps_only_the_system_prompt_as_a_known_prefix() -> None:
-    prompt = Prompt(iter(range(100)), Shared(32, (90, 91)))  # type: ignore[arg-type]
+    prompt = Prompt(iter(range(100)), SharedPrefix(32, (90, 91)))  # type: ignore[arg-type]
     prompt.extend(64)
     before = prompt.blocks()
     prompt.drop_oldest(64)

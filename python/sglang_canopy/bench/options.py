@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.bench.schedule import Job
+from sglang_canopy.bench.schedule import ReplayRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import TraceRequest, open_trace
 from sglang_canopy.trace.materialise import Materialiser, Planned
@@ -126,7 +126,7 @@ def check(args: argparse.Namespace) -> None:
 
 def build_jobs(
     args: argparse.Namespace, vocabulary: np.ndarray, most_tokens: int | None
-) -> tuple[list[Job], Materialiser, int]:
+) -> tuple[list[ReplayRequest], Materialiser, int]:
     """Read the trace: the jobs, what makes their tokens, and how many requests were too long."""
     trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
     fitting: list[TraceRequest] = []
@@ -155,7 +155,7 @@ def build_jobs(
         add_hints(made.planned, said, args.hints, args.seed, pace)
     if args.no_labels:
         said = [{} for _ in said]
-    return [Job(p, s) for p, s in zip(made.planned, said, strict=True)], made, left_out
+    return [ReplayRequest(p, s) for p, s in zip(made.planned, said, strict=True)], made, left_out
 
 
 def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ def _label(request: TraceRequest) -> dict[str, Any]:
 
 
 def offsets_s(
-    jobs: Sequence[Job], time_scale: float, request_rate: float, seed: int
+    jobs: Sequence[ReplayRequest], time_scale: float, request_rate: float, seed: int
 ) -> list[float]:
     """When each job is due, in seconds from the start of the replay."""
     if request_rate != float("inf"):

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from sglang_canopy.bench.client import TIERS
-from sglang_canopy.bench.schedule import Job
+from sglang_canopy.bench.schedule import ReplayRequest
 
 PERCENTILES = (50, 90, 95, 99)
 LAST_TURN = 5
 """Turns from here on are one group."""
 
 
-def summarise(jobs: Sequence[Job], duration_s: float) -> dict[str, Any]:
+def summarise(jobs: Sequence[ReplayRequest], duration_s: float) -> dict[str, Any]:
     """Hit rates, latencies, throughput and errors.
 
     ``hit_rate`` is cached prompt tokens over prompt tokens of the requests that succeeded;
@@ -47,7 +47,7 @@ def summarise(jobs: Sequence[Job], duration_s: float) -> dict[str, Any]:
     }
 
 
-def group(jobs: Iterable[Job]) -> dict[str, Any]:
+def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     """Hits and latencies of some jobs, all of which succeeded."""
     jobs = list(jobs)
     prompt = sum(map(_prompt_tokens, jobs))
@@ -75,23 +75,23 @@ def group(jobs: Iterable[Job]) -> dict[str, Any]:
     return made
 
 
-def _grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> dict[str, Any]:
-    groups: dict[str, list[Job]] = defaultdict(list)
+def _grouped(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
+    groups: dict[str, list[ReplayRequest]] = defaultdict(list)
     for job in jobs:
         groups[key(job)].append(job)
     return {name: group(groups[name]) for name in sorted(groups)}
 
 
-def _turn_group(job: Job) -> str:
+def _turn_group(job: ReplayRequest) -> str:
     turn = job.planned.request.turn
     return str(turn) if turn < LAST_TURN else f"{LAST_TURN}+"
 
 
-def _prompt_tokens(job: Job) -> int:
+def _prompt_tokens(job: ReplayRequest) -> int:
     return job.reply.prompt_tokens or job.planned.prompt_tokens
 
 
-def _reason(job: Job) -> str:
+def _reason(job: ReplayRequest) -> str:
     return "not sent" if job.reply is None else job.reply.error[:200]
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from scipy.optimize import isotonic_regression
 
@@ -205,20 +203,3 @@ def _continued(
     else:
         slope = 0.0
     return row[-1] + max(slope, 0.0) * (context - lengths[i - 1])
-
-
-def wait_until(true: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
-    """Whether ``true()`` became so within ``limit_s``."""
-    end = time.monotonic() + limit_s
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(every_s)
-    return True
-
-
-def tier_bandwidths(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]]:
-    """``{"host": {...}, "disk": {...}}`` for the tiers the server has; see ``profile_tiers``."""
-    from sglang_canopy.bench.profile_tiers import measure_tiers
-
-    return measure_tiers(measurer, kv_bytes)

@@ -7,6 +7,7 @@ import json
 import re
 import time
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
@@ -86,3 +87,13 @@ class ProfiledServer:
             return json.loads(text)
         except ValueError:
             return text
+
+
+def wait_until(true: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
+    """Whether ``true()`` became so within ``limit_s``."""
+    end = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(every_s)
+    return True

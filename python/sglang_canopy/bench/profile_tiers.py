@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sglang_canopy.bench.profile import Measurer
+from sglang_canopy.bench.profile import Measurer
+from sglang_canopy.bench.profile_client import wait_until
 
 _SHARE = 0.4
 """Of the device pool that one measured prompt takes."""
@@ -68,8 +68,6 @@ def _metric_pair(measurer: Measurer) -> tuple[float | None, float | None]:
 
 
 def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
-    from sglang_canopy.bench.profile import wait_until
-
     server = measurer.server
     counter = "sglang:backuped_tokens_total"
     reads, writes = [], []

@@ -17,7 +17,7 @@ from sglang_canopy.errors import CanopyError
 GROUPINGS = ("category", "turn", "stop")
 
 
-def table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
+def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
     """A Markdown table. ``by`` names groupings; by default those with more than one group."""
     if not by:
         by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--by", action="append", choices=GROUPINGS, help="default: all that differ")
     args = parser.parse_args(argv)
     try:
-        print(table([load(path) for path in args.results], args.by or ()))
+        print(results_table([load(path) for path in args.results], args.by or ()))
     except CanopyError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

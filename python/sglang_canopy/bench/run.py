@@ -23,7 +23,7 @@ import numpy as np
 
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.bench import client, forced_output, options, outcome, replay_clock
-from sglang_canopy.bench.schedule import Job, Schedule
+from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
@@ -47,7 +47,7 @@ _SERVER_FACTS = (
 )
 
 
-class Run:
+class Replay:
     """A replay with the options of one command line. ``upstream`` is the benchmark's module."""
 
     def __init__(self, upstream: Any, args: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ class Run:
         self._number = time.time_ns() // 1000
         self._duration_s = 0.0
         self._forced = False
-        self._jobs: list[Job] = []
+        self._jobs: list[ReplayRequest] = []
         self._made: Materialiser | None = None
         self._left_out = 0
         self._session: aiohttp.ClientSession | None = None
@@ -212,7 +212,7 @@ class Run:
     async def _request(self, request_func_input: Any, pbar: Any = None) -> Any:
         assert self._made is not None
         assert self._schedule is not None
-        job: Job = request_func_input.prompt
+        job: ReplayRequest = request_func_input.prompt
         custom = dict(job.labels)
         if self.args.trace_clock:
             custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
@@ -256,7 +256,7 @@ class Run:
         headers = self._upstream.get_request_headers()
         return await client.send(self._session, url, self.dialect, payload, headers)
 
-    def _as_upstream(self, job: Job) -> Any:
+    def _as_upstream(self, job: ReplayRequest) -> Any:
         reply: client.Reply = job.reply
         made = self._upstream.RequestFuncOutput(
             generated_text=reply.text,
@@ -323,7 +323,7 @@ class _NoTokenizer:
         return text.split()
 
 
-def _detail(job: Job) -> dict[str, Any]:
+def _detail(job: ReplayRequest) -> dict[str, Any]:
     made: dict[str, Any] = {
         "line": job.planned.request.line,
         "category": job.planned.request.category,

@@ -21,7 +21,7 @@ _TICK_S = 1e-6
 
 
 @dataclass(slots=True)
-class Job:
+class ReplayRequest:
     """One request of a replay and what became of it. Times on the event loop's clock."""
 
     planned: Planned
@@ -42,7 +42,7 @@ class Schedule:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], offsets_s: Sequence[float], limit: int | None = None
+        self, jobs: Sequence[ReplayRequest], offsets_s: Sequence[float], limit: int | None = None
     ) -> None:
         self._jobs = jobs
         self._offsets_s = offsets_s
@@ -54,7 +54,7 @@ class Schedule:
         self._changed = asyncio.Event()
         self._start_s = 0.0
 
-    async def arrivals(self) -> AsyncIterator[Job]:
+    async def arrivals(self) -> AsyncIterator[ReplayRequest]:
         """Yield every job when it is due and its predecessor was answered."""
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
@@ -69,7 +69,7 @@ class Schedule:
             self._free -= 1
             yield self._jobs[heapq.heappop(self._due)]
 
-    def answered(self, job: Job) -> None:
+    def answered(self, job: ReplayRequest) -> None:
         """``job`` has its response, or failed: what follows it in its conversation may go."""
         now = asyncio.get_running_loop().time()
         for i in self._after.pop(self._place[job.planned.ordinal], ()):

@@ -22,7 +22,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PublishedTarget:
     """One published number and the range that counts as agreement."""
 
     name: str
@@ -36,7 +36,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedStatistic:
     """A target and what a trace gave."""
 
     name: str
@@ -52,14 +52,15 @@ class Row:
         return None if self.got is None else self.low <= self.got <= self.high
 
 
-def compare(name: str, seen: Observation) -> tuple[Row, ...]:
+def compare(name: str, seen: Observation) -> tuple[PublishedStatistic, ...]:
     """``seen`` against the published numbers of ``trace-a`` or ``trace-b``."""
     if name not in TARGETS:
         raise CanopyError(
             f"no published statistics of {name!r}; choose one of: {', '.join(TARGETS)}"
         )
     return tuple(
-        Row(t.name, t.published, t.low, t.high, t.measure(seen), t.source) for t in TARGETS[name]
+        PublishedStatistic(t.name, t.published, t.low, t.high, t.measure(seen), t.source)
+        for t in TARGETS[name]
     )
 
 
@@ -158,88 +159,88 @@ def _input_p50(seen: Observation) -> float:
 
 
 _TEXT = "text"
-TARGETS: dict[str, tuple[Target, ...]] = {
+TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
     "trace-a": (
-        Target("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", _ideal),
-        Target("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind_share("text")),
-        Target("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind_share("file")),
-        Target("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind_share("image")),
-        Target("search, of requests", "15 %", 0.13, 0.17, "Figure 5, label", _kind_share("search")),
-        Target("text, later turns", "47 %", 0.44, 0.50, "Figure 5, label", _kind_later("text")),
-        Target("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind_later("file")),
-        Target("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind_later("image")),
-        Target("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind_later("search")),
-        Target("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", _first_share),
-        Target("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
-        Target("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
-        Target("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _longest_turn),
-        Target("first turn, mean tokens", "973", 900, 1050, "3.5, text", _tokens(False, None)),
-        Target("later turn, mean tokens", "5,953", 5500, 6400, "3.5, text", _tokens(True, None)),
-        Target(
+        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", _ideal),
+        PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind_share("text")),
+        PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind_share("file")),
+        PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind_share("image")),
+        PublishedTarget("search, of requests", "15 %", 0.13, 0.17, "Figure 5, label", _kind_share("search")),
+        PublishedTarget("text, later turns", "47 %", 0.44, 0.50, "Figure 5, label", _kind_later("text")),
+        PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind_later("file")),
+        PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind_later("image")),
+        PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind_later("search")),
+        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", _first_share),
+        PublishedTarget("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
+        PublishedTarget("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
+        PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _longest_turn),
+        PublishedTarget("first turn, mean tokens", "973", 900, 1050, "3.5, text", _tokens(False, None)),
+        PublishedTarget("later turn, mean tokens", "5,953", 5500, 6400, "3.5, text", _tokens(True, None)),
+        PublishedTarget(
             "first turn, P90 tokens", "0.15 % of HBM, about 1,600", 1300, 1800,
             "3.5, text (1 % is about 10,700 tokens)", _tokens(False, 0.9),
         ),
-        Target(
+        PublishedTarget(
             "later turn, P50 tokens", "0.36 % of HBM, about 3,850", 3500, 4300,
             "3.5, text (likewise)", _tokens(True, 0.5),
         ),
-        Target(
+        PublishedTarget(
             "later turn, P90 tokens", "1.31 % of HBM, about 14,000", 12_000, 15_500,
             "3.5, text (likewise)", _tokens(True, 0.9),
         ),
-        Target(
+        PublishedTarget(
             "later turn, P99 tokens", "2.21 % of HBM, about 23,600", 21_000, 26_000,
             "3.5, text (likewise)", _tokens(True, 0.99),
         ),
-        Target(
+        PublishedTarget(
             "reuses within 10 minutes", "80 % within less than 10 min", 0.80, 1.0,
             "3.4, text", _reuse_within(600.0),
         ),
-        Target("block lifespan, P90", "612 s", 500, 730, "3.5, text", _life(0.9)),
-        Target(
+        PublishedTarget("block lifespan, P90", "612 s", 500, 730, "3.5, text", _life(0.9)),
+        PublishedTarget(
             "first turns with a hit", "less than 30 %", 0.15, 0.30, "3.4, text", _first_reusable
         ),
-        Target(
+        PublishedTarget(
             "prompt tokens, P50", "1,046", 850, 1150,
             "public two-hour sample, recomputed by third parties", _input_p50,
         ),
-        Target(
+        PublishedTarget(
             "users with 50 % of requests", "19 %", 0.15, 0.24, "3.2, text", _users(0.5, "requests")
         ),
-        Target(
+        PublishedTarget(
             "users with 90 % of requests", "72 %", 0.60, 0.76, "3.2, text", _users(0.9, "requests")
         ),
-        Target("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _users(0.9, "hits")),
-        Target("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+        PublishedTarget("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _users(0.9, "hits")),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
     ),
     "trace-b": (
-        Target("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", _ideal),
-        Target("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind_share("api")),
-        Target(
+        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", _ideal),
+        PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind_share("api")),
+        PublishedTarget(
             "api, later turns", "0.08 %", 0.0003, 0.001, "Figure 5, label (text: under 0.1 %)",
             _kind_later("api"),
         ),
-        Target(
+        PublishedTarget(
             "hits of first turns", "97 %", 0.97, 1.0, "3.2, text", _first_turns_hits
         ),
-        Target("first turns with a hit", "more than 50 %", 0.5, 1.0, "3.4, text", _first_reusable),
-        Target(
+        PublishedTarget("first turns with a hit", "more than 50 %", 0.5, 1.0, "3.4, text", _first_reusable),
+        PublishedTarget(
             "reuses within 10 s", "80 % within 10 s", 0.80, 1.0, "3.4, text", _reuse_within(10.0)
         ),
-        Target("block lifespan, P90", "0.3 s", 0.0, 0.6, "3.5, text", _life(0.9)),
-        Target("block lifespan, P99", "97 s", 60, 140, "1, text", _life(0.99)),
-        Target(
+        PublishedTarget("block lifespan, P90", "0.3 s", 0.0, 0.6, "3.5, text", _life(0.9)),
+        PublishedTarget("block lifespan, P99", "97 s", 60, 140, "1, text", _life(0.99)),
+        PublishedTarget(
             "reuses of the top tenth of blocks", "77 %", 0.77, 1.0,
             "1, text; does not say of which trace", _top_tenth,
         ),
-        Target(
+        PublishedTarget(
             "prompt tokens, P50", "574", 500, 650,
             "public two-hour sample, recomputed by third parties", _input_p50,
         ),
-        Target(
+        PublishedTarget(
             "users with 90 % of requests", "15 %", 0.10, 0.20, "3.2, text", _users(0.9, "requests")
         ),
-        Target("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _users(0.9, "hits")),
-        Target("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+        PublishedTarget("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _users(0.9, "hits")),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
     ),
 }  # fmt: skip

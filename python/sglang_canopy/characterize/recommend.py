@@ -15,7 +15,7 @@ import numpy as np
 
 from sglang_canopy.characterize.capacity import blocks_for
 from sglang_canopy.characterize.observe import Observation
-from sglang_canopy.characterize.runs import Prepared, Run, run_all
+from sglang_canopy.characterize.runs import PolicyRun, TraceSample, run_all
 from sglang_canopy.sim.stack import lru_curve
 
 LRU_SHARES = (0.25, 0.5, 0.75, 0.9, 0.98)
@@ -95,7 +95,7 @@ class Recommendation:
 
 def recommend(
     seen: Observation,
-    prepared: Prepared,
+    prepared: TraceSample,
     bytes_per_token: int,
     *,
     jobs: int | None = None,
@@ -104,16 +104,16 @@ def recommend(
 ) -> Recommendation:
     """Simulate, compare and decide. ``prepared`` begins with the first request of ``seen``."""
     capacities = _capacities(prepared)
-    first = [Run(policy, c, options) for c in capacities for _, policy, options in CANDIDATES]
+    first = [PolicyRun(policy, c, options) for c in capacities for _, policy, options in CANDIDATES]
     results = run_all(prepared, first, jobs, progress)
     tokens = np.array([r.input_tokens for r in prepared.requests], np.int64)
     total = max(int(tokens.sum()), 1)
 
-    def ratio(run: Run) -> float:
+    def ratio(run: PolicyRun) -> float:
         return 1.0 - float(results[run].sum()) / total
 
     table = {
-        name: tuple(ratio(Run(policy, c, options)) for c in capacities)
+        name: tuple(ratio(PolicyRun(policy, c, options)) for c in capacities)
         for name, policy, options in CANDIDATES
     }
     means = {name: float(np.mean(row)) for name, row in table.items()}
@@ -122,11 +122,11 @@ def recommend(
     rng = np.random.default_rng(seed)
     fractions = tuple(c / prepared.distinct_blocks for c in capacities)
 
-    def interval(run: Run) -> tuple[float, float, float]:
-        lru = Run("lru", run.capacity_blocks)
+    def interval(run: PolicyRun) -> tuple[float, float, float]:
+        lru = PolicyRun("lru", run.capacity_blocks)
         return bootstrap(results[lru] - results[run], tokens, cluster, rng)
 
-    middle_gain = interval(Run(policy, capacities[MIDDLE], options))
+    middle_gain = interval(PolicyRun(policy, capacities[MIDDLE], options))
     if policy != "lru" and middle_gain[1] <= 0:
         reason = (
             f"{name} is {middle_gain[0]:+.1f} points over LRU where LRU has half of the ideal "
@@ -143,18 +143,23 @@ def recommend(
             f"{100 * means['lru']:.1f} %"
         )
 
-    more = [Run(policy, c, options, placebo_seed=s) for c in capacities for s in PLACEBOS]
-    told = [Run(policy, capacities[MIDDLE], options, labels=v) for v in ("type", "turn", "none")]
+    more = [PolicyRun(policy, c, options, placebo_seed=s) for c in capacities for s in PLACEBOS]
+    told = [
+        PolicyRun(policy, capacities[MIDDLE], options, labels=v) for v in ("type", "turn", "none")
+    ]
     if policy == "lru":
         more, told = [], []
     results |= run_all(prepared, more + told, jobs, progress)
     gains = []
     for share, fraction, c in zip(LRU_SHARES, fractions, capacities):
-        run = Run(policy, c, options)
+        run = PolicyRun(policy, c, options)
         points, low, high = interval(run)
-        base = ratio(Run("lru", c))
+        base = ratio(PolicyRun("lru", c))
         shuffled = (
-            [100.0 * (ratio(Run(policy, c, options, placebo_seed=s)) - base) for s in PLACEBOS]
+            [
+                100.0 * (ratio(PolicyRun(policy, c, options, placebo_seed=s)) - base)
+                for s in PLACEBOS
+            ]
             if more
             else [0.0]
         )
@@ -164,7 +169,7 @@ def recommend(
                 float(np.mean(shuffled)), min(shuffled), max(shuffled),
             )
         )  # fmt: skip
-    base = ratio(Run("lru", capacities[MIDDLE]))
+    base = ratio(PolicyRun("lru", capacities[MIDDLE]))
     label_gain = {r.labels: 100.0 * (ratio(r) - base) for r in told}
     if told:
         label_gain["both"] = gains[MIDDLE].points
@@ -217,7 +222,7 @@ def bootstrap(
     return float(point), float(low), float(high)
 
 
-def _capacities(prepared: Prepared) -> list[int]:
+def _capacities(prepared: TraceSample) -> list[int]:
     lru = lru_curve(prepared.requests)
     return [max(1, blocks_for(lru, share)) for share in LRU_SHARES]
 
@@ -246,7 +251,7 @@ def _clusters(seen: Observation, requests: int) -> tuple[np.ndarray, str]:
     return np.unique(window, return_inverse=True)[1], "windows of time"
 
 
-def _ideal_tokens(prepared: Prepared) -> int:
+def _ideal_tokens(prepared: TraceSample) -> int:
     known: set[int] = set()
     hits = 0
     for r in prepared.requests:

@@ -18,7 +18,7 @@ from sglang_canopy.characterize.hits import IdealHits, ideal_hits
 from sglang_canopy.characterize.lifespan import Lifespan, lifespan
 from sglang_canopy.characterize.locality import Locality, locality
 from sglang_canopy.characterize.observe import Observation, observe
-from sglang_canopy.characterize.published import Row, compare
+from sglang_canopy.characterize.published import PublishedStatistic, compare
 from sglang_canopy.characterize.recommend import RUNS, Recommendation, recommend
 from sglang_canopy.characterize.reuse_time import ReuseTimes, reuse_times
 from sglang_canopy.characterize.runs import prepare
@@ -60,7 +60,7 @@ class Overview:
 
 
 @dataclass(slots=True)
-class Report:
+class TraceReport:
     """Every answer. A question the trace cannot answer is ``None``, and ``absent`` says why."""
 
     overview: Overview
@@ -73,7 +73,7 @@ class Report:
     footprint: Footprint | None = None
     capacity: Capacity | None = None
     recommendation: Recommendation | None = None
-    published: tuple[Row, ...] = ()
+    published: tuple[PublishedStatistic, ...] = ()
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ Progress = Callable[[int], object]
 """Called with units of work done; one unit is about one request read once."""
 
 
-class Work:
+class ReadProgress:
     """The one progress bar's arithmetic: passes over the trace, then runs of the simulator.
 
     A pass is as many units as the trace has requests, which the first pass finds out.
@@ -118,15 +118,15 @@ def characterize(
     jobs: int | None = None,
     skip_bad: int = 0,
     against: str | None = None,
-    work: Work | None = None,
-) -> Report:
+    work: ReadProgress | None = None,
+) -> TraceReport:
     """Read a trace two or three times and answer every question it has an answer to.
 
     ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate_requests``
     is how many requests the simulator is given for the recommendation, 0 to leave it out; ``against`` names the published statistics to compare with
     (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
     """
-    work = work or Work(lambda n: None, lambda n: None)
+    work = work or ReadProgress(lambda n: None, lambda n: None)
     simulate = simulate_requests > 0
     shape = load_model_shape(model)
     seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
@@ -134,7 +134,7 @@ def characterize(
     shared = bool(seen.hits.any())
     passes = 1 + shared + (1 + RUNS if simulate and shared else 0)
     work.resize(seen.requests * passes)
-    report = Report(_overview(path, format, seen, accesses))
+    report = TraceReport(_overview(path, format, seen, accesses))
     report.footprint = footprint(seen, shape, model)
     report.turns = turns(seen)
     if report.turns is None:

@@ -22,7 +22,7 @@ LABELS = ("both", "type", "turn", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One simulation. Hashable, so that a result is asked for by what was run."""
 
     policy: str
@@ -34,7 +34,7 @@ class Run:
 
 
 @dataclass(slots=True)
-class Prepared:
+class TraceSample:
     """The trace as the simulator gets it."""
 
     requests: list[TraceRequest] = field(default_factory=list)
@@ -52,7 +52,7 @@ def prepare(
     *,
     most_requests: int | None = None,
     mean_tokens: float = 0.0,
-) -> Prepared:
+) -> TraceSample:
     """Keep what ``most`` block accesses (and ``most_requests``) hold of a trace of ``accesses``.
 
     First blocks are merged (2, 4, 8, ...), the coarser the longer the prompts are in the mean: a
@@ -60,7 +60,7 @@ def prepare(
     still too much is cut off at the end.
     """
     coarsest = max(COARSEST_TOKENS, mean_tokens * COARSEST_SHARE)
-    prepared = Prepared()
+    prepared = TraceSample()
     seen: set[int] = set()
     used = 0
     for r in trace:
@@ -94,15 +94,15 @@ def merge(r: TraceRequest, factor: int) -> TraceRequest:
 
 
 def run_all(
-    prepared: Prepared,
-    runs: Sequence[Run],
+    prepared: TraceSample,
+    runs: Sequence[PolicyRun],
     jobs: int | None,
     progress: Callable[[], object] = lambda: None,
-) -> dict[Run, np.ndarray]:
+) -> dict[PolicyRun, np.ndarray]:
     """Uncached tokens of each request, for each run."""
     wanted = list(dict.fromkeys(runs))
     jobs = min(jobs or os.cpu_count() or 1, len(wanted)) or 1
-    results: dict[Run, np.ndarray] = {}
+    results: dict[PolicyRun, np.ndarray] = {}
     global _requests
     _requests = prepared.requests
     try:
@@ -125,7 +125,7 @@ def run_all(
 _requests: list[TraceRequest] = []
 
 
-def _simulate(run: Run) -> np.ndarray:
+def _simulate(run: PolicyRun) -> np.ndarray:
     policy = make_policy(run.policy, dict(run.config))
     trace = _requests if run.labels == "both" else [_relabel(r, run.labels) for r in _requests]
     result = simulate(trace, policy, run.capacity_blocks, placebo_seed=run.placebo_seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sglang_canopy.characterize.published import TARGETS
-from sglang_canopy.characterize.report import SIMULATED_REQUESTS, Work, characterize
+from sglang_canopy.characterize.report import SIMULATED_REQUESTS, ReadProgress, characterize
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.characterize_text import summary
 from sglang_canopy.trace.open import format_names
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             jobs=args.jobs,
             skip_bad=args.skip_bad,
             against=args.published,
-            work=Work(bar.update, resize),
+            work=ReadProgress(bar.update, resize),
         )
         if bar.total:
             bar.update(bar.total - bar.n)

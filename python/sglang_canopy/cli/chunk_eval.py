@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.report.table import text_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,14 +93,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         "ttft_s",
         "ttft_full_s",
     )
-    table = [names, *([_cell(r[n]) for n in names] for r in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        print(
-            "  ".join(
-                c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))
-            )
-        )
+    print(text_table(names, [[_cell(row[name]) for name in names] for row in rows]))
 
 
 def _cell(value: Any) -> str:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.bench.profile import Limits, Measurer, tier_bandwidths
+from sglang_canopy.bench.profile import Limits, Measurer
 from sglang_canopy.bench.profile_client import ProfiledServer
+from sglang_canopy.bench.profile_tiers import measure_tiers
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.model import load_model_shape
 from sglang_canopy.sim.system.profile import MEASURED, Bandwidth, EngineProfile
@@ -75,7 +76,7 @@ def measure(args: argparse.Namespace) -> EngineProfile:
     measurer = Measurer(server, limits, args.seed, say)
     costs = measurer.surfaces()
     say("bandwidths")
-    tiers = tier_bandwidths(measurer, kv_bytes)
+    tiers = measure_tiers(measurer, kv_bytes)
     say("")
     model = str(facts.get("served_model_name") or Path(str(facts["model_path"])).name)
     model = Path(model).name

@@ -6,10 +6,10 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -19,9 +19,10 @@ from sglang_canopy.report.sweep import sweep_notes, sweep_table
 from sglang_canopy.report.table import bytes_text
 from sglang_canopy.sim.model import load_model_shape
 from sglang_canopy.sim.requests import Hints
-from sglang_canopy.sim.sweep import Choice, Plan, Sweep, run_sweep
+from sglang_canopy.sim.sweep import PolicyArm, Sweep, SweepPlan, run_sweep
 
 BOUND = "belady"
+Number = TypeVar("Number", int, float)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(args)
     asked = plan
     if args.figure and not any(choice.label == BOUND for choice in plan.choices):
-        plan = replace(plan, choices=(*plan.choices, Choice(BOUND)))
+        plan = replace(plan, choices=(*plan.choices, PolicyArm(BOUND)))
     for out in (args.json, args.figure):
         if out and not Path(out).resolve().parent.is_dir():
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
+def make_plan(args: argparse.Namespace) -> SweepPlan:
     """Check every option. Raises ``CanopyError`` naming the first that is wrong."""
     configs = dict(_config(text) for text in args.policy_config)
     labels = [label.strip() for label in args.policy.split(",") if label.strip()]
@@ -101,10 +102,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.jobs < 1:
         raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
     ttft_model, threshold, slo_ms = _tail(args)
-    return Plan(
+    return SweepPlan(
         path=args.trace,
         format=args.format,
-        choices=tuple(Choice(label, configs.get(label, {})) for label in labels),
+        choices=tuple(PolicyArm(label, configs.get(label, {})) for label in labels),
         capacities=tuple(_numbers("--capacity", args.capacity, _capacity)),
         seeds=tuple(_numbers("--seed", args.seed, int)),
         skip_bad=args.skip_bad,
@@ -126,7 +127,7 @@ def summary(sweep: Sweep) -> str:
     return "\n".join([sweep_table(sweep.rows), "", *sweep_notes(sweep.rows), memory])
 
 
-def draw(path: str, plan: Plan, sweep: Sweep) -> None:
+def draw(path: str, plan: SweepPlan, sweep: Sweep) -> None:
     """Write the figure."""
     from sglang_canopy.report.hit_ratio import hit_ratio_figure
 
@@ -157,7 +158,7 @@ def _config(text: str) -> tuple[str, Mapping[str, Any]]:
     return name.strip(), config
 
 
-def _numbers(option: str, text: str, parse: Any) -> list[Any]:
+def _numbers(option: str, text: str, parse: Callable[[str], Number]) -> list[Number]:
     try:
         numbers = [parse(part) for part in text.split(",")]
     except ValueError as error:

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.worker import Task, Work, run_task
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_task
 
 NAMES = ("local", "ray")
 
 
 class Backend(Protocol):
-    """Runs tasks on one ``Work``."""
+    """Runs tasks on one ``PlanInputs``."""
 
-    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]: ...
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]: ...
 
     def close(self) -> None: ...
 
 
-def make_backend(name: str, work: Work, jobs: int) -> Backend:
+def make_backend(name: str, work: PlanInputs, jobs: int) -> Backend:
     """``local`` or ``ray``. Raises ``CanopyError``."""
     if name not in NAMES:
         raise CanopyError(f"unknown backend {name!r}; choose one of: {', '.join(NAMES)}")
@@ -41,10 +41,10 @@ def make_backend(name: str, work: Work, jobs: int) -> Backend:
 
 
 class _Inline:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: PlanInputs) -> None:
         self._work = work
 
-    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
         for at, task in enumerate(tasks):
             yield at, run_task(self._work, task)
 
@@ -55,7 +55,7 @@ class _Inline:
 class _Processes:
     """Spawned processes. Each loads the trace once, from a file that only this user can read."""
 
-    def __init__(self, work: Work, jobs: int) -> None:
+    def __init__(self, work: PlanInputs, jobs: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="canopy-plan-")
         path = Path(self._folder.name) / "work"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -65,7 +65,7 @@ class _Processes:
             max_workers=jobs, mp_context=multiprocessing.get_context("spawn")
         )
 
-    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             futures = {
                 self._pool.submit(_in_process, self._path, task): at
@@ -90,7 +90,7 @@ class _Ray:
     ``RAY_ADDRESS`` says which cluster; without it Ray starts one on this machine.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: PlanInputs) -> None:
         try:
             import ray
         except ImportError:
@@ -104,7 +104,7 @@ class _Ray:
         self._work = ray.put(work)
         self._run = ray.remote(run_task)
 
-    def map(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
         waiting = {self._run.remote(self._work, task): at for at, task in enumerate(tasks)}
         while waiting:
             ready, _ = self._ray.wait(list(waiting), num_returns=1)
@@ -116,10 +116,10 @@ class _Ray:
             self._ray.shutdown()
 
 
-_loaded: dict[str, Work] = {}
+_loaded: dict[str, PlanInputs] = {}
 
 
-def _in_process(path: str, task: Task) -> dict[str, Any]:
+def _in_process(path: str, task: SimulationTask) -> dict[str, Any]:
     if path not in _loaded:
         with open(path, "rb") as file:
             _loaded[path] = pickle.load(file)  # written by the process that started this one

@@ -48,7 +48,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenConfiguration:
     """The row to take, and what stood in the way if the constraints cannot be met."""
 
     row: Row
@@ -96,7 +96,9 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
     return tuple(parse_constraint(part) for part in parts)
 
 
-def choose(rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric) -> Choice:
+def choose(
+    rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric
+) -> ChosenConfiguration:
     """The best row by ``minimise`` (a maximised metric: the most) that meets every constraint.
 
     Without one: the row that misses them by the least, and which constraints bind.
@@ -104,13 +106,13 @@ def choose(rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Met
     assert rows, "nothing was evaluated"
     feasible = [row for row in rows if all(c.met(row) for c in constraints)]
     if feasible:
-        return Choice(min(feasible, key=lambda row: _order(row, minimise)), True)
+        return ChosenConfiguration(min(feasible, key=lambda row: _order(row, minimise)), True)
     alone = [c for c in constraints if not any(c.met(row) for row in rows)]
     nearest = min(
         rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
     )
     binding = alone or [c for c in constraints if not c.met(nearest)]
-    return Choice(nearest, False, tuple(binding))
+    return ChosenConfiguration(nearest, False, tuple(binding))
 
 
 def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
@@ -148,10 +150,10 @@ def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise
     """One sentence on why ``other`` was not taken."""
     missed = [c for c in constraints if not c.met(other)]
     if missed:
-        said = "; ".join(
+        limits = "; ".join(
             f"{c.metric.name} is {value_text(c.metric, c.value(other))}" for c in missed
         )
-        return f"misses {' and '.join(c.text for c in missed)} ({said})"
+        return f"misses {' and '.join(c.text for c in missed)} ({limits})"
     worse = _relative(other, chosen, minimise)
     gains = [
         f"{_amount(-_relative(other, chosen, m))} {'more' if m.maximise else 'less'} {m.name}"

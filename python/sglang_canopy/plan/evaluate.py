@@ -13,7 +13,7 @@ from sglang_canopy.plan.cache import Cache, code_digest, digest, trace_digest
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import least_cost, row_of, system_of
-from sglang_canopy.plan.worker import Task, Work
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask
 
 
 class Evaluator:
@@ -21,7 +21,7 @@ class Evaluator:
 
     def __init__(
         self,
-        work: Work,
+        work: PlanInputs,
         *,
         jobs: int = 1,
         backend: str = "local",
@@ -57,7 +57,7 @@ class Evaluator:
         keys = [self._key(c, load) for c in configurations]
         missing = list(dict.fromkeys(k for k in keys if self._cache.get(k) is None))
         first = dict(reversed(list(zip(keys, configurations))))
-        tasks = [Task(first[key], load, self._seed) for key in missing]
+        tasks = [SimulationTask(first[key], load, self._seed) for key in missing]
         self.from_cache += len(configurations) - len(tasks)
         if tasks:
             for at, metrics in self._start().map(tasks):

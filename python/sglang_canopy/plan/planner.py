@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.choice import (
-    Choice,
+    ChosenConfiguration,
     Constraint,
     choose,
     configuration_of,
@@ -20,10 +20,10 @@ from sglang_canopy.plan.choice import (
 from sglang_canopy.plan.evaluate import Evaluator
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, Objectives, Row, Scale
 from sglang_canopy.plan.prices import GIB, Prices
-from sglang_canopy.plan.search import Found, Options, full_grid, search
+from sglang_canopy.plan.search import SearchOptions, SearchResult, full_grid, search
 from sglang_canopy.plan.space import TTL, Configuration, Space, sizes
 from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.compact import CompactTrace
 
 LOADS = (0.8, 1.2)
@@ -36,7 +36,7 @@ BASELINE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanRequest:
     """What to plan. Sizes of 0 or empty choices are worked out from the trace and the prices."""
 
     disks: tuple[str, ...] | None = None
@@ -57,7 +57,7 @@ class Request:
     minimise: Metric = METRICS["cost"]
     grid: bool = False
     """The full grid instead of the search."""
-    options: Options = field(default_factory=Options)
+    options: SearchOptions = field(default_factory=SearchOptions)
     checks: bool = True
     """Neighbours of the choice and other loads."""
 
@@ -71,17 +71,17 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """What was found."""
 
-    request: Request
+    request: PlanRequest
     space: Space
-    found: Found
+    found: SearchResult
     front: tuple[Row, ...]
     """Non-dominated rows, quickest first."""
     baseline: Row
     extremes: Mapping[str, Row]
-    choice: Choice
+    choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
@@ -97,7 +97,7 @@ class Plan:
     seconds: float
 
 
-def make_space(request: Request, footprint_gib: float, prices: Prices) -> Space:
+def make_space(request: PlanRequest, footprint_gib: float, prices: Prices) -> Space:
     """The lattice for a trace of this footprint. Raises ``CanopyError``."""
     dram = request.dram_most_gib or min(footprint_gib, DRAM_MOST_GIB)
     dram = max(dram / max(min(request.instances), 1), 2.0**-10)
@@ -122,7 +122,7 @@ def make_space(request: Request, footprint_gib: float, prices: Prices) -> Space:
     )
 
 
-def baseline_of(request: Request, space: Space, footprint_gib: float) -> Configuration:
+def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Configuration:
     """The fixed set-up that a plan is compared with: DRAM and no disk.
 
     The paper's is 1,024 GB. Its traces cannot be had, so that this one scales with the trace: a
@@ -134,14 +134,14 @@ def baseline_of(request: Request, space: Space, footprint_gib: float) -> Configu
 
 
 def make_plan(
-    request: Request,
-    work: Work,
+    request: PlanRequest,
+    work: PlanInputs,
     *,
     jobs: int = 1,
     backend: str = "local",
     cache: Path | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Plan:
+) -> CapacityPlan:
     """Plan. ``progress(stage, done, at most)`` as it goes. Raises ``CanopyError``."""
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
@@ -182,7 +182,7 @@ def make_plan(
         scale = Scale.of(points)
         front = [rows[i] for i in objectives.front(rows)]
         front.sort(key=lambda row: tuple(objectives.vector(row)))
-        return Plan(
+        return CapacityPlan(
             request=request,
             space=space,
             found=found,
@@ -212,8 +212,12 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
 
 
 def _settle(
-    choice: Choice, rows: list[Row], request: Request, space: Space, evaluate: Evaluator
-) -> tuple[Choice, list[Rejected], dict[Configuration, Row]]:
+    choice: ChosenConfiguration,
+    rows: list[Row],
+    request: PlanRequest,
+    space: Space,
+    evaluate: Evaluator,
+) -> tuple[ChosenConfiguration, list[Rejected], dict[Configuration, Row]]:
     """Look at the neighbours; move to a better one as long as there is one."""
     seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
     for _ in range(len(space.dram_gib) + len(space.disk_gib)):
@@ -234,7 +238,7 @@ def _settle(
     return choice, [], seen
 
 
-def to_json(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
     """What ``--json`` writes. ``about`` says where the plan comes from."""
     objectives = Objectives.of(plan.request.objectives)
     names = [m.key for m in objectives.metrics]

@@ -40,7 +40,7 @@ _CHOICES = ("ttl", "disk_policy", "host_policy", "device_policy")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SearchOptions:
     """When to stop. Shares are of the volume that the front dominates."""
 
     tolerance: float = 0.0005
@@ -58,7 +58,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """What the search evaluated, in order, and why it ended."""
 
     rows: dict[Configuration, Row] = field(default_factory=dict)
@@ -76,14 +76,14 @@ def search(
     evaluate: Evaluate,
     *,
     known: Known | None = None,
-    options: Options | None = None,
+    options: SearchOptions | None = None,
     progress: Callable[[str, int], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """Approximate the front of ``space``. Deterministic.
 
     ``evaluate`` gets batches of new configurations, and may do each batch in parallel.
     """
-    options = options or Options()
+    options = options or SearchOptions()
     run = _Search(space, objectives, evaluate, known, options, progress)
     run.coarse()
     run.expand()
@@ -95,10 +95,10 @@ def search(
     return run.found
 
 
-def full_grid(space: Space, evaluate: Evaluate) -> Found:
+def full_grid(space: Space, evaluate: Evaluate) -> SearchResult:
     """Every configuration of ``space``, in the form of a search's result."""
     configurations = space.grid()
-    found = Found(budget=len(configurations))
+    found = SearchResult(budget=len(configurations))
     found.rows.update(zip(configurations, evaluate(configurations)))
     found.stages["grid"] = len(found.rows)
     return found
@@ -121,12 +121,14 @@ class _Search:
         objectives: Objectives,
         evaluate: Evaluate,
         known: Known | None,
-        options: Options,
+        options: SearchOptions,
         progress: Callable[[str, int], None] | None,
     ) -> None:
         self.space, self.objectives, self.options = space, objectives, options
         self._evaluate, self._known, self._progress = evaluate, known, progress
-        self.found = Found(budget=max(1, math.floor(options.budget_share * len(space.grid()))))
+        self.found = SearchResult(
+            budget=max(1, math.floor(options.budget_share * len(space.grid())))
+        )
         self._slices: dict[Slice, None] = dict.fromkeys(space.first_slices())
 
     def coarse(self) -> None:

@@ -9,14 +9,14 @@ from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.prices import GIB
 from sglang_canopy.plan.space import GROUP
-from sglang_canopy.plan.worker import Work
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.tier.plan_file import ServerPlan
 from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH, TTLTable
 
 
 def server_plan(
-    row: Row, work: Work, about: Mapping[str, Any], disk_path: str | None = None
+    row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
 ) -> ServerPlan:
     """What one server of the chosen configuration is told.
 

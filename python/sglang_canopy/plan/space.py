@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 
-GROUP = "group"
+GROUP: Final = "group"
 TTL = float | Literal["group"] | None
 """Seconds for all, ``None`` for no expiry, or ``"group"``: a TTL a prefix subtree (Algorithm 2)."""
 

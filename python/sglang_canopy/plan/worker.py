@@ -19,7 +19,7 @@ from sglang_canopy.trace.record import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SimulationTask:
     """What to simulate: a configuration at a load (1: the trace's own)."""
 
     configuration: Configuration
@@ -28,7 +28,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Work:
+class PlanInputs:
     """What all tasks of a plan share."""
 
     trace: CompactTrace
@@ -65,7 +65,7 @@ class Work:
         self._served.clear()
 
 
-def run_task(work: Work, task: Task) -> dict[str, Any]:
+def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
     """The metrics of one simulation."""
     c = task.configuration
     table = work.group_table(c.disk_gib, task.load) if c.ttl == GROUP else None

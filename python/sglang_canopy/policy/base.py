@@ -160,12 +160,21 @@ class Victim(NamedTuple):
     keep: int = 0
 
 
+TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")
+"""Options that say which tail a policy aims at."""
+
+
 class Policy(abc.ABC):
     """One eviction policy. Subclasses live one a file and are named in ``registry.py``."""
 
     name: ClassVar[str]
     Config: ClassVar[type]
     """Frozen dataclass of the policy's options; its fields are the allowed JSON keys."""
+    reads_labels: ClassVar[bool] = True
+    """Whether it ranks leaves by their category or turn. Only then does shuffling the labels (a
+    placebo) change what it evicts."""
+    takes_tail_target: ClassVar[bool] = False
+    """Whether it aims at a tail: one of the options ``TAIL_TARGETS``."""
 
     def arrive(self, request: Request) -> str:
         """A request comes in. Returns the category label its nodes will carry."""

@@ -55,6 +55,7 @@ class TailOptimizedLRU(Policy):
 
     name: ClassVar[str] = "canopy-tlru"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

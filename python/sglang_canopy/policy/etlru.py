@@ -51,6 +51,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
 
     name: ClassVar[str] = "etlru"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -69,6 +70,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
         other.target = self.target
         return other
 
+    # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history + depth))
+    # victim = the leaf with the least rank, trimmed to where the last factor changes
     def victim(self, now: float) -> Victim | None:
         if self._planned != self.target.version:
             self._planned = self.target.version

@@ -42,6 +42,7 @@ class GDFS(Policy):
 
     name: ClassVar[str] = "gdfs"
     Config: ClassVar[type] = Config
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

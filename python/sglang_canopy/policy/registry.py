@@ -47,18 +47,25 @@ def _base_name(name: str) -> str:
     return short if short in _SGLANGS_OWN else name
 
 
-def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
-    """Build a policy from its name and its JSON options.
-
-    Raises ``CanopyError`` naming the policy, the offending key and the allowed keys.
-    """
+def policy_class(name: str) -> type[Policy]:
+    """The class of the policy called ``name``. Raises ``CanopyError`` for an unknown one."""
     base = _base_name(name)
     if base not in _MODULES:
         raise CanopyError(
             f"unknown eviction policy {name!r}; choose one of: {', '.join(policy_names())}"
         )
     module = importlib.import_module(f"sglang_canopy.policy.{_MODULES[base]}")
-    return module.POLICY(parse_config(name, module.POLICY.Config, config or {}))
+    made: type[Policy] = module.POLICY
+    return made
+
+
+def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
+    """Build a policy from its name and its JSON options.
+
+    Raises ``CanopyError`` naming the policy, the offending key and the allowed keys.
+    """
+    made = policy_class(name)
+    return made(parse_config(name, made.Config, config or {}))
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:

@@ -72,6 +72,7 @@ class S3FIFO(Policy):
 
     name: ClassVar[str] = "s3fifo"
     Config: ClassVar[type] = Config
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -40,6 +40,7 @@ class SLRU(Policy):
 
     name: ClassVar[str] = "slru"
     Config: ClassVar[type] = Config
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -30,6 +30,7 @@ class ThresholdLRU(RankedPolicy):
 
     name: ClassVar[str] = "threshold-lru"
     Config: ClassVar[type] = Config
+    reads_labels: ClassVar[bool] = False
 
     # victim = the leaf with the least (history >= threshold, last_access)
     def rank(self, leaf: Leaf) -> bool:

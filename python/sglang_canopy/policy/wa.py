@@ -140,6 +140,8 @@ class WorkloadAware(Policy):
             leaf.slot = None
             queue.remove(entry)
 
+    # rank(leaf) = reuse per second of space that its category wins from its age on, G_w(age)
+    # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
         self._release(now)
         if self._ranked_version != self.model.version:

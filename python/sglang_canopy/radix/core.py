@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import Leaf, Request
+from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.disk_link import DiskLink
 from sglang_canopy.radix.groups import LiveGroups
@@ -195,17 +196,19 @@ class CanopyTreeCore(UnifiedTreeCore):
         ``keep`` tokens the policy wants kept; ``need`` tokens are to be freed. At least one
         page goes; the part that stays ends at a page boundary.
         """
-        length, page = len(node.key), self.page_size
         node.canopy.reason = TRIM if keep > 0 else CAPACITY
-        keep = -(-keep // page) * page
-        if not self.live.settings.whole_nodes:
-            # Down to whole pages: up would leave a remainder for which another node is cut.
-            spare = length - max(need, self.live.settings.quantum_tokens)
-            keep = max(keep, spare // page * page)
-        keep = min(keep, length - page)
-        if keep <= 0:
+        settings = self.live.settings
+        kept = tokens_kept(
+            len(node.key),
+            keep,
+            need,
+            page=self.page_size,
+            quantum=settings.quantum_tokens,
+            whole_nodes=settings.whole_nodes,
+        )
+        if not kept:
             return node
-        _, action = self._split_node(node.key, node, keep)
+        _, action = self._split_node(node.key, node, kept)
         if action is not None:
             actions.append(action)
         return node

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
@@ -54,7 +54,7 @@ def name_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=8.5, color=INK)
 
 
-def percent_axis(axis: Any) -> None:
+def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from sglang_canopy.characterize.report import Report
+from sglang_canopy.characterize.report import TraceReport
 from sglang_canopy.report.characterize_axes import (
     BLUE,
     FAINT,
@@ -35,9 +35,9 @@ from sglang_canopy.report.characterize_policy_charts import (
 from sglang_canopy.report.characterize_text import percent, seconds, size
 
 
-def charts(report: Report) -> Iterator[tuple[str, Figure]]:
+def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
     """(file name without its end, figure) for every question the trace answers."""
-    drawn: tuple[tuple[str, Any, Callable[[Report], Figure]], ...] = (
+    drawn: tuple[tuple[str, Any, Callable[[TraceReport], Figure]], ...] = (
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),
         ("turns", report.turns, _turns),
@@ -55,7 +55,7 @@ def charts(report: Report) -> Iterator[tuple[str, Figure]]:
             yield name, draw(report)
 
 
-def _hits(report: Report) -> Figure:
+def _hits(report: TraceReport) -> Figure:
     h = report.hits
     assert h is not None
     bars = h.turns or h.kinds
@@ -104,7 +104,7 @@ def _hits(report: Report) -> Figure:
     return figure
 
 
-def _skew(report: Report) -> Figure:
+def _skew(report: TraceReport) -> Figure:
     s = report.skew
     assert s is not None
     figure, axes = new_figure()
@@ -150,7 +150,7 @@ def _skew(report: Report) -> Figure:
     return figure
 
 
-def _turns(report: Report) -> Figure:
+def _turns(report: TraceReport) -> Figure:
     t = report.turns
     assert t is not None
     figure, axes = new_figure()
@@ -182,7 +182,7 @@ def _turns(report: Report) -> Figure:
     return figure
 
 
-def _next_turn(report: Report) -> Figure:
+def _next_turn(report: TraceReport) -> Figure:
     t = report.turns
     assert t is not None
     rows = t.next_turn
@@ -216,7 +216,7 @@ def _next_turn(report: Report) -> Figure:
     return figure
 
 
-def _reuse(report: Report) -> Figure:
+def _reuse(report: TraceReport) -> Figure:
     times = report.reuse
     assert times is not None
     shown = [times.all, *times.categories[:5]]
@@ -272,7 +272,7 @@ def _reuse(report: Report) -> Figure:
     return figure
 
 
-def _locality(report: Report) -> Figure:
+def _locality(report: TraceReport) -> Figure:
     p = report.locality
     assert p is not None
     panels = [("all requests", p.all)]
@@ -309,7 +309,7 @@ def _locality(report: Report) -> Figure:
     return figure
 
 
-def _lifespan(report: Report) -> Figure:
+def _lifespan(report: TraceReport) -> Figure:
     f = report.lifespan
     assert f is not None
     figure, axes = new_figure(2, widths=(3, 2))
@@ -352,7 +352,7 @@ def _lifespan(report: Report) -> Figure:
     return figure
 
 
-def _footprint(report: Report) -> Figure:
+def _footprint(report: TraceReport) -> Figure:
     f = report.footprint
     assert f is not None
     figure, axes = new_figure()

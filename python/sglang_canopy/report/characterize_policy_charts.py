@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from sglang_canopy.characterize.report import Report
+from sglang_canopy.characterize.report import TraceReport
 from sglang_canopy.report.characterize_axes import (
     BLUE,
     GREEN,
@@ -28,7 +28,7 @@ from sglang_canopy.report.characterize_axes import (
 from sglang_canopy.report.characterize_text import percent, size
 
 
-def draw_capacity(report: Report) -> Figure:
+def draw_capacity(report: TraceReport) -> Figure:
     c = report.capacity
     assert c is not None
     figure, axes = new_figure(2, widths=(3, 2))
@@ -70,7 +70,7 @@ def draw_capacity(report: Report) -> Figure:
     return figure
 
 
-def draw_policies(report: Report) -> Figure:
+def draw_policies(report: TraceReport) -> Figure:
     r = report.recommendation
     assert r is not None
     figure, axes = new_figure(height=3.8)
@@ -109,7 +109,7 @@ def draw_policies(report: Report) -> Figure:
     return figure
 
 
-def draw_gain(report: Report) -> Figure:
+def draw_gain(report: TraceReport) -> Figure:
     r = report.recommendation
     assert r is not None
     figure, axes = new_figure()

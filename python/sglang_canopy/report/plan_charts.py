@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Metric, Objectives, Row
-from sglang_canopy.plan.planner import Plan
+from sglang_canopy.plan.planner import CapacityPlan
 from sglang_canopy.report.characterize_axes import (
     BLUE,
     FAINT,
@@ -43,7 +43,7 @@ _NAMES = {
 _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
-def charts(plan: Plan, currency: str) -> Iterator[tuple[str, str, Figure]]:
+def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
     """(name, what it shows, figure)."""
     yield "front", "The front, two objectives at a time", _pairs(plan, currency)
     if len(plan.request.objectives) >= 3:
@@ -51,7 +51,7 @@ def charts(plan: Plan, currency: str) -> Iterator[tuple[str, str, Figure]]:
     yield "dram", "What DRAM wins", _dram(plan, currency)
 
 
-def _pairs(plan: Plan, currency: str) -> Figure:
+def _pairs(plan: CapacityPlan, currency: str) -> Figure:
     metrics = Objectives.of(plan.request.objectives).metrics
     pairs = list(combinations(metrics, 2))[:3]
     figure, axes = new_figure(columns=len(pairs), height=3.9)
@@ -63,7 +63,7 @@ def _pairs(plan: Plan, currency: str) -> Figure:
     return figure
 
 
-def _scatter(axes: Axes, plan: Plan, x: Metric, y: Metric, currency: str) -> None:
+def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str) -> None:
     rows = list(plan.found.rows.values())
     axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
     colours = _classes(plan)
@@ -77,7 +77,7 @@ def _scatter(axes: Axes, plan: Plan, x: Metric, y: Metric, currency: str) -> Non
     title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
 
 
-def _three(plan: Plan, currency: str) -> Figure:
+def _three(plan: CapacityPlan, currency: str) -> Figure:
     x, y, z = Objectives.of(plan.request.objectives).metrics[:3]
     figure = Figure(figsize=(8.6, 6.2), dpi=150)
     figure.subplots_adjust(left=0.02, right=0.9, bottom=0.08, top=1.0)
@@ -107,7 +107,7 @@ def _three(plan: Plan, currency: str) -> Figure:
     return figure
 
 
-def _dram(plan: Plan, currency: str) -> Figure:
+def _dram(plan: CapacityPlan, currency: str) -> Figure:
     """Mean TTFT and cost against DRAM: one line a disk, where three sizes or more are known."""
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
@@ -136,13 +136,13 @@ def _dram(plan: Plan, currency: str) -> Figure:
     return figure
 
 
-def _classes(plan: Plan) -> dict[str, str]:
+def _classes(plan: CapacityPlan) -> dict[str, str]:
     names = ["no disk", *plan.space.disks]
     present = {row["disk"] or "no disk" for row in plan.front}
     return {n: _COLOURS[i % len(_COLOURS)] for i, n in enumerate(names) if n in present}
 
 
-def _legend(plan: Plan) -> list[Line2D]:
+def _legend(plan: CapacityPlan) -> list[Line2D]:
     def dot(colour: str, marker: str, size: float, label: str) -> Line2D:
         return Line2D([], [], ls="", marker=marker, ms=size, color=colour, label=label)
 

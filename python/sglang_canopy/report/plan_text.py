@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sglang_canopy.plan.choice import against, configuration_of, value_text
 from sglang_canopy.plan.objective import METRICS, Row
-from sglang_canopy.plan.planner import Plan
+from sglang_canopy.plan.planner import CapacityPlan
 from sglang_canopy.plan.space import gib_text
 from sglang_canopy.report.table import text_table
 
@@ -17,16 +17,16 @@ _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_
 HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "$/h", "cost",
 )  # fmt: skip
-EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost ")
+EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost")
 
 
-def plan_text(plan: Plan, currency: str) -> str:
+def plan_text(plan: CapacityPlan, currency: str) -> str:
     """Everything a user reads on the terminal."""
     parts = [
         *overview(plan),
         "",
         f"Non-dominated ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
-        table(plan.front, mark=plan.choice.row),
+        configurations_table(plan.front, mark=plan.choice.row),
         "",
         f"Extremes beside the fixed baseline ({configuration_of(plan.baseline).label()}):",
         text_table(EXTREMES_HEAD, extremes(plan)),
@@ -41,7 +41,7 @@ def plan_text(plan: Plan, currency: str) -> str:
     return "\n".join(parts)
 
 
-def overview(plan: Plan) -> list[str]:
+def overview(plan: CapacityPlan) -> list[str]:
     """What was done, in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
     share = len(plan.found.rows) / plan.grid_size
@@ -57,7 +57,7 @@ def overview(plan: Plan) -> list[str]:
     return lines
 
 
-def table(rows: Iterable[Row], mark: Row | None = None) -> str:
+def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
     """One line a configuration; the marked one has a star."""
     lines = []
     for row in rows:
@@ -81,7 +81,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def extremes(plan: Plan) -> list[list[str]]:
+def extremes(plan: CapacityPlan) -> list[list[str]]:
     """The baseline and the extreme points, with what each wins against it; under
     ``EXTREMES_HEAD``."""
     rows = [["fixed baseline", configuration_of(plan.baseline).label(), *cells(plan.baseline)]]
@@ -99,7 +99,7 @@ def _change(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def choice_text(plan: Plan, currency: str) -> list[str]:
+def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
     """The choice, or what stands in the way of one."""
     request, row = plan.request, plan.choice.row
     wanted = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
@@ -108,7 +108,7 @@ def choice_text(plan: Plan, currency: str) -> list[str]:
         given = f", given {limits}" if limits else ""
         return [
             f"Chosen ({wanted}{given}): {configuration_of(row).label()}",
-            f"  {said(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+            f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         ]
     lines = [f"No configuration meets {limits}. What binds:"]
     for constraint in plan.choice.binding:
@@ -122,13 +122,13 @@ def choice_text(plan: Plan, currency: str) -> list[str]:
         )
     lines += [
         f"The nearest feasible point: {configuration_of(row).label()}",
-        f"  {said(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+        f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         f"  it is feasible with: {relaxed(plan)}",
     ]
     return lines
 
 
-def relaxed(plan: Plan) -> str:
+def relaxed(plan: CapacityPlan) -> str:
     """The constraints as the nearest point would meet them."""
     row, parts = plan.choice.row, []
     for c in plan.request.constraints:
@@ -141,14 +141,14 @@ def relaxed(plan: Plan) -> str:
     return " and ".join(parts)
 
 
-def said(row: Row) -> str:
+def main_metrics(row: Row) -> str:
     """The main numbers of a row in one line."""
     return ", ".join(
         f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
     )
 
 
-def loads_table(plan: Plan) -> str:
+def loads_table(plan: CapacityPlan) -> str:
     """The choice at each load, and whether it still meets the constraints."""
     lines = []
     for load, row in plan.sensitivity.items():

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH = 10_000
+"""Columns of the console that a table is drawn on: a table is never wrapped or cut short."""
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """``rows`` of cells under ``header``; a column of numbers is set flush right."""
-    columns = list(zip(header, *rows))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(_numeric(cell) for cell in column[1:]) for column in columns]
+    """``rows`` of cells under ``header``; a column of numbers is set flush right.
 
-    def line(cells: Sequence[str]) -> str:
-        aligned = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right))
-        return "  ".join(aligned).rstrip()
-
-    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
+    Plain text, the same on a terminal and in a pipe.
+    """
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in zip(*rows) if rows else ([] for _ in header):
+        table.add_column(justify="right" if all(map(_numeric, column)) else "left", no_wrap=True)
+    table.add_row(*map(Text, header))
+    table.add_row(*(Rule(characters="-") for _ in header))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    with console.capture() as drawn:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
 
 def short_number(value: float) -> str:

@@ -73,7 +73,7 @@ def simulate(
     hints: Hints | None = None,
     slo_ms: float | None = None,
     ttft_model: tuple[float, float] | None = None,
-    quantum_blocks: int = 1,
+    quantum_tokens: int = 1,
     whole_nodes: bool = False,
     on_evict: Callable[[Evicted], None] | None = None,
     on_request: Callable[[Request, int], None] | None = None,
@@ -100,7 +100,7 @@ def simulate(
                 policy,
                 capacity_blocks,
                 request.block_tokens,
-                quantum_blocks=quantum_blocks,
+                quantum_tokens=quantum_tokens,
                 whole_nodes=whole_nodes,
                 on_evict=on_evict,
             )

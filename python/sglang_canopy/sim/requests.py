@@ -132,7 +132,7 @@ def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, flo
     truth = continuations(trace)
     gaps = [gap for gap in truth if gap is not None]
     speaks: dict[object, bool] = {}
-    said: list[tuple[bool, float | None]] = []
+    hinted: list[tuple[bool, float | None]] = []
     for index, (record, gap) in enumerate(zip(trace, truth)):
         client: object = index if record.conversation is None else record.conversation
         if client not in speaks:
@@ -140,9 +140,9 @@ def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, flo
         right = draw.random() < hints.accuracy
         other = draw.choice(gaps) if gaps else None
         if not speaks[client]:
-            said.append((False, None))
+            hinted.append((False, None))
             continue
         over = (gap is None) == right
         back = (gap if right else other) if not over else None
-        said.append((hints.over and over, back if hints.returns else None))
-    return said
+        hinted.append((hints.over and over, back if hints.returns else None))
+    return hinted

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import make_policy, policy_names
+from sglang_canopy.policy.base import TAIL_TARGETS, Policy
+from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight, needs_threshold
+from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from sglang_canopy.sim.hindsight.future import Future
 from sglang_canopy.sim.model import ModelShape
 from sglang_canopy.sim.requests import Hints
@@ -36,15 +36,10 @@ from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 
 _TAIL_PERCENTILE = 90
-_LABEL_FREE = ("lru", "lfu", "fifo", "slru", "s3fifo", "gdfs", "threshold-lru")
-"""Policies that read no label: their placebo is themselves."""
-_TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")
-"""Options by which ``canopy-tlru`` and ``etlru`` are given a target; without one they get the
-threshold that the tail is measured against."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyArm:
     """A policy to run: ``NAME`` or ``NAME:TAG`` (the same policy with other options)."""
 
     label: str
@@ -55,17 +50,21 @@ class Choice:
         return self.label.split(":", 1)[0]
 
     @property
+    def policy(self) -> type[Policy]:
+        return hindsight_class(self.name) if self.hindsight else policy_class(self.name)
+
+    @property
     def hindsight(self) -> bool:
         return self.name in hindsight_names()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What to simulate. Capacities below 1 are fractions of a trace's distinct blocks."""
 
     path: str
     format: str
-    choices: tuple[Choice, ...]
+    choices: tuple[PolicyArm, ...]
     capacities: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
     skip_bad: int = 0
@@ -88,7 +87,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTrace:
     """One trace, read: where its compact copy is and what a pass over it says."""
 
     file: str
@@ -104,11 +103,11 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SweepTask:
     """One simulation."""
 
-    trace: Prepared
-    choice: Choice
+    trace: PreparedTrace
+    choice: PolicyArm
     capacity: int
     """Index into the plan's capacities."""
     seed: int
@@ -120,7 +119,7 @@ class Sweep:
     """What a plan gave."""
 
     rows: list[dict[str, Any]]
-    traces: list[Prepared]
+    traces: list[PreparedTrace]
     """One a seed of the overlay, or one."""
     lru: list[LRUCurve]
     """LRU at every capacity, for each of ``traces``."""
@@ -129,7 +128,7 @@ class Sweep:
 
 
 def run_sweep(
-    plan: Plan, *, jobs: int, progress: Callable[[int, int, str], None] | None = None
+    plan: SweepPlan, *, jobs: int, progress: Callable[[int, int, str], None] | None = None
 ) -> Sweep:
     """Run ``plan`` on up to ``jobs`` processes; ``progress(done, tasks, what)`` as it goes.
 
@@ -162,7 +161,7 @@ def run_sweep(
     return Sweep(rows, traces, [curve for _, curve in read], max(peaks))
 
 
-def prepare(plan: Plan, seed: int, file: str) -> tuple[Prepared, LRUCurve]:
+def prepare(plan: SweepPlan, seed: int, file: str) -> tuple[PreparedTrace, LRUCurve]:
     """Read the plan's trace (its overlay with ``seed``) and leave a compact copy in ``file``."""
     trace = CompactTrace(_records(plan, seed))
     if not len(trace):
@@ -178,7 +177,7 @@ def prepare(plan: Plan, seed: int, file: str) -> tuple[Prepared, LRUCurve]:
         thresholds = (plan.threshold_tokens,) * len(capacities)
     with open(file, "wb") as out:
         pickle.dump(trace, out, protocol=pickle.HIGHEST_PROTOCOL)
-    prepared = Prepared(
+    prepared = PreparedTrace(
         file=file,
         seed=seed,
         requests=len(trace),
@@ -196,7 +195,7 @@ def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
     return max(1, round(capacity * distinct_blocks)) if capacity < 1 else int(capacity)
 
 
-def simulate_task(plan: Plan, task: Task) -> dict[str, Any]:
+def simulate_task(plan: SweepPlan, task: SweepTask) -> dict[str, Any]:
     """One row of the result."""
     trace, future = _load(task.trace.file, task.choice.hindsight)
     capacity, threshold = (
@@ -248,24 +247,24 @@ def simulate_task(plan: Plan, task: Task) -> dict[str, Any]:
     }
 
 
-def _run_task(plan: Plan, task: Task) -> tuple[Task, dict[str, Any]]:
+def _run_task(plan: SweepPlan, task: SweepTask) -> tuple[SweepTask, dict[str, Any]]:
     return task, simulate_task(plan, task)
 
 
-def _records(plan: Plan, seed: int) -> Iterable[TraceRequest]:
+def _records(plan: SweepPlan, seed: int) -> Iterable[TraceRequest]:
     if plan.conversations is None:
         return open_trace(plan.path, plan.format, skip_bad=plan.skip_bad)
     return overlay(plan.path, plan.conversations, plan.window_s, seed, skip_bad=plan.skip_bad)
 
 
-def _variants(plan: Plan) -> Iterator[tuple[Choice, bool]]:
+def _variants(plan: SweepPlan) -> Iterator[tuple[PolicyArm, bool]]:
     for choice in plan.choices:
         yield choice, False
-        if plan.placebo and not choice.hindsight and choice.name not in _LABEL_FREE:
+        if plan.placebo and choice.policy.reads_labels:
             yield choice, True
 
 
-def _tasks(plan: Plan, traces: list[Prepared]) -> Iterator[Task]:
+def _tasks(plan: SweepPlan, traces: list[PreparedTrace]) -> Iterator[SweepTask]:
     """Every simulation once, those of one trace together: a worker keeps the last trace."""
     by_seed = {trace.seed: trace for trace in traces}
     for at, seed in enumerate(plan.seeds):
@@ -273,25 +272,24 @@ def _tasks(plan: Plan, traces: list[Prepared]) -> Iterator[Task]:
         for choice, placebo in _variants(plan):
             if at == 0 or plan.random(placebo):
                 for capacity in range(len(plan.capacities)):
-                    yield Task(trace, choice, capacity, seed, placebo)
+                    yield SweepTask(trace, choice, capacity, seed, placebo)
 
 
-def _check(choice: Choice) -> None:
+def _check(choice: PolicyArm) -> None:
     if not choice.hindsight and choice.name not in policy_names():
         names = ", ".join((*policy_names(), *hindsight_names()))
         raise CanopyError(f"unknown policy {choice.name!r}; choose from: {names}")
     _build(choice, Future([]), 0.0)
 
 
-def _build(choice: Choice, future: Future | None, threshold_tokens: float) -> Policy:
+def _build(choice: PolicyArm, future: Future | None, threshold_tokens: float) -> Policy:
     config = dict(choice.config)
-    if choice.name in ("canopy-tlru", "etlru") and not any(key in config for key in _TAIL_TARGETS):
+    if choice.policy.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
+        # The tail that the run is measured by.
         config["threshold_tokens"] = threshold_tokens
     if not choice.hindsight:
         return make_policy(choice.name, config)
     assert future is not None, "a hindsight policy needs the future"
-    if needs_threshold(choice.name):
-        config.setdefault("threshold_tokens", threshold_tokens)
     return make_hindsight(choice.name, future, config)
 
 

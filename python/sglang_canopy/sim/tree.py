@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.cut import tokens_kept
 
 AnyNode = TypeVar("AnyNode", bound=Any)
 
@@ -47,8 +48,8 @@ class RadixTree:
     itself: ``match``, ``lock`` what was found, ``insert``, ``lock`` the leaf and ``unlock`` what was
     found; and when the request ends ``stamp`` and ``unlock`` the leaf.
 
-    ``quantum_blocks`` rounds the need up before a victim is cut; ``whole_nodes`` evicts all of
-    a victim but its ``keep``, as SGLang's own eviction does. ``on_evict`` sees every cut.
+    ``quantum_tokens`` is the least that one cut takes (servers: 64); ``whole_nodes`` evicts all of a victim but
+    its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` sees every cut.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class RadixTree:
         capacity_blocks: int,
         block_tokens: int,
         *,
-        quantum_blocks: int = 1,
+        quantum_tokens: int = 1,
         whole_nodes: bool = False,
         on_evict: Callable[[Evicted], None] | None = None,
     ) -> None:
@@ -66,14 +67,15 @@ class RadixTree:
                 f"a simulated cache needs room for at least 1 block, got {capacity_blocks}; "
                 "give a larger capacity"
             )
-        if quantum_blocks < 1:
+        if quantum_tokens < 1:
             raise CanopyError(
-                f"the eviction quantum must be at least 1 block, got {quantum_blocks}"
+                f"the eviction quantum must be at least 1 token, got {quantum_tokens}; "
+                "give a larger one"
             )
         self.policy = policy
         self.capacity_blocks = capacity_blocks
         self.block_tokens = block_tokens
-        self.quantum_blocks = quantum_blocks
+        self.quantum_tokens = quantum_tokens
         self.whole_nodes = whole_nodes
         self.on_evict = on_evict
         self.root = Node(None, (), 0, 0)
@@ -161,14 +163,12 @@ class RadixTree:
 
     def evict(self, need_blocks: int) -> int:
         """Free at least ``need_blocks`` if the policy has victims; returns the blocks freed."""
-        quantum = self.quantum_blocks
         freed = 0
         while freed < need_blocks:
             victim = self.policy.victim(self.now)
             if victim is None:
                 break
-            need = -(-(need_blocks - freed) // quantum) * quantum
-            freed += self._cut(victim.leaf, victim.keep, need)  # type: ignore[arg-type]
+            freed += self._cut(victim.leaf, victim.keep, need_blocks - freed)  # type: ignore[arg-type]
         return freed
 
     def remove(self, leaf: Node) -> None:
@@ -219,13 +219,18 @@ class RadixTree:
         )
 
     def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
-        """Evict up to ``need`` blocks (all, with ``whole_nodes``) of ``leaf`` beyond the keep."""
+        """Evict the end of ``leaf``, for a need of ``need`` blocks; returns the blocks freed."""
         policy, tokens = self.policy, self.block_tokens
-        size = len(leaf.blocks)
-        keep = min(-(-keep_tokens // tokens), size - 1) if keep_tokens > 0 else 0
-        if not self.whole_nodes:
-            keep = max(keep, size - need)
-        gone = size - keep
+        kept = tokens_kept(
+            leaf.length,
+            keep_tokens,
+            need * tokens,
+            page=tokens,
+            quantum=self.quantum_tokens,
+            whole_nodes=self.whole_nodes,
+        )
+        keep = kept // tokens
+        gone = len(leaf.blocks) - keep
         if self.on_evict is not None:
             cut = Evicted(leaf.offset + keep * tokens, gone * tokens, leaf.blocks[keep:])
             self.on_evict(cut)

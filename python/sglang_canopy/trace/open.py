@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import lines
+from sglang_canopy.trace.lines import Tolerance, existing
 from sglang_canopy.trace.record import TraceRequest
 
 _MODULES = {
@@ -36,11 +36,11 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
         raise CanopyError(
             f"unknown trace format {format!r}; choose one of: {', '.join(format_names())}"
         )
-    path = lines.existing(path)
-    return _read(path, format, lines.Tolerance(path, skip_bad))
+    path = existing(path)
+    return _read(path, format, Tolerance(path, skip_bad))
 
 
-def _read(path: Path, format: str, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
+def _read(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
     reader = importlib.import_module(f"sglang_canopy.trace.{_MODULES[format]}").read
     yield from reader(path, tolerance)
     tolerance.report()

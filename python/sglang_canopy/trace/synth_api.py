@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from random import Random
 
-from sglang_canopy.trace.synth_blocks import Prompt, Request, Shared, SharedPrompts
+from sglang_canopy.trace.synth_blocks import DrawnRequest, Prompt, SharedPrefix, SharedPrompts
 from sglang_canopy.trace.synth_draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from sglang_canopy.trace.synth_presets import ApiLoad
 
@@ -25,9 +25,9 @@ _RUN_IN_S = 3600.0
 class _Job:
     __slots__ = ("left", "mean_gap_s", "payload", "shared", "tenant")
 
-    def __init__(self, tenant: int, shared: Shared, left: int, mean_gap_s: float) -> None:
+    def __init__(self, tenant: int, shared: SharedPrefix, left: int, mean_gap_s: float) -> None:
         self.tenant, self.shared, self.left, self.mean_gap_s = tenant, shared, left, mean_gap_s
-        self.payload: Shared | None = None
+        self.payload: SharedPrefix | None = None
         """System prompt and payload of the job's last new payload."""
 
 
@@ -58,7 +58,7 @@ class ApiSource:
         self._running: list[tuple[float, int, _Job | _Reply]] = []
         self._order = itertools.count()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[DrawnRequest]:
         load, rng = self.load, self.rng
         spread = load.job_requests.sigma
         mean_requests = load.job_requests.median * math.exp(spread * spread / 2.0)
@@ -78,7 +78,7 @@ class ApiSource:
     def _push(self, time_s: float, item: _Job | _Reply) -> None:
         heapq.heappush(self._running, (time_s, next(self._order), item))
 
-    def _serve_until(self, end_s: float) -> Iterator[Request]:
+    def _serve_until(self, end_s: float) -> Iterator[DrawnRequest]:
         while self._running and self._running[0][0] < end_s:
             time_s, _, item = heapq.heappop(self._running)
             request = self._answer(time_s, item) if isinstance(item, _Reply) else None
@@ -100,7 +100,7 @@ class ApiSource:
             tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _SLOWEST_S)
         )
 
-    def _send(self, time_s: float, job: _Job) -> Request:
+    def _send(self, time_s: float, job: _Job) -> DrawnRequest:
         load, rng = self.load, self.rng
         job.left -= 1
         if job.left > 0:
@@ -116,7 +116,7 @@ class ApiSource:
         conversation = next(self._conversations)
         reply_s = time_s + output / TOKENS_PER_S + rng.expovariate(0.2)
         replies = rng.random() < load.multi_turn_ratio and reply_s < self.seconds
-        request = Request(
+        request = DrawnRequest(
             time_s, prompt.tokens, output, prompt.blocks(), "api", 1, conversation, job.tenant,
             replies,
         )  # fmt: skip
@@ -127,11 +127,11 @@ class ApiSource:
             self._push(reply_s, _Reply(conversation, prompt, job.tenant, turn))
         return request
 
-    def _answer(self, time_s: float, reply: _Reply) -> Request:
+    def _answer(self, time_s: float, reply: _Reply) -> DrawnRequest:
         prompt = reply.prompt
         prompt.extend(draw_tokens(self.rng, self.load.question))
         output = draw_tokens(self.rng, self.load.output)
-        return Request(
+        return DrawnRequest(
             time_s, prompt.tokens, output, prompt.blocks(), "api", reply.turn,
             reply.conversation, reply.tenant, False,
         )  # fmt: skip

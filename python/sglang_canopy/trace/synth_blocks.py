@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sglang_canopy.trace.synth_presets import BLOCK_TOKENS
 
 
-class Request(NamedTuple):
+class DrawnRequest(NamedTuple):
     """One drawn request; ``conversation`` and ``user`` are numbers of the source's own."""
 
     time_s: float
@@ -24,7 +24,7 @@ class Request(NamedTuple):
     """Another turn of this conversation follows."""
 
 
-class Shared(NamedTuple):
+class SharedPrefix(NamedTuple):
     """A prefix that several prompts start with; its last tokens may not fill a block."""
 
     tokens: int
@@ -32,12 +32,12 @@ class Shared(NamedTuple):
     """Its full blocks only: the block with its end differs from prompt to prompt."""
 
 
-class SharedPrompts(Sequence[Shared]):
+class SharedPrompts(Sequence[SharedPrefix]):
     """System prompts, made once with block ids of their own."""
 
     def __init__(self, ids: itertools.count, lengths: Sequence[int]) -> None:
         self._all = [
-            Shared(tokens, tuple(itertools.islice(ids, tokens // BLOCK_TOKENS)))
+            SharedPrefix(tokens, tuple(itertools.islice(ids, tokens // BLOCK_TOKENS)))
             for tokens in lengths
         ]
 
@@ -54,9 +54,9 @@ class Prompt:
 
     __slots__ = ("_full", "_ids", "_shared", "tokens")
 
-    def __init__(self, ids: itertools.count, shared: Shared | None = None) -> None:
+    def __init__(self, ids: itertools.count, shared: SharedPrefix | None = None) -> None:
         self._ids = ids
-        self._shared = shared or Shared(0, ())
+        self._shared = shared or SharedPrefix(0, ())
         self._full = list(self._shared.blocks)
         self.tokens = self._shared.tokens
 
@@ -73,9 +73,9 @@ class Prompt:
         self.tokens = self._shared.tokens
         self.extend(max(0, keep_tokens - self.tokens))
 
-    def as_shared(self) -> Shared:
+    def as_shared(self) -> SharedPrefix:
         """The prompt as it stands, as a prefix for others."""
-        return Shared(self.tokens, tuple(self._full))
+        return SharedPrefix(self.tokens, tuple(self._full))
 
     def blocks(self) -> tuple[int, ...]:
         """Block ids of the prompt as it stands; a partial last block gets an id of its own."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from random import Random
 
-from sglang_canopy.trace.synth_blocks import Prompt, Request, SharedPrompts
+from sglang_canopy.trace.synth_blocks import DrawnRequest, Prompt, SharedPrompts
 from sglang_canopy.trace.synth_draw import TOKENS_PER_S, choose, cumulate, draw_tokens
 from sglang_canopy.trace.synth_presets import LONGEST_CONVERSATION, ChatKind, ChatLoad
 
@@ -87,7 +87,7 @@ class ChatSource:
             [k.request_share * (1.0 - k.multi_turn_ratio) for k in load.kinds]
         )
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[DrawnRequest]:
         load, rng = self.load, self.rng
         starts_per_s = load.requests_per_s * sum(
             k.request_share * (1.0 - k.multi_turn_ratio) for k in load.kinds
@@ -147,7 +147,7 @@ class ChatSource:
             turns.append(_Turn(time_s + rng.expovariate(1.0 / pause), added, output))
         return turns
 
-    def _serve(self, running: list[tuple[float, int, _Conversation]]) -> Request:
+    def _serve(self, running: list[tuple[float, int, _Conversation]]) -> DrawnRequest:
         time_s, _, talk = heapq.heappop(running)
         turn = talk.turns[talk.turn]
         talk.turn += 1
@@ -157,7 +157,7 @@ class ChatSource:
         if prompt.tokens + asked > self.load.context_tokens:
             prompt.drop_oldest(self.load.context_tokens // 4)
         prompt.extend(asked)
-        request = Request(
+        request = DrawnRequest(
             time_s, prompt.tokens, turn.output, prompt.blocks(), talk.kind.name,
             talk.turn, talk.name, talk.user, talk.turn < len(talk.turns),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
-from sglang_canopy.sim.system.run import _Run
+from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.tier.ttl import Group, TTLTable
 from sglang_canopy.trace.record import TraceRequest
@@ -175,7 +175,7 @@ def test_every_token_is_accounted_for_after_every_step(
         prefetch_policy=prefetch,
         max_running=running,
     )
-    made = _Run(workload, config, profile(), 0, None, waiting)
+    made = _SystemRun(workload, config, profile(), 0, None, waiting)
     plain = made._step
 
     def step(instance, now, held):

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import parse_config
-from sglang_canopy.sim.hindsight.future import Future
+from sglang_canopy.sim.hindsight.future import Future, HindsightPolicy
 
 _MODULES = {
     "belady": "belady",
@@ -24,9 +24,15 @@ def hindsight_names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def needs_threshold(name: str) -> bool:
-    """Whether hindsight policy ``name`` aims at a tail threshold (``threshold_tokens``)."""
-    return name in _MODULES and name != "belady"
+def hindsight_class(name: str) -> type[HindsightPolicy]:
+    """The class of hindsight policy ``name``. Raises ``CanopyError`` for an unknown one."""
+    if name not in _MODULES:
+        raise CanopyError(
+            f"unknown hindsight policy {name!r}; choose one of: {', '.join(hindsight_names())}"
+        )
+    module = importlib.import_module(f"sglang_canopy.sim.hindsight.{_MODULES[name]}")
+    made: type[HindsightPolicy] = module.POLICY
+    return made
 
 
 def make_hindsight(name: str, future: Future, config: Mapping[str, Any] | None = None) -> Policy:
@@ -34,10 +40,5 @@ def make_hindsight(name: str, future: Future, config: Mapping[str, Any] | None =
 
     Raises ``CanopyError`` for an unknown name or option.
     """
-    if name not in _MODULES:
-        raise CanopyError(
-            f"unknown hindsight policy {name!r}; choose one of: {', '.join(hindsight_names())}"
-        )
-    module = importlib.import_module(f"sglang_canopy.sim.hindsight.{_MODULES[name]}")
-    policy: Policy = module.POLICY(parse_config(name, module.POLICY.Config, config or {}), future)
-    return policy
+    made = hindsight_class(name)
+    return made(parse_config(name, made.Config, config or {}), future)

@@ -34,6 +34,7 @@ class EndAwareTLRU(HindsightPolicy):
 
     name: ClassVar[str] = "end-aware-tlru"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     # victim = safe or finished blocks of the least recent leaf that has some,
     #          else the least recent leaf

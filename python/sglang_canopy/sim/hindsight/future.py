@@ -16,7 +16,7 @@ NEVER = 1 << 62
 """Index of the request that uses a block next, where none does."""
 
 
-class Run(NamedTuple):
+class NextUseRun(NamedTuple):
     """Consecutive blocks of a path that are used next by one and the same request."""
 
     start: int
@@ -65,12 +65,12 @@ class Future:
         self.mean_growth_tokens = sum(growth) / len(growth) if growth else 0.0
         """Tokens by which a continued prompt exceeds the history before it, on average."""
 
-    def last_run(self, leaf: Leaf) -> Run:
+    def last_run(self, leaf: Leaf) -> NextUseRun:
         """The run that ends with ``leaf``'s last block."""
         request = self._index[leaf.last_access]
         starts = self._starts[request]
         at = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
-        return Run(starts[at], self._next[request][at])
+        return NextUseRun(starts[at], self._next[request][at])
 
     def needed_blocks(self, request: int, threshold_tokens: float) -> int:
         """How many leading blocks ``request`` must find cached for no tail excess.
@@ -86,6 +86,7 @@ class HindsightPolicy(Policy):
 
     name: ClassVar[str]
     Config: ClassVar[type]
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any, future: Future) -> None:
         super().__init__(config)

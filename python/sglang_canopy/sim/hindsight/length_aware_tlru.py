@@ -20,6 +20,7 @@ class LengthAwareTLRU(HindsightPolicy):
 
     name: ClassVar[str] = "length-aware-tlru"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     # victim = safe blocks of the least recent leaf that has some, else the least recent leaf
     def judge(self, leaf: Leaf) -> tuple[Any, int]:

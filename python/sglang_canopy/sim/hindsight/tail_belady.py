@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy.policy.base import Leaf
-from sglang_canopy.sim.hindsight.future import NEVER, Future, HindsightPolicy, Run
+from sglang_canopy.sim.hindsight.future import NEVER, Future, HindsightPolicy, NextUseRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class TailBelady(HindsightPolicy):
 
     name: ClassVar[str] = "tail-belady"
     Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
 
     # victim = safe blocks, else the blocks needed last, of all
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
@@ -48,7 +49,7 @@ class TailBelady(HindsightPolicy):
         return (1, -run.next_use), run.start
 
 
-def safe_start(future: Future, run: Run, threshold_tokens: float) -> int:
+def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
     """First depth in blocks from which the blocks of ``run`` may be missing without excess."""
     if run.next_use == NEVER:
         return run.start

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.cut import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import make_policy
 
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
@@ -93,7 +94,7 @@ class SystemConfig:
     """Fewer tokens on the host than this are computed anew."""
     whole_nodes: bool = False
     """Evict whole nodes, as SGLang's own policies do; else only what is needed."""
-    quantum_tokens: int = 64
+    quantum_tokens: int = QUANTUM_TOKENS
     """Least tokens that an eviction by need takes at once (as on a server)."""
     model: str | None = None
     """The model that is to be simulated; a profile of another one is refused."""

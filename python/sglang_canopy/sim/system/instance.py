@@ -15,14 +15,15 @@ from collections import deque
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Policy, Request
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.placement import Placement
 from sglang_canopy.sim.system.prefetch import Prefetcher
 from sglang_canopy.sim.system.request_log import RequestLog
 from sglang_canopy.sim.system.tree import TieredTree
@@ -70,9 +71,12 @@ class Instance:
         self.prefetcher = (
             Prefetcher(disk, self.tree, config, self.kv_bytes) if disk is not None else None
         )
+        self.placement = Placement(
+            self.tree, self.host_link, disk, self.kv_bytes, config.page_tokens, self._span
+        )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
-        self.waiting: deque[Job] = deque()
-        self.running: list[tuple[int, int, Job]] = []
+        self.waiting: deque[SimulatedRequest] = deque()
+        self.running: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self.steps = 0
         """Decode steps so far."""
@@ -80,10 +84,10 @@ class Instance:
         """Sum of the running jobs' last steps: what they still generate, plus steps each."""
         self.context = 0
         """Tokens of all running jobs."""
-        self.chunked: Job | None = None
+        self.chunked: SimulatedRequest | None = None
         self.full = False
         """No request was let in for lack of room, and none has left since."""
-        self.batch: list[tuple[Job, int]] = []
+        self.batch: list[tuple[SimulatedRequest, int]] = []
         """The prefill step under way: jobs and their new tokens."""
         self.segment: tuple[float, int, float] | None = None
         """The decode segment under way: begin, steps, end."""
@@ -94,12 +98,12 @@ class Instance:
         """Prompt and output tokens of requests routed here that are not done."""
         self.busy_s = 0.0
         self.retracted = 0
-        self.finished: list[tuple[Job, float]] = []
+        self.finished: list[tuple[SimulatedRequest, float]] = []
         self._numbers = itertools.count()
 
     # ---- called by the loop ----
 
-    def arrive(self, job: Job, now: float) -> None:
+    def arrive(self, job: SimulatedRequest, now: float) -> None:
         """A request comes in. Brings the end of a decode segment forward to the next step."""
         self.tree.now = max(self.tree.now, now)
         request = job.request
@@ -152,7 +156,7 @@ class Instance:
         if not planned and self.running:
             self._plan_decode(now)
         if self.tree.demoted:
-            self._write_demoted(now)
+            self.placement.write_demoted(now)
 
     # ---- prefill ----
 
@@ -165,9 +169,9 @@ class Instance:
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
         running = len(self.running)
         reserved = self.finish_sum - running * self.steps
-        batch: list[tuple[Job, int]] = []
+        batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
-        let_in: set[Job] = set()
+        let_in: set[SimulatedRequest] = set()
         if self.chunked is not None:
             job = self.chunked
             new = min(job.target - job.done, chunk_left)
@@ -226,7 +230,9 @@ class Instance:
             self._span("engine", "prefill", now, self.end, requests=len(batch), tokens=tokens)
         return True
 
-    def _admit(self, job: Job, reserved: int, chunk_left: int) -> tuple[int, int] | None:
+    def _admit(
+        self, job: SimulatedRequest, reserved: int, chunk_left: int
+    ) -> tuple[int, int] | None:
         """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
         tree, page = self.tree, self.config.page_tokens
         found = tree.match(job.path[: job.blocks_of(job.target, tree.block_tokens)])
@@ -269,11 +275,11 @@ class Instance:
         self._claim(job, new)
         return new, load
 
-    def _claim(self, job: Job, tokens: int) -> None:
+    def _claim(self, job: SimulatedRequest, tokens: int) -> None:
         self.tree.claim(tokens)
         job.private += tokens
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: SimulatedRequest) -> None:
         """Nothing runs and the first request still does not fit: it never will."""
         need = job.target + min(job.output, CLIP_OUTPUT_TOKENS) + self.config.page_tokens
         if need < self.config.device_tokens:
@@ -286,7 +292,7 @@ class Instance:
     def _end_prefill(self, now: float) -> None:
         for job, new in self.batch:
             job.done += new
-            self._insert(job, job.done, now)
+            self.placement.insert(job, job.done, now)
             if job.done < job.target:
                 continue
             if math.isnan(job.first_token):
@@ -299,33 +305,6 @@ class Instance:
             self.finish_sum += self.steps + left
             self.context += job.target + 1
         self.batch = []
-
-    def _insert(self, job: Job, tokens: int, now: float) -> None:
-        """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
-        tree, page = self.tree, self.config.page_tokens
-        tokens = tokens // page * page
-        if not tokens:
-            return
-        blocks = job.blocks_of(tokens, tree.block_tokens)
-        leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
-        job.private -= added
-        tree.lock(leaf, job.leaf)
-        job.leaf = leaf
-        tree.stamp(leaf, job.request, job.index)
-        if self.host_link is not None and not tree.write_back:
-            copied = tree.back_up(leaf)
-            if copied:
-                begin, end = self.host_link.write(now, copied * self.kv_bytes)
-                if self.events is not None:
-                    self._span("host writes", "back up", begin, end, tokens=copied)
-        if self.disk is not None:
-            whole = job.path[: tokens // tree.block_tokens]
-            if job.on_disk < 0:
-                prompt = job.path[: job.prompt // page * page // tree.block_tokens]
-                job.on_disk = self.disk.used(prompt, job.request, now)
-            if leaf.host and len(whole) > job.on_disk:
-                self.disk.write(whole, job.on_disk, job.request, now)
-                job.on_disk = len(whole)
 
     # ---- decode ----
 
@@ -388,12 +367,12 @@ class Instance:
         job.done = 0
         self.waiting.append(job)
 
-    def _made(self, entry: tuple[int, int, Job]) -> int:
+    def _made(self, entry: tuple[int, int, SimulatedRequest]) -> int:
         """Tokens that a running job has generated."""
         finish, _, job = entry
         return job.output - (finish - self.steps)
 
-    def _finish(self, job: Job, now: float) -> None:
+    def _finish(self, job: SimulatedRequest, now: float) -> None:
         request = job.request
         request.cached_tokens = job.device_hit + job.host_hit
         request.label = self.policies[0].finish(request)
@@ -401,7 +380,7 @@ class Instance:
             policy.finish(request)
         if self.disk is not None:
             self.disk.policy.finish(request)
-        self._insert(job, job.end_tokens, now)
+        self.placement.insert(job, job.end_tokens, now)
         # Duplicates of what others had put there, and what is not a whole page, are free.
         self.tree.private -= job.private
         job.private = 0
@@ -412,28 +391,8 @@ class Instance:
         if self.request_log is not None:
             self.request_log.add(job, now)
 
-    def _write_demoted(self, now: float) -> None:
-        """What ``write_back`` copied to the host goes on to the disk."""
-        assert self.host_link is not None
-        for node in self.tree.demoted:
-            self.host_link.write(now, node.length * self.kv_bytes)
-            if self.disk is None:
-                continue
-            runs, above = [], node
-            while above is not self.tree.root and above is not None:
-                runs.append(above.blocks)
-                above = above.parent
-            path = tuple(itertools.chain.from_iterable(reversed(runs)))
-            request = Request(
-                time=node.last_access, category=node.category, conversation=node.conversation,
-                block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
-            )  # fmt: skip
-            path = path[: (node.offset + node.length) // self.tree.block_tokens]
-            self.disk.write(path, self.disk.used(path, request, now), request, now)
-        self.tree.demoted.clear()
-
     # ---- the log ----
 
     def _span(self, track: str, name: str, begin: float, end: float, **args: Any) -> None:
-        assert self.events is not None
-        self.events.span(self.name, track, name, begin, end, **args)
+        if self.events is not None:
+            self.events.span(self.name, track, name, begin, end, **args)

@@ -9,7 +9,7 @@ from sglang_canopy.sim.system.channel import Transfer
 from sglang_canopy.sim.system.nodes import TierNode
 
 
-class Job:
+class SimulatedRequest:
     """One request on its way through an instance."""
 
     __slots__ = (

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.disk import Disk
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.tree import TieredTree
 
 PREFETCH_BATCH_PAGES = 128
@@ -22,12 +22,12 @@ class Prefetcher:
         self.tree = tree
         self.config = config
         self.kv_bytes = kv_bytes
-        self.asking: list[Job] = []
+        self.asking: list[SimulatedRequest] = []
         """Jobs whose prefetch begins at the next step."""
         self.late_bytes = 0.0
         """Read for requests that had begun without it, or had been computed meanwhile."""
 
-    def wake_at(self, waiting: Iterable[Job], now: float) -> float:
+    def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
         """When an idle instance should look again at the requests that wait for the disk."""
         due = math.inf
         for job in waiting:
@@ -65,7 +65,7 @@ class Prefetcher:
             job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
         self.asking.clear()
 
-    def settle(self, job: Job, now: float) -> bool:
+    def settle(self, job: SimulatedRequest, now: float) -> bool:
         """Whether a request may go on: its prefetch is done, or is stopped now."""
         disk, tree, policy = self.disk, self.tree, self.config.prefetch_policy
         fetch = job.fetch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_canopy.sim.system.events import EventLog
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 
 
 class RequestLog:
@@ -15,7 +15,7 @@ class RequestLog:
         self._free_s: list[float] = []
         """When each line's last request ended."""
 
-    def add(self, job: Job, now: float) -> None:
+    def add(self, job: SimulatedRequest, now: float) -> None:
         """``job`` ended ``now``: log it and its parts, on the first line free all the while."""
         lines = self._free_s
         line = next((i for i, free in enumerate(lines) if free <= job.arrival), None)

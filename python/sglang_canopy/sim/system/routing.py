@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from sglang_canopy.sim.system.instance import Instance
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 
 _MATCH_SHARE = 0.5
 """Prefix-aware: follow a cached prefix that covers this much of the prompt."""
@@ -27,7 +27,7 @@ class Router:
         self._next = 0
         self._draw = random.Random(seed)
 
-    def choose(self, job: Job) -> int:
+    def choose(self, job: SimulatedRequest) -> int:
         """The number of the instance that gets ``job``."""
         count = len(self._instances)
         if count == 1:
@@ -40,7 +40,7 @@ class Router:
             return self._least([i.outstanding for i in self._instances])
         return self._by_prefix(job)
 
-    def _by_prefix(self, job: Job) -> int:
+    def _by_prefix(self, job: SimulatedRequest) -> int:
         requests = [len(i.waiting) + len(i.running) + len(i.batch) for i in self._instances]
         most, fewest = max(requests), min(requests)
         if most - fewest > _IMBALANCE_REQUESTS and most > fewest * _IMBALANCE_RATIO:

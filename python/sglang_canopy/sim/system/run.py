@@ -20,7 +20,7 @@ from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.instance import Instance
-from sglang_canopy.sim.system.job import Job
+from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.meter import Meter
 from sglang_canopy.sim.system.profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
@@ -58,7 +58,7 @@ def simulate_system(
     if config.model is not None:
         profile.require_model(config.model)
     workload = trace if isinstance(trace, Workload) else Workload(trace)
-    run = _Run(workload, config, profile, seed, events, turns_wait)
+    run = _SystemRun(workload, config, profile, seed, events, turns_wait)
     with _rare_collections():
         run.serve()
     return run.result(time.perf_counter() - started)
@@ -75,7 +75,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class _Run:
+class _SystemRun:
     """One simulation: its instances, its clock, its sums."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Run:
             self._step(instance, now, held)
 
     def _arrive(self, number: int, now: float) -> None:
-        job = Job(number, now, self.workload.request(number))
+        job = SimulatedRequest(number, now, self.workload.request(number))
         instance = self.instances[self.router.choose(job)]
         version = instance.version
         instance.arrive(job, now)
@@ -192,7 +192,7 @@ class _Run:
                 held[following] = 1
         return held
 
-    def _release(self, job: Job, end: float, held: bytearray) -> None:
+    def _release(self, job: SimulatedRequest, end: float, held: bytearray) -> None:
         following = self.workload.next_turn[job.index]
         if following < 0:
             return
@@ -211,7 +211,7 @@ class _Run:
         for disk in self.disks:
             disk.sweep(now)
 
-    def _account(self, job: Job, end: float) -> None:
+    def _account(self, job: SimulatedRequest, end: float) -> None:
         index, extra = job.index, self.profile.arrival_s
         self.ttft[index] = job.first_token - job.arrival + extra
         self.e2e[index] = end - job.arrival + extra

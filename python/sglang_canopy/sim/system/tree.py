@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
 
@@ -27,7 +28,7 @@ class TieredTree(TierNodes):
         host_expiry: Expiry | None = None,
         write_back: bool = False,
         whole_nodes: bool = False,
-        quantum_tokens: int = 64,
+        quantum_tokens: int = QUANTUM_TOKENS,
     ) -> None:
         super().__init__(
             device_policy, device_tokens, block_tokens, host_policy, host_tokens, host_expiry
@@ -275,15 +276,16 @@ class TieredTree(TierNodes):
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
         """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""
-        kept = -(-keep // self.block_tokens)
-        if not self.whole_nodes:
-            # Down to whole blocks: up would leave a remainder for which another node is cut.
-            quantum = self.quantum_tokens
-            spare = (node.length - (need if need > quantum else quantum)) // self.block_tokens
-            if spare > kept:
-                kept = spare
-        most = len(node.blocks) - 1
-        return kept if kept < most else most
+        size = self.block_tokens
+        kept = tokens_kept(
+            node.length,
+            keep,
+            need,
+            page=size,
+            quantum=self.quantum_tokens,
+            whole_nodes=self.whole_nodes,
+        )
+        return kept // size
 
     def _shorten(self, node: TierNode, kept: int) -> bool:
         """Forget all but the first blocks of a leaf."""

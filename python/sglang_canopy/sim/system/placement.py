@@ -1,0 +1,78 @@
+"""Where KV goes that an instance has computed: its tree, host memory, the disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.sim.system.channel import Link
+from sglang_canopy.sim.system.disk import Disk
+from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.tree import TieredTree
+
+
+class Placement:
+    """The way down of one instance. ``span`` hears of every copy."""
+
+    def __init__(
+        self,
+        tree: TieredTree,
+        host_link: Link | None,
+        disk: Disk | None,
+        kv_bytes: float,
+        page_tokens: int,
+        span: Callable[..., None],
+    ) -> None:
+        self.tree = tree
+        self.host_link = host_link
+        self.disk = disk
+        self.kv_bytes = kv_bytes
+        self.page_tokens = page_tokens
+        self.span = span
+
+    def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
+        """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
+        tree, page = self.tree, self.page_tokens
+        tokens = tokens // page * page
+        if not tokens:
+            return
+        blocks = job.blocks_of(tokens, tree.block_tokens)
+        leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
+        job.private -= added
+        tree.lock(leaf, job.leaf)
+        job.leaf = leaf
+        tree.stamp(leaf, job.request, job.index)
+        if self.host_link is not None and not tree.write_back:
+            copied = tree.back_up(leaf)
+            if copied:
+                begin, end = self.host_link.write(now, copied * self.kv_bytes)
+                self.span("host writes", "back up", begin, end, tokens=copied)
+        if self.disk is not None:
+            whole = job.path[: tokens // tree.block_tokens]
+            if job.on_disk < 0:
+                prompt = job.path[: job.prompt // page * page // tree.block_tokens]
+                job.on_disk = self.disk.used(prompt, job.request, now)
+            if leaf.host and len(whole) > job.on_disk:
+                self.disk.write(whole, job.on_disk, job.request, now)
+                job.on_disk = len(whole)
+
+    def write_demoted(self, now: float) -> None:
+        """What ``write_back`` copied to the host goes on to the disk."""
+        assert self.host_link is not None
+        for node in self.tree.demoted:
+            self.host_link.write(now, node.length * self.kv_bytes)
+            if self.disk is None:
+                continue
+            runs, above = [], node
+            while above is not self.tree.root and above is not None:
+                runs.append(above.blocks)
+                above = above.parent
+            path = tuple(itertools.chain.from_iterable(reversed(runs)))
+            request = Request(
+                time=node.last_access, category=node.category, conversation=node.conversation,
+                block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
+            )  # fmt: skip
+            path = path[: (node.offset + node.length) // self.tree.block_tokens]
+            self.disk.write(path, self.disk.used(path, request, now), request, now)
+        self.tree.demoted.clear()

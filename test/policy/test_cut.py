@@ -1,0 +1,34 @@
+"""The cut rule, on cases checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_canopy.config import TreeSettings
+from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
+
+
+@pytest.mark.parametrize(
+    ("length", "keep", "need", "page", "quantum", "kept"),
+    [
+        (100, 0, 30, 1, 1, 70),  # only what is needed
+        (100, 0, 30, 1, 64, 36),  # but a quantum at least
+        (200, 0, 65, 1, 64, 135),  # more than a quantum is not rounded up to two
+        (96, 0, 30, 16, 1, 64),  # down to whole pages
+        (96, 50, 96, 16, 1, 64),  # what the policy keeps, up to a page
+        (96, 96, 96, 16, 1, 80),  # at least one page goes
+        (90, 90, 1, 16, 1, 80),  # of a partial last page, that page
+        (40, 0, 100, 16, 64, 0),  # all of a short leaf
+    ],
+)
+def test_evicts_what_is_needed_at_the_tail(length, keep, need, page, quantum, kept) -> None:
+    assert tokens_kept(length, keep, need, page=page, quantum=quantum, whole_nodes=False) == kept
+
+
+def test_whole_nodes_go_but_for_what_the_policy_keeps() -> None:
+    assert tokens_kept(96, 0, 1, page=16, quantum=1, whole_nodes=True) == 0
+    assert tokens_kept(96, 20, 1, page=16, quantum=1, whole_nodes=True) == 32
+
+
+def test_the_default_quantum_is_that_of_a_server() -> None:
+    assert TreeSettings().quantum_tokens == QUANTUM_TOKENS

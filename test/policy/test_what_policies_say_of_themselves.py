@@ -1,0 +1,61 @@
+"""Class attributes that the simulator goes by are true of every policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from sglang_canopy.policy.base import TAIL_TARGETS
+from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names
+from sglang_canopy.trace.record import TraceRequest
+
+OPTIONS = {name: {"threshold_tokens": 100} for name in ("threshold-lru", "canopy-tlru", "etlru")}
+
+
+def trace() -> list[TraceRequest]:
+    """Chats that grow slowly, code sessions that grow fast, and API calls that do not return."""
+    draw, made, talks = random.Random(3), [], {}
+    for at in range(600):
+        who = draw.randrange(20) if draw.random() < 0.6 else 100 + at
+        category = "api" if who >= 100 else ("chat", "code")[who % 2]
+        fresh = {"api": 3, "chat": 1, "code": 9}[category]
+        path = talks[who] = [*talks.get(who, ()), *(draw.randrange(10**9) for _ in range(fresh))]
+        if len(path) > 40:
+            talks.pop(who)
+        made.append(
+            TraceRequest(
+                time_s=float(at),
+                blocks=tuple(path),
+                block_tokens=10,
+                input_tokens=10 * len(path),
+                output_tokens=1,
+                category=category,
+                turn=1 + len(path) // fresh,
+                conversation=str(who),
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_shuffled_labels_change_only_what_reads_them(name: str) -> None:
+    def uncached(placebo_seed: int | None) -> list[int]:
+        policy = make_policy(name, OPTIONS.get(name))
+        return list(simulate(trace(), policy, 150, placebo_seed=placebo_seed).uncached_tokens)
+
+    changed = uncached(None) != uncached(1)
+    assert changed == policy_class(name).reads_labels
+
+
+@pytest.mark.parametrize("name", [*policy_names(), *hindsight_names()])
+def test_who_takes_a_tail_target_has_an_option_for_it(name: str) -> None:
+    made = hindsight_class(name) if name in hindsight_names() else policy_class(name)
+    options = {field.name for field in dataclasses.fields(made.Config)}
+    if made.takes_tail_target:
+        assert options & set(TAIL_TARGETS)
+    else:
+        assert "ttft_ms" not in options
