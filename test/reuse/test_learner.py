@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.policy.base import Request
 from sglang_canopy.reuse.bins import age_bin
+from sglang_canopy.reuse.hints import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
 
@@ -134,15 +135,39 @@ def test_hints_are_checked_against_what_happens():
     serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the time said
     serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
     serve(model, 93, [1, 2, 3, 4])  # not over
-    assert (model.hints.returns, model.hints.returns_true) == (2, 1)
-    assert (model.hints.overs, model.hints.overs_wrong) == (1, 1)
+    record = model.hints.record(None)
+    assert (record.returns, record.returns_true) == (2, 1)
+    assert (record.overs, record.overs_wrong) == (1, 1)
 
 
 def test_a_return_that_never_comes_counts_as_wrong():
     model = ReuseModel()
     serve(model, 0, [1], return_in_s=10.0)
     serve(model, 100, [5])
-    assert (model.hints.returns, model.hints.returns_true) == (1, 0)
+    record = model.hints.record(None)
+    assert (record.returns, record.returns_true) == (1, 0)
+
+
+def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
+    model = ReuseModel()
+    for n in range(4):
+        serve(model, 2 * n, [10 * n], over=True, tenant="liar")
+        serve(model, 2 * n + 1, [10 * n, 10 * n + 1], tenant="liar")
+    assert not model.hints.over_trusted("liar")
+    assert model.hints.over_trusted("honest")
+    assert model.hints.over_trusted(None)
+
+
+def test_the_tenants_whose_hints_are_followed_up_are_bounded_and_the_least_recent_goes():
+    hints = ReuseModel().hints
+    first = hints.record("first")
+    for n in range(MAX_TENANTS - 1):
+        hints.record(f"t{n}")
+    assert hints.record("first") is first
+    hints.record("one more")
+    assert hints.stats()["tenants"] == MAX_TENANTS
+    assert hints.key("t0") == OTHERS
+    assert hints.record("first") is first
 
 
 def test_names_from_outside_cannot_fill_the_table():

@@ -17,7 +17,7 @@ from sglang_canopy.reuse import profile
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
 from sglang_canopy.reuse.fitting import fit
-from sglang_canopy.reuse.hints import HintRecord
+from sglang_canopy.reuse.hints import HintRecords
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 
 _OWN_GAP_STEP = 0.5
@@ -51,7 +51,7 @@ class ReuseModel:
         self.exponential = exponential
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
-        self.hints = HintRecord()
+        self.hints = HintRecords()
         self.version = 0
         """Grows with every fit: ranks read before are stale."""
         self.samples = 0
@@ -120,7 +120,7 @@ class ReuseModel:
         self.version += 1
 
     def _tip_of(self, request: Request, before: Tip | None) -> Tip:
-        tip = Tip(request.time, self.categories.root)
+        tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
         tip.turn = max(1, request.turn)

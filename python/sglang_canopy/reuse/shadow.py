@@ -33,12 +33,14 @@ class Tip:
         "return_at",
         "said_over",
         "seen",
+        "tenant",
         "turn",
     )
 
-    def __init__(self, born: float, category: Category) -> None:
+    def __init__(self, born: float, category: Category, tenant: str | None = None) -> None:
         self.born = born
         self.category = category
+        self.tenant = tenant
         self.turn = 1
         """Requests seen on this path, this one included."""
         self.own_gap_s: float | None = None
