@@ -111,8 +111,9 @@ class WorkloadAware(Policy):
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        if leaf.keep_until is not None and leaf.keep_until > now:
-            leaf.slot = (self._kept, self._kept.push(leaf, leaf.keep_until))
+        until = leaf.protected_until()
+        if until > now:
+            leaf.slot = (self._kept, self._kept.push(leaf, until))
         elif leaf.over and self.model.hints.over_trusted(leaf.tenant):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
         elif self._returns_at(leaf) > now and self._trusts_return(leaf):

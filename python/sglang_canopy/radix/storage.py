@@ -73,6 +73,7 @@ class CanopyStorage(HiCacheStorage):
             ttl=settings.ttl,
             quotas=settings.quota_bytes,
             pin_bytes=settings.pin_bytes,
+            pin_tenant_bytes=settings.pin_tenant_bytes,
             compress=settings.compress,
             namespace=namespace_of(self.config, mem_pool_host),
         )
@@ -205,6 +206,10 @@ class CanopyStorage(HiCacheStorage):
             "pages": stats["pages"],
             "policy": self.settings.policy,
             "pinned_bytes": stats["pinned_bytes"],
+            "pin_limit_bytes": stats["pin_bytes"],
+            "pin_tenant_limit_bytes": stats["pin_tenant_bytes"],
+            "pins_refused": stats["pins_refused"],
+            "pinned_tenants": stats["pinned_tenants"],
             "written_pages": stats["written"],
             "written_bytes": stats["written_bytes"],
             "read_pages": stats["read"],
