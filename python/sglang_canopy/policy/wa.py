@@ -219,6 +219,7 @@ class WorkloadAware(Policy):
         return 1.5 * 2.0 ** (bucket - 1) if self.config.depth_weight_tokens > 0 else 1.0
 
     def _reweigh(self, cell: Cell) -> float:
+        cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
         return self._weight(cell.category, cell.key[1])  # type: ignore[index]
 
     def _keep(self, leaf: Leaf) -> int:

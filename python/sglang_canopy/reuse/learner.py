@@ -82,8 +82,9 @@ class ReuseModel:
             self._keep(tip, now)
         self._since_fit += 1
         if self._since_fit >= self._next_fit:
+            self.categories.forget_unused(shadow.horizon(now), now)
             self.fit(now)
-        return tip.category.label
+        return tip.category.current.label
 
     def finish(self, request: Request) -> str:
         """Take in the stop reason, the output and the hints of a request that has ended."""
@@ -136,7 +137,9 @@ class ReuseModel:
     def _categorise(self, tip: Tip, request: Request) -> Category:
         gap = tip.own_gap_s if self.own_gaps else None
         return self.categories.refine(
-            features(request.category, request.stop, tip.turn, request.output_tokens, gap)
+            features(request.category, request.stop, tip.turn, request.output_tokens, gap),
+            request.tenant,
+            request.time,
         )
 
     def _share(self, request: Request, known: int, departs: bool) -> None:
@@ -166,15 +169,17 @@ class ReuseModel:
     def _close(self, tip: Tip, now: float) -> None:
         tip.open = False
         tip.gap_s = max(0.0, now - tip.born)
-        tip.category.events[age_bin(tip.gap_s)] += 1.0
-        tip.category.gap_sum_s += tip.gap_s
+        category = tip.category.current
+        category.events[age_bin(tip.gap_s)] += 1.0
+        category.gap_sum_s += tip.gap_s
         self.samples += 1
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
         tip.growth = max(0, request.prompt_tokens - tip.history)
-        tip.category.growth[token_bin(tip.growth)] += 1.0
-        tip.category.growth_sum += tip.growth
+        category = tip.category.current
+        category.growth[token_bin(tip.growth)] += 1.0
+        category.growth_sum += tip.growth
         self.hints.continued(tip, request.time)
 
     @staticmethod
@@ -182,7 +187,7 @@ class ReuseModel:
         if tip.open:
             tip.open = False
             return
-        category = tip.category
+        category = tip.category.current
         category.events[age_bin(tip.gap_s)] -= 1.0
         category.gap_sum_s = max(0.0, category.gap_sum_s - tip.gap_s)
         if tip.growth >= 0:

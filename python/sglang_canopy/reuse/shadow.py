@@ -107,6 +107,12 @@ class ShadowIndex:
         """Every sample of the window, oldest first."""
         return iter(self._window)
 
+    def horizon(self, now: float) -> float:
+        """The time before which no sample of the window was born."""
+        horizon = now - self.window_s
+        full = len(self._window) >= self.cap
+        return max(horizon, self._window[0].born) if full else horizon
+
     def known(self, path: Sequence[int]) -> int:
         """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""
         owner = self._owner
