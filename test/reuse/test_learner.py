@@ -323,3 +323,13 @@ def test_a_saved_profile_has_no_names_that_are_dead():
     for n in range(300):
         honest(model, 1000.0 + n)
     assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}
+
+
+def test_a_shared_prefix_lives_until_its_last_use():
+    model = ReuseModel(exponential=True, min_samples=1)
+    for n in range(5):
+        serve(model, 10 * n, ["system", f"question {n}"])
+    model.fit(50.0)
+    shared = model.categories.get("shared prefix")
+    # Opened at 10 s by the second request, used at 20, 30 and 40 s.
+    assert (shared.life_sum_s, shared.lives) == (30.0 + 20.0 + 10.0, 3.0)

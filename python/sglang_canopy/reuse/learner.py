@@ -110,6 +110,11 @@ class ReuseModel:
         """The category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
 
+    def early_growth(self) -> float:
+        """Mean new tokens of the prompts seen so far, whatever their category: before a fit."""
+        count = sum(sum(category.growth) for category in self.categories)
+        return sum(category.growth_sum for category in self.categories) / count if count else 0.0
+
     def fit(self, now: float) -> None:
         """Refit every category from the window."""
         self._since_fit = 0
@@ -151,14 +156,17 @@ class ReuseModel:
             if old is None:  # left the window while the ones above were sampled
                 continue
             self._close(old, now)
-            self._open_junction(block, now, old.turn + 1, old.seen)
+            old.seen[0] = now
+            self._open_junction(block, now, old.turn + 1, old.first, old.seen)
             departs = departs and block != end
         if departs:
-            self._open_junction(end, now, 2, [shadow.born(end, now)])
+            self._open_junction(end, now, 2, shadow.born(end, now), [now])
 
-    def _open_junction(self, block: int, now: float, uses: int, first: list[float]) -> None:
-        tip = Tip(now, self.shared_category(uses, (now - first[0]) / (uses - 1)))
-        tip.turn, tip.seen = uses, first
+    def _open_junction(
+        self, block: int, now: float, uses: int, first: float, seen: list[float]
+    ) -> None:
+        tip = Tip(now, self.shared_category(uses, (now - first) / (uses - 1)))
+        tip.turn, tip.first, tip.seen = uses, first, seen
         self.shadow.open_junction(tip, block)
         self._keep(tip, now)
 

@@ -24,6 +24,7 @@ class Tip:
         "blocks",
         "born",
         "category",
+        "first",
         "gap_s",
         "growth",
         "history",
@@ -56,8 +57,10 @@ class Tip:
         self.growth = -1
         """New tokens of the prompt that continued it; -1 where none was sampled."""
         self.seen = [born]
-        """One time, shared by all tips of a conversation: when it was last seen. Of a junction:
-        when its prefix was first seen."""
+        """One time, shared by all tips of a conversation (or of a junction): when it was last
+        seen."""
+        self.first = born
+        """Of a junction: when its prefix was first seen."""
         self.return_at: float | None = None
         self.said_over = False
 
