@@ -273,17 +273,24 @@ class CanopyTreeCore(UnifiedTreeCore):
     def _entered(self, tier: int, tokens: int, node: UnifiedTreeNode | None = None) -> None:
         """``tokens`` came into ``tier``: those of ``node``, or those a request is inserting."""
         if node is not None:
-            label = node.canopy.category
+            label, tenant = node.canopy.category, node.canopy.tenant
         else:
             request = self.request
             label = "default" if request is None else request.label or request.category
-        self.counters.row(label).tiers[tier].entered += tokens
+            tenant = None if request is None else request.tenant
+        self.counters.row(label, tenant).tiers[tier].entered += tokens
 
     def _left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
         leaf = node.canopy
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         self.counters.evicted(
-            tier, leaf.category, len(node.key), leaf.reason, self.clock - since, demoted
+            tier,
+            leaf.category,
+            len(node.key),
+            leaf.reason,
+            self.clock - since,
+            demoted,
+            leaf.tenant,
         )
 
     def _release_all_component_layers(self, node: UnifiedTreeNode, medium: Any, *args, **kwargs):
