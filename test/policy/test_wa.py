@@ -299,3 +299,14 @@ def test_returns_of_each_tenant_rank_by_how_often_that_tenants_hints_came_true()
     leaf_of(policy, "k", 0.0, return_at=100.0, tenant="sure")
     unsure = leaf_of(policy, "k", 0.0, return_at=80.0, tenant="half")
     assert policy.victim(1.0).leaf is unsure
+
+
+def test_leaves_of_a_forgotten_label_rank_by_the_coarser_one():
+    policy = policy_with({"k": [9], "k|x": [1], "z": [5]})
+    fine = leaf_of(policy, "k|x", 0.0)
+    other = leaf_of(policy, "z", 0.0)
+    assert policy.victim(1.0).leaf is fine
+    categories = policy.model.categories
+    categories.forget(categories.get("k|x"))
+    policy.model.version += 1
+    assert policy.victim(1.0).leaf is other
