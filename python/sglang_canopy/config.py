@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import live_names, make_policy, parse_config
 from sglang_canopy.tier.plan_file import ServerPlan, read_plan
 from sglang_canopy.tier.ttl import TTLTable
@@ -31,11 +32,18 @@ class TreeSettings:
     """Evict whole nodes, as SGLang's own policies do, instead of only as much as is needed."""
     block_tokens: int = 64
     """Granularity, in tokens, at which reuse is learnt."""
+    keep_tenant_share: float = TENANT_SHARE
+    """Share of the device's KV that requests of one tenant may keep with ``canopy_keep_s``."""
+    keep_total_share: float = TOTAL_SHARE
+    """Share of it that all tenants together may keep."""
 
     def __post_init__(self) -> None:
         for key in ("quantum_tokens", "block_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"key {key!r} must be at least 1, got {getattr(self, key)}")
+        for key in ("keep_tenant_share", "keep_total_share"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"key {key!r} must be from 0 to 1, got {getattr(self, key)}")
 
 
 TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))

@@ -154,7 +154,18 @@ def _canopys_cache(ctx: Any) -> Any:
         _stop(str(error))
 
 
-def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+def _request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    # Images become tokens of their own a little later: until then all images look alike.
+    if recv_req.mm_inputs is None:
+        _announce(scheduler, req)
+
+
+def _request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+    if req.multimodal_inputs is not None:
+        _announce(scheduler, req)
+
+
+def _announce(scheduler: Any, req: Any) -> None:
     from sglang_canopy.radix.core import CanopyTreeCore
     from sglang_canopy.radix.link import live_request
 
@@ -189,6 +200,12 @@ SEAMS = (
         "after",
         _request_created,
         ("self", "recv_req"),
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+        "before",
+        _request_queued,
+        ("self", "req"),
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",

@@ -148,3 +148,50 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
 def test_refuses_bad_options_by_name(options, names):
     with pytest.raises(CanopyError, match=names):
         make_policy("canopy-tlru", options)
+
+
+def test_a_requests_own_target_replans_its_leaf_once_the_ttft_model_is_known():
+    policy = make_policy("canopy-tlru")
+    leaf = Leaf(0, 100)
+    leaf.slo_ms, leaf.history = 50.0, 100
+    policy.admit(leaf, 0.0)
+    assert policy.victim(1.0) == (leaf, 0)
+    policy.finish(Request(time=2.0, ttft_model=(0.001, 0.0)))
+    assert policy.victim(3.0) == (leaf, 50)
+
+
+def test_a_requests_own_target_follows_the_ttft_model():
+    policy = make_policy("canopy-tlru")
+    policy.finish(Request(time=0.0, ttft_model=(0.001, 0.0)))
+    leaf = Leaf(0, 100)
+    leaf.slo_ms, leaf.history = 50.0, 100
+    policy.admit(leaf, 0.0)
+    policy.finish(Request(time=2.0, ttft_model=(0.002, 0.0)))
+    assert policy.victim(3.0) == (leaf, 75)
+
+
+def talk(policy, time, turns):
+    """One conversation whose prompt grows by 10 tokens a turn."""
+    for turn in range(turns):
+        path = [f"{time}-{i}" for i in range(10 * (turn + 1))]
+        request = Request(time=time + turn, path=path, prompt_tokens=len(path))
+        request.label = policy.arrive(request)
+        request.label = policy.finish(request)
+
+
+def test_growth_is_planned_for_before_the_first_fit():
+    policy = make_policy("canopy-tlru", {"threshold_tokens": 5})
+    talk(policy, 0.0, 6)
+    assert policy.model.version == 0
+    assert policy.next_tokens("default") == 10.0
+
+
+def test_admitted_leaves_are_planned_again_after_the_first_fits():
+    policy = make_policy("canopy-tlru", {"threshold_tokens": 5})
+    leaf = Leaf(0, 100)
+    leaf.history = 100
+    policy.admit(leaf, 0.0)
+    assert policy.victim(1.0) == (leaf, 95)
+    talk(policy, 10.0, 30)
+    assert policy.model.version >= 1
+    assert policy.victim(100.0) == (leaf, 0)  # all of it is needed

@@ -89,7 +89,7 @@ def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
         seen = []
         policy = make_policy(name, options)
         if name == "etlru":  # one category with one rate, whatever the requests say
-            policy.model.categories.refine = lambda names: policy.model.categories.root
+            policy.model.categories.refine = lambda names, *_: policy.model.categories.root
             policy.model.categories.root.rate = policy.model.categories.root.life_s = 0.01
             policy.model.fit = lambda now: None
         tree = RadixTree(policy, 10, 1, on_evict=seen.append)

@@ -77,7 +77,8 @@ def test_a_conversation_that_is_over_goes_first():
 
 def test_over_is_ignored_once_it_has_been_wrong_too_often():
     policy = policy_with({"k": [1]})
-    policy.model.hints.overs, policy.model.hints.overs_wrong = 20, 10
+    record = policy.model.hints.record(None)
+    record.overs, record.overs_wrong = 20, 10
     old = leaf_of(policy, "k", 0.0)
     leaf_of(policy, "k", 9.0, over=True)
     assert policy.victim(10.0).leaf is old
@@ -253,3 +254,59 @@ def test_the_exponential_model_breaks_ties_by_depth():
 def test_the_exponential_model_without_samples_is_lru():
     paths = [(1, 2), (9,), (1, 3), (5,), (6,), (7,), (8,)]
     assert play("wa", 4, paths, model="exponential") == play("lru", 4, paths)
+
+
+def test_an_overdue_return_stops_protecting_whatever_other_returns_are_awaited():
+    policy = policy_with({"k": [1]})
+    leaf_of(policy, "k", 0.0, return_at=1000.0)
+    overdue = leaf_of(policy, "k", 999.0, return_at=1001.0, now=999.0)
+    leaf_of(policy, "k", 1000.0, now=1000.0)
+    # The first one's slack is 500 s, the second one's 5 s, and the third has no hint.
+    assert policy.victim(1006.5).leaf is overdue
+
+
+def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
+    policy = policy_with({"k": [0.1]})
+    record = policy.model.hints.record("liar")
+    record.overs, record.overs_wrong = 20, 10
+    record.returns, record.returns_true = 20, 0
+    leaf_of(policy, "k", 0.0)
+    over = leaf_of(policy, "k", 9.0, over=True, tenant="honest")
+    leaf_of(policy, "k", 9.0, over=True, tenant="liar")
+    assert policy.victim(10.0).leaf is over
+    policy.drop(over)
+    returns = leaf_of(policy, "k", 0.0, return_at=11.0, tenant="honest")
+    lie = leaf_of(policy, "k", 1.0, return_at=11.0, tenant="liar")
+    assert policy.victim(10.0).leaf is not returns
+    assert lie.slot[0] is not returns.slot[0]
+
+
+def test_a_leaf_that_was_said_to_be_over_ranks_as_any_other_once_its_tenant_lost_its_trust():
+    policy = policy_with({"k": [1]})
+    old = leaf_of(policy, "k", 0.0)
+    leaf_of(policy, "k", 9.0, over=True, tenant="liar")
+    record = policy.model.hints.record("liar")
+    record.overs, record.overs_wrong = 20, 10
+    assert policy.victim(10.0).leaf is old
+
+
+def test_returns_of_each_tenant_rank_by_how_often_that_tenants_hints_came_true():
+    policy = policy_with({"k": [9]})
+    sure = policy.model.hints.record("sure")
+    sure.returns, sure.returns_true = 1000, 1000
+    half = policy.model.hints.record("half")
+    half.returns, half.returns_true = 1000, 510
+    leaf_of(policy, "k", 0.0, return_at=100.0, tenant="sure")
+    unsure = leaf_of(policy, "k", 0.0, return_at=80.0, tenant="half")
+    assert policy.victim(1.0).leaf is unsure
+
+
+def test_leaves_of_a_forgotten_label_rank_by_the_coarser_one():
+    policy = policy_with({"k": [9], "k|x": [1], "z": [5]})
+    fine = leaf_of(policy, "k|x", 0.0)
+    other = leaf_of(policy, "z", 0.0)
+    assert policy.victim(1.0).leaf is fine
+    categories = policy.model.categories
+    categories.forget(categories.get("k|x"))
+    policy.model.version += 1
+    assert policy.victim(1.0).leaf is other

@@ -20,6 +20,7 @@ from sglang_canopy.radix.counters import (
     DEVICE,
     EDGES_S,
     HOST,
+    IDLE_REQUESTS,
     MAX_CATEGORIES,
     OTHER,
     REASONS,
@@ -28,7 +29,7 @@ from sglang_canopy.radix.counters import (
     Counters,
 )
 from sglang_canopy.radix.link import finished_request, live_request
-from sglang_canopy.radix.metrics import METRICS, Metrics
+from sglang_canopy.radix.metrics import MAX_SERIES, METRICS, Metrics
 from sglang_canopy.radix.reporter import Reporter
 from sglang_canopy.radix.status import POINT_S, History, Status
 from sglang_canopy.tier.disk.counters import RESIDENCY_EDGES_S
@@ -72,6 +73,70 @@ def test_categories_after_the_cap_are_counted_as_other() -> None:
     assert counters.category_of("made-up-9999") == OTHER
     assert counters.category_of("made-up-0|end") == "made-up-0"
     assert len(counters.rows()) == len(rows)
+
+
+def served(counters: Counters, name: str, tenant: str | None, requests: int = 1) -> str:
+    for _ in range(requests):
+        counters.served(name, 10, (4, 0, 0), tenant)
+    return counters.category_of(name)
+
+
+def test_a_flood_of_names_takes_no_row_that_another_tenant_needs() -> None:
+    counters = Counters()
+    assert served(counters, "chat", "honest") == "chat"
+    for n in range(10_000):
+        served(counters, f"made-up-{n}", "hostile")
+    assert served(counters, "chat", "honest") == "chat"
+    assert served(counters, "agent", "honest") == "agent"
+    assert len(counters.rows()) <= MAX_CATEGORIES + 2
+    assert sum(row.requests for row in counters.rows()) == 10_003
+    assert sum(row.misses for row in counters.rows()) == 6 * 10_003
+
+
+def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
+    counters = Counters()
+    for n in range(MAX_CATEGORIES):
+        served(counters, f"old-{n}", None)
+    served(counters, "old-0", None, IDLE_REQUESTS)
+    assert served(counters, "new", None) == "new"
+    assert counters.category_of("old-0") == "old-0"
+    assert sum(row.requests for row in counters.rows()) == MAX_CATEGORIES + IDLE_REQUESTS + 1
+
+
+def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported) -> None:
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    counters = tree.core.counters
+    served(counters, "chat", None)
+    counters.evicted(DEVICE, "chat", 5, 0, 3.0)
+    reporter.report()
+    for n in range(MAX_CATEGORIES - 1):
+        served(counters, f"name-{n}", None)
+    served(counters, "name-0", None, IDLE_REQUESTS)
+    for n in range(MAX_CATEGORIES):
+        served(counters, f"other-{n}", None)
+    assert counters.category_of("chat") == OTHER
+    served(counters, "name-0", None, IDLE_REQUESTS)
+    served(counters, "chat", None)
+    counters.evicted(DEVICE, "chat", 7, 0, 3.0)
+    reporter.report()
+    rank, chat, device = ("dp_rank", "0"), ("category", "chat"), ("tier", "device")
+    assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
+    stay = frozenset({rank, device, chat})
+    assert exported()["canopy:residency_seconds_count", stay] == 12
+    assert exported()["canopy:residency_seconds_sum", stay] == pytest.approx(36.0)
+
+
+def test_series_are_bounded_however_long_names_come_and_go(exported) -> None:
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    for n in range(40):
+        for i in range(MAX_CATEGORIES):
+            served(tree.core.counters, f"name-{n}-{i}", None)
+        served(tree.core.counters, f"name-{n}-0", None, IDLE_REQUESTS)
+        reporter.report()
+    requests = [(k, v) for k, v in exported().items() if k[0] == "canopy:requests_total"]
+    assert len(requests) <= MAX_SERIES + 1
 
 
 def test_residency_is_weighed_by_tokens() -> None:

@@ -16,6 +16,7 @@ from sglang_canopy.tier.disk import segments
 from sglang_canopy.tier.ttl import Group, TTLTable
 
 ONE_TOKEN = {"quantum_tokens": 1}
+KEEPS_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
 BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 
 
@@ -73,7 +74,7 @@ def test_a_backed_up_page_has_its_nodes_record(start) -> None:
 
 
 def test_times_on_disk_are_seconds_since_1970(start) -> None:
-    tree = start()
+    tree = start(config=KEEPS_ALL)
     tree.epoch = 1_000_000.0
     tree.serve(tokens(1, 4), 5.0, keep_until=9.0)
     (meta, _) = tree.store.meta(tree.keys(tokens(1, 4)))
@@ -195,7 +196,7 @@ def test_a_request_may_ask_for_a_ttl_and_a_pin_on_disk(start, at_once) -> None:
 def test_a_pin_keeps_nothing_in_memory_longer_than_a_request_may_ask(start, at_once) -> None:
     tree = start()
     tree.serve(tokens(1, 4), 1.0, pin_s=80_000.0)
-    tree = start()
+    tree = start(config=KEEPS_ALL)
     tree.request(2.0)
     tree.fetch(tokens(1, 4))
     (leaf,) = leaves(tree, 100)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.policy.base import Request
-from sglang_canopy.reuse.bins import age_bin
+from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
+from sglang_canopy.reuse.hints import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
 
@@ -134,15 +135,39 @@ def test_hints_are_checked_against_what_happens():
     serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the time said
     serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
     serve(model, 93, [1, 2, 3, 4])  # not over
-    assert (model.hints.returns, model.hints.returns_true) == (2, 1)
-    assert (model.hints.overs, model.hints.overs_wrong) == (1, 1)
+    record = model.hints.record(None)
+    assert (record.returns, record.returns_true) == (2, 1)
+    assert (record.overs, record.overs_wrong) == (1, 1)
 
 
 def test_a_return_that_never_comes_counts_as_wrong():
     model = ReuseModel()
     serve(model, 0, [1], return_in_s=10.0)
     serve(model, 100, [5])
-    assert (model.hints.returns, model.hints.returns_true) == (1, 0)
+    record = model.hints.record(None)
+    assert (record.returns, record.returns_true) == (1, 0)
+
+
+def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
+    model = ReuseModel()
+    for n in range(4):
+        serve(model, 2 * n, [10 * n], over=True, tenant="liar")
+        serve(model, 2 * n + 1, [10 * n, 10 * n + 1], tenant="liar")
+    assert not model.hints.over_trusted("liar")
+    assert model.hints.over_trusted("honest")
+    assert model.hints.over_trusted(None)
+
+
+def test_the_tenants_whose_hints_are_followed_up_are_bounded_and_the_least_recent_goes():
+    hints = ReuseModel().hints
+    first = hints.record("first")
+    for n in range(MAX_TENANTS - 1):
+        hints.record(f"t{n}")
+    assert hints.record("first") is first
+    hints.record("one more")
+    assert hints.stats()["tenants"] == MAX_TENANTS
+    assert hints.key("t0") == OTHERS
+    assert hints.record("first") is first
 
 
 def test_names_from_outside_cannot_fill_the_table():
@@ -153,6 +178,13 @@ def test_names_from_outside_cannot_fill_the_table():
     assert all(len(c.label) < 200 for c in model.categories)
     assert serve(model, 2000, [7], category="late").label == "overflow"
 
+
+COUNTS = {
+    "events": [1.0] * BINS,
+    "waiting": [0.0] * BINS,
+    "growth": [0.0] * TOKEN_BINS,
+    "sums": [1.0, 1.0],
+}
 
 REQUESTS = st.lists(
     st.tuples(
@@ -221,3 +253,83 @@ def test_a_learner_filled_to_a_tenth_of_its_default_bounds_holds_less_than_16_mb
         tracemalloc.stop()
     assert (len(model.shadow), model.shadow.blocks) == (10_000, 100_000)
     assert held < 16e6
+
+
+def flood(model, tenant, count, start=0.0, name="x"):
+    """``count`` invented names, one request each, one a second."""
+    for n in range(count):
+        serve(model, start + n, [f"{name}{n}"], category=f"{name}-{n}", stop="end", tenant=tenant)
+
+
+def honest(model, time, name="chat", stop="end", turn=1, tenant="honest"):
+    path = [f"{tenant}-{name}-{time}"]
+    return serve(model, time, path, category=name, stop=stop, turn=turn, tenant=tenant).label
+
+
+def test_a_flood_of_names_costs_its_sender_alone():
+    model = ReuseModel()
+    flood(model, "hostile", 1000)
+    assert honest(model, 1001.0) == "chat|end|turn1|out<64"
+    assert honest(model, 1002.0, "agent", "tool") == "agent|tool|out<64"
+    assert honest(model, 1003.0, "x-999", tenant="hostile") == "overflow"
+    assert honest(model, 1004.0) == "chat|end|turn1|out<64"
+
+
+def test_a_flood_does_not_take_the_labels_that_a_tenant_has():
+    model = ReuseModel()
+    before = [honest(model, float(n), f"kind{n}") for n in range(8)]
+    for tenant in range(40):
+        flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
+    assert [honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == before
+    assert len(model.categories) <= 256
+
+
+def test_shared_prefixes_have_room_of_their_own():
+    model = ReuseModel()
+    flood(model, "hostile", 1000)
+    assert model.shared_category(9, 0.5).label == "shared prefix|every<1s|uses9-16"
+
+
+def test_names_that_nobody_used_for_a_window_are_forgotten():
+    model = ReuseModel(window_s=100.0)
+    flood(model, "a", 60)
+    for n in range(300):
+        honest(model, 200.0 + n, "new")
+    labels = [c.label for c in model.categories]
+    assert not [label for label in labels if label.startswith("x-")]
+    assert "new|end|turn1|out<64" in labels
+
+
+def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one():
+    model = ReuseModel()
+    serve(model, 0, [1], category="old", stop="end")
+    serve(model, 5, [1, 2], category="old", stop="end")
+    before = sum(events(model).values())
+    categories = model.categories
+    for category in reversed(list(categories)):
+        if category.label.startswith("old"):
+            categories.forget(category)
+    assert "old" not in [c.label for c in categories]
+    assert sum(events(model).values()) == before
+    assert categories.get("old|end|turn1|out<64") is categories.overflow
+    serve(model, 9, [1, 2, 3], category="old", stop="end")
+    assert sum(events(model).values()) == before + 1
+    model.fit(10.0)
+
+
+def test_a_saved_profile_has_no_names_that_are_dead():
+    model = ReuseModel(window_s=100.0)
+    model.restore({"version": 1, "categories": {"ghost": COUNTS}})
+    for n in range(300):
+        honest(model, 1000.0 + n)
+    assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}
+
+
+def test_a_shared_prefix_lives_until_its_last_use():
+    model = ReuseModel(exponential=True, min_samples=1)
+    for n in range(5):
+        serve(model, 10 * n, ["system", f"question {n}"])
+    model.fit(50.0)
+    shared = model.categories.get("shared prefix")
+    # Opened at 10 s by the second request, used at 20, 30 and 40 s.
+    assert (shared.life_sum_s, shared.lives) == (30.0 + 20.0 + 10.0, 3.0)

@@ -136,6 +136,7 @@ class DiskMachine(RuleBasedStateMachine):
             ttl=TTLTable(residual_ttl_s=TTL_S),
             quotas={"t": QUOTA_PAGES * PAGE},
             pin_bytes=PINNED_PAGES * PAGE,
+            pin_tenant_bytes=PINNED_PAGES * PAGE,
         )
 
     def step(self) -> float:

@@ -52,7 +52,7 @@ class Request:
     return_in_s: float | None = None
     """The client says when the conversation continues, in seconds after ``time``."""
     keep_until: float | None = None
-    """The client asks to keep the path until this time (already bounded by the caller)."""
+    """The client asks to keep the path until this time. The tree decides (``keep.py``)."""
     ttft_model: tuple[float, float] | None = None
     """(alpha s/token, beta s) of TTFT ~ alpha * uncached tokens + beta, fitted by the caller."""
     cached_tokens: int | None = None
@@ -68,6 +68,7 @@ class Leaf:
     """
 
     __slots__ = (
+        "awaited_until",
         "category",
         "conversation",
         "created",
@@ -109,6 +110,9 @@ class Leaf:
         self.over = False
         self.return_at: float | None = None
         self.keep_until: float | None = None
+        """Until when the tree grants a client's wish to keep this node."""
+        self.awaited_until: float | None = None
+        """Until when it is protected for a request that waits to use it."""
         self.slo_ms: float | None = None
         self.slot: Any = None
 
@@ -138,7 +142,13 @@ class Leaf:
         self.slo_ms = request.slo_ms
         back = request.return_in_s
         self.return_at = None if back is None else request.time + back
-        self.keep_until = request.keep_until
+
+    def protected_until(self) -> float:
+        """Until when the node goes after all others; minus infinity for an ordinary one."""
+        keep, awaited = self.keep_until, self.awaited_until
+        if keep is None:
+            return float("-inf") if awaited is None else awaited
+        return keep if awaited is None else max(keep, awaited)
 
     def inherit(self, other: Leaf) -> None:
         """Copy everything but ``offset``, ``length`` and ``slot`` (a node was split or moved)."""

@@ -142,6 +142,8 @@ class TailOptimizedLRU(Policy):
 
     def next_tokens(self, label: str) -> float:
         """New tokens to plan for in the next prompt of a conversation with this label."""
+        if not self.model.version:
+            return self.model.early_growth()
         category = self.model.categories.get(label)
         quantile = self.config.growth_quantile
         if quantile is None:
@@ -154,8 +156,9 @@ class TailOptimizedLRU(Policy):
         return tokens if category.all_growth else 0.0
 
     def _versions(self) -> tuple[int, int]:
-        # Prompt growth moves slowly: every 16th fit is often enough to plan anew.
-        return self.target.version, self.model.version // 16
+        # Prompt growth moves fast at first, then slowly: after the fits 1, 2, 4, 8, and every 16th.
+        fits = self.model.version
+        return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 
     def _plan_again(self, now: float) -> None:
         self._planned = self._versions()

@@ -84,3 +84,32 @@ class EndQueue:
 
     def __iter__(self) -> Iterator[Leaf]:
         return (e[_LEAF] for e in self._low if e[_LEAF] is not None)
+
+
+class ReturnQueue(EndQueue):
+    """Leaves by the time at which they return, each protected until a time of its own."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends: list[tuple[float, int, Entry]] = []
+
+    def push_until(self, leaf: Leaf, stamp: float, until: float) -> Entry:
+        """Add a leaf that returns at ``stamp`` and is overdue from ``until`` on."""
+        entry = self.push(leaf, stamp)
+        heapq.heappush(self._ends, (until, entry[2], entry))
+        if len(self._ends) > 2 * self.live + _SLACK:
+            self._ends = [e for e in self._ends if e[2][_LEAF] is not None]
+            heapq.heapify(self._ends)
+        return entry
+
+    def overdue(self, now: float) -> Leaf | None:
+        """A leaf whose time is over (the longest so), or ``None``."""
+        ends = self._ends
+        while ends and (ends[0][2][_LEAF] is None or ends[0][0] <= now):
+            leaf = ends[0][2][_LEAF]
+            if leaf is not None:
+                return leaf
+            heapq.heappop(ends)
+        return None

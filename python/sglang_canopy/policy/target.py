@@ -44,13 +44,17 @@ class TailTarget:
         self._ttft_ms = ttft_ms
         self._percentile = ttft_percentile
         self._line: tuple[float, float] | None = None
+        self._planned_line: tuple[float, float] | None = None
+        self._own_targets = False
+        """Whether any leaf has a target of its own, which moves with the line alone."""
         self._seen: deque[int] = deque()
         self._ordered: list[int] = []
         self._now = tokens
         self.tokens = tokens
         """The policy's threshold; ``None`` while it is not known."""
         self.version = 0
-        """Grows whenever ``tokens`` moved by more than a tenth."""
+        """Grows whenever ``tokens``, or the line that leaves' own targets go by, moved by more
+        than a tenth."""
 
     def observe(self, request: Request) -> None:
         """Take in a finished request: its TTFT model, and how much of it was not cached."""
@@ -67,6 +71,15 @@ class TailTarget:
         if now is not None and (before is None or abs(now - before) > _MOVED * max(before, 1.0)):
             self.tokens = now
             self.version += 1
+        elif self._own_targets and self._line_moved():
+            self._planned_line = self._line
+            self.version += 1
+
+    def _line_moved(self) -> bool:
+        old, new = self._planned_line, self._line
+        if old is None or new is None:
+            return old is not new
+        return any(abs(b - a) > _MOVED * abs(a) for a, b in zip(old, new))
 
     def _add(self, uncached: int) -> None:
         self._seen.append(uncached)
@@ -76,8 +89,11 @@ class TailTarget:
 
     def of(self, leaf: Leaf) -> float | None:
         """The threshold in tokens for ``leaf``'s conversation."""
-        if leaf.slo_ms is not None and self._line is not None:
-            return threshold_tokens(leaf.slo_ms, self._line)
+        if leaf.slo_ms is not None:
+            if not self._own_targets:
+                self._own_targets, self._planned_line = True, self._line
+            if self._line is not None:
+                return threshold_tokens(leaf.slo_ms, self._line)
         return self.tokens
 
     @property

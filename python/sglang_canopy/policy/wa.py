@@ -16,13 +16,14 @@ it again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
 from sglang_canopy.policy.cells import Cell, Cells
-from sglang_canopy.policy.queues import EndQueue
+from sglang_canopy.policy.queues import EndQueue, ReturnQueue
 from sglang_canopy.reuse import profile
 from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.hints import return_slack_s
@@ -86,7 +87,8 @@ class WorkloadAware(Policy):
         )
         self._cells = Cells(exact=exponential)
         self._over = EndQueue()
-        self._returning = EndQueue()
+        self._returning: dict[str | None, ReturnQueue] = {}
+        """By tenant, since each tenant's hints come true at a rate of their own."""
         self._kept = EndQueue()
         self._ranked_version = 0
         self._learns = True
@@ -109,13 +111,17 @@ class WorkloadAware(Policy):
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
-        if leaf.keep_until is not None and leaf.keep_until > now:
-            leaf.slot = (self._kept, self._kept.push(leaf, leaf.keep_until))
-        elif leaf.over and self.model.hints.over_trusted():
+        until = leaf.protected_until()
+        if until > now:
+            leaf.slot = (self._kept, self._kept.push(leaf, until))
+        elif leaf.over and self.model.hints.over_trusted(leaf.tenant):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
-        elif self._returns_at(leaf) > now and self.model.hints.return_probability() >= _TRUST:
+        elif self._returns_at(leaf) > now and self._trusts_return(leaf):
             assert leaf.return_at is not None
-            leaf.slot = (self._returning, self._returning.push(leaf, leaf.return_at))
+            tenant = self.model.hints.key(leaf.tenant)
+            queue = self._returning.setdefault(tenant, ReturnQueue())
+            entry = queue.push_until(leaf, leaf.return_at, self._returns_at(leaf))
+            leaf.slot = (queue, entry)
         else:
             category = self._category(leaf)
             bucket = self._bucket(leaf, category)
@@ -151,11 +157,9 @@ class WorkloadAware(Policy):
         if first is not None:
             return Victim(first[3])
         least = self._cells.least(now)
-        last = self._returning.youngest()
-        if last is not None:
-            rank = self.model.hints.return_probability() / max(last[0] - now, 1e-3)
-            if least is None or rank < least[0][0]:
-                return Victim(last[3])
+        last, rank = self._last_to_return(now)
+        if last is not None and (least is None or rank < least[0][0]):
+            return Victim(last)
         if least is not None:
             return Victim(least[1], self._keep(least[1]))
         soonest = self._kept.oldest()
@@ -167,15 +171,38 @@ class WorkloadAware(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _release(self, now: float) -> None:
-        """Leaves whose time to be kept or to return has passed rank like any other."""
-        for queue in (self._kept, self._returning):
-            while (entry := queue.oldest()) is not None:
-                leaf = entry[3]
-                until = entry[0] if queue is self._kept else self._returns_at(leaf)
-                if until > now:
-                    break
-                self.drop(leaf)
-                self.admit(leaf, now)
+        """Leaves whose time to be kept or to return has passed, or whose tenant is no longer
+        trusted, rank like any other."""
+        while (entry := self._kept.oldest()) is not None and entry[0] <= now:
+            self._rank_again(entry[3], now)
+        for tenant, queue in list(self._returning.items()):
+            while (leaf := queue.overdue(now)) is not None:
+                self._rank_again(leaf, now)
+            if not queue.live:
+                del self._returning[tenant]
+        while (entry := self._over.oldest()) is not None:
+            if self.model.hints.over_trusted(entry[3].tenant):
+                break
+            self._rank_again(entry[3], now)
+
+    def _rank_again(self, leaf: Leaf, now: float) -> None:
+        self.drop(leaf)
+        self.admit(leaf, now)
+
+    def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
+        """The least of the leaves that a client returns to, and its rank."""
+        found, least = None, math.inf
+        for tenant, queue in self._returning.items():
+            last = queue.youngest()
+            if last is None:
+                continue
+            rank = self.model.hints.return_probability(tenant) / max(last[0] - now, 1e-3)
+            if rank < least:
+                found, least = last[3], rank
+        return found, least
+
+    def _trusts_return(self, leaf: Leaf) -> bool:
+        return self.model.hints.return_probability(leaf.tenant) >= _TRUST
 
     @staticmethod
     def _returns_at(leaf: Leaf) -> float:
@@ -194,6 +221,7 @@ class WorkloadAware(Policy):
         return 1.5 * 2.0 ** (bucket - 1) if self.config.depth_weight_tokens > 0 else 1.0
 
     def _reweigh(self, cell: Cell) -> float:
+        cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
         return self._weight(cell.category, cell.key[1])  # type: ignore[index]
 
     def _keep(self, leaf: Leaf) -> int:
@@ -211,7 +239,7 @@ class WorkloadAware(Policy):
         self.model.restore(state)
 
     def leaves(self) -> Iterator[Leaf]:
-        for queue in (self._kept, self._over, self._returning):
+        for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue
         yield from self._cells
 

@@ -16,6 +16,8 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.policy.cut import tokens_kept
+from sglang_canopy.policy.keep import Keeps
+from sglang_canopy.radix.awaited import Awaited
 from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.disk_link import DiskLink
 from sglang_canopy.radix.groups import LiveGroups
@@ -33,10 +35,6 @@ BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""
 
 
-AWAITED_S = 60.0
-"""How long a prefix is kept for a request that was looked up and not served yet."""
-
-
 class CanopyTreeCore(UnifiedTreeCore):
     """A tree core that asks a ``Policy`` for its victims.
 
@@ -50,6 +48,10 @@ class CanopyTreeCore(UnifiedTreeCore):
         self.counters = self.live.counters
         self.clock = 0.0
         """Largest arrival stamp seen, seconds. Eviction's notion of now."""
+        device_tokens = params.token_to_kv_pool_allocator.size
+        settings = self.live.settings
+        self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
+        self.waiting = Awaited(device_tokens)
         self.disk = DiskLink(self)
         self.groups = LiveGroups(self.live.tiers)
         window_s = self.live.tiers.ttl_window_s
@@ -69,6 +71,8 @@ class CanopyTreeCore(UnifiedTreeCore):
                 leaves.empty()
         super().reset()
         self.disk.forget()
+        self.keeps.clear()
+        self.waiting.clear()
         self.tips: dict[tuple[Any, Any], UnifiedTreeNode] = {}
         """Deepest node of each conversation, for hints that come later. Purged as it grows."""
         self.evictable_device_leaves = EvictableLeaves(self.live.device_policy, self)
@@ -126,9 +130,26 @@ class CanopyTreeCore(UnifiedTreeCore):
         head_leaf.length = split_len
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
+        self.keeps.split(tail_leaf, head_leaf)
         if tail_leaf.policy is not None:
             tail_leaf.policy.split(tail_leaf, head_leaf)
         return head, action
+
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        super()._unregister_node(node)
+        self.keeps.gone(node.canopy)
+        self.waiting.served(node.canopy)
+
+    def keep(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
+        """Keep the path to ``node`` until then, as far as the tenant's budget goes."""
+        measure(node)
+        path = []
+        while node is not self.root_node:
+            self.evictable_device_leaves.reconsider(node)
+            self.evictable_host_leaves.reconsider(node)
+            path.append(node.canopy)
+            node = node.parent
+        self.keeps.ask(reversed(path), until, tenant, self.clock)
 
     def stamp_path(self, node: UnifiedTreeNode, request: Request | None) -> None:
         """Record that ``request`` used every node from the root to ``node``.
@@ -145,8 +166,12 @@ class CanopyTreeCore(UnifiedTreeCore):
             done = self.disk.active and request.done  # type: ignore[attr-defined]
             self._remember_tip(request, node)
         grouped = self.groups.disk is not None or self.groups.host is not None
+        if request is not None and request.keep_until is not None:
+            self.keep(node, request.keep_until, request.tenant)
         while node is not root:
             leaf = node.canopy
+            if leaf.awaited_until is not None:
+                self.waiting.served(leaf)
             if node in device:
                 if node not in device.pending:
                     device.reconsider(node)
@@ -181,11 +206,12 @@ class CanopyTreeCore(UnifiedTreeCore):
         leaf = node.canopy
         if node is self.root_node or leaf.request_number == request.number:  # type: ignore[attr-defined]
             return
-        if leaf.keep_until is not None and leaf.keep_until > self.clock + AWAITED_S / 2:
+        if leaf.last_access >= self.clock or self.waiting.is_fresh(leaf, self.clock):
             return
+        measure(node)
         self.evictable_device_leaves.reconsider(node)
         self.evictable_host_leaves.reconsider(node)
-        leaf.keep_until = self.clock + AWAITED_S
+        self.waiting.protect(leaf, request.tenant, self.clock)
         leaf.last_access = max(leaf.last_access, self.clock)
 
     # ---- eviction by need ----
@@ -250,18 +276,25 @@ class CanopyTreeCore(UnifiedTreeCore):
     def _entered(self, tier: int, tokens: int, node: UnifiedTreeNode | None = None) -> None:
         """``tokens`` came into ``tier``: those of ``node``, or those a request is inserting."""
         if node is not None:
-            label = node.canopy.category
+            label, tenant = node.canopy.category, node.canopy.tenant
         else:
             request = self.request
             label = "default" if request is None else request.label or request.category
-        self.counters.row(label).tiers[tier].entered += tokens
+            tenant = None if request is None else request.tenant
+        self.counters.row(label, tenant).tiers[tier].entered += tokens
 
     def _left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
         leaf = node.canopy
         self.counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         self.counters.evicted(
-            tier, leaf.category, len(node.key), leaf.reason, self.clock - since, demoted
+            tier,
+            leaf.category,
+            len(node.key),
+            leaf.reason,
+            self.clock - since,
+            demoted,
+            leaf.tenant,
         )
 
     def _release_all_component_layers(self, node: UnifiedTreeNode, medium: Any, *args, **kwargs):
@@ -340,6 +373,8 @@ class CanopyTreeCore(UnifiedTreeCore):
         if node is None or self._node_arena.get(node.id) is not node:
             return
         back, keep = hint.get("return_in_s"), hint.get("keep_s")
+        if keep is not None:
+            self.keep(node, hint["time"] + keep, node.canopy.tenant)
         while node is not self.root_node:
             leaf = node.canopy
             self.evictable_device_leaves.reconsider(node)
@@ -348,8 +383,6 @@ class CanopyTreeCore(UnifiedTreeCore):
                 leaf.over = hint.get("over", leaf.over) and not leaf.shared
                 if back is not None:
                     leaf.return_at = hint["time"] + back
-                if keep is not None:
-                    leaf.keep_until = hint["time"] + keep
             node = node.parent
 
     def _remember_tip(self, request: Request, node: UnifiedTreeNode) -> None:

@@ -2,13 +2,16 @@
 
 Nothing here knows Prometheus: the scheduler's thread pays an addition, and ``metrics.py``
 reads the sums from a thread of its own. Counts are of tokens; one token is counted once for
-each tier it was in. Rows are bounded whatever clients call their categories.
+each tier it was in. Rows are bounded whatever clients call their categories: while there is
+room, a tenant may have any number. When there is none, a new name gets the row of one that is no
+longer used, or one of the tenant that has most, as long as that has more than its share.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +33,13 @@ on every tier, the disk store's included."""
 
 MAX_CATEGORIES = 32
 OTHER = "other"
-"""Where categories after the first ``MAX_CATEGORIES`` are counted."""
+"""Where categories without a row of their own are counted."""
+TENANT_ROWS = MAX_CATEGORIES // 4
+"""Rows that a tenant may hold on to when others need one."""
+IDLE_REQUESTS = 10_000
+"""A category that none of so many requests had may lose its row."""
+PAST = "(earlier categories)"
+"""The sum of the rows that were given to other names: no client can use this name."""
 
 _MAX_LABELS = 4096
 _VICTIM = struct.Struct("<5q")
@@ -66,6 +75,10 @@ class Row:
     """One category: its requests and what each tier did for it."""
 
     category: str
+    tenant: str | None = None
+    """Whose request made the row."""
+    used: int = 0
+    """Number of the last request that was counted in it."""
     requests: int = 0
     prompt_tokens: int = 0
     misses: int = 0
@@ -98,7 +111,15 @@ class Victims:
 class Counters:
     """All counts of one live cache. Filled by the scheduler's thread alone; read by any."""
 
-    __slots__ = ("_of_label", "_rows", "records_compared", "records_disagreed", "victims")
+    __slots__ = (
+        "_of_label",
+        "_past",
+        "_rows",
+        "_served",
+        "records_compared",
+        "records_disagreed",
+        "victims",
+    )
 
     def __init__(self) -> None:
         self.records_compared = 0
@@ -108,26 +129,39 @@ class Counters:
         self.victims = Victims()
         self._rows: dict[str, Row] = {}
         self._of_label: dict[str, Row] = {}
+        self._past: Row | None = None
+        self._served = 0
 
-    def row(self, label: str) -> Row:
+    def row(self, label: str, tenant: str | None = None) -> Row:
         """The row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
         row = self._of_label.get(label)
         if row is None:
-            row = self._new_label(label)
+            row = self._new_label(label, tenant)
         return row
 
     def rows(self) -> list[Row]:
-        """Every category seen, ``other`` among them once there are more than the cap."""
-        return list(self._rows.values())
+        """Every category that has a row, with ``OTHER`` and ``PAST`` where they count anything."""
+        rows = list(self._rows.values())
+        return rows if self._past is None else [*rows, self._past]
 
     def category_of(self, label: str) -> str:
         """The name under which ``label`` is or would be counted; makes no row."""
         name = label.partition("|")[0]
-        return name if name in self._rows or len(self._rows) < MAX_CATEGORIES else OTHER
+        return name if name in self._rows or self._has_room() else OTHER
 
-    def served(self, label: str, prompt_tokens: int, hits: tuple[int, int, int]) -> None:
-        """A request finished; ``hits`` are its prompt tokens found in each tier."""
-        row = self.row(label)
+    def served(
+        self,
+        label: str,
+        prompt_tokens: int,
+        hits: tuple[int, int, int],
+        tenant: str | None = None,
+    ) -> None:
+        """A request of ``tenant`` finished; ``hits`` are its prompt tokens found in each tier."""
+        row = self.row(label, tenant)
+        if row.category == OTHER:
+            row = self._new_label(label, tenant)  # there may be room by now
+        self._served += 1
+        row.used = self._served
         row.requests += 1
         row.prompt_tokens += prompt_tokens
         device, host, disk = row.tiers
@@ -144,12 +178,13 @@ class Counters:
         reason: int,
         seconds: float,
         demoted: bool = False,
+        tenant: str | None = None,
     ) -> None:
         """``tokens`` left ``tier`` for ``reason`` after ``seconds`` in it.
 
         ``demoted`` says that the tier below still has them.
         """
-        row = (self._of_label.get(label) or self._new_label(label)).tiers[tier]
+        row = self.row(label, tenant).tiers[tier]
         row.evicted[reason] += tokens
         if demoted:
             row.demoted += tokens
@@ -158,14 +193,54 @@ class Counters:
         stay.tokens[bisect_left(EDGES_S, seconds)] += tokens
         stay.token_seconds += seconds * tokens
 
-    def _new_label(self, label: str) -> Row:
+    def _new_label(self, label: str, tenant: str | None) -> Row:
         name = label.partition("|")[0]
         row = self._rows.get(name)
         if row is None:
-            if len(self._rows) >= MAX_CATEGORIES:
+            if not self._has_room() and not self._make_room(tenant):
                 name = OTHER
-            row = self._rows.setdefault(name, Row(name))
+            row = self._rows.get(name)
+            if row is None:
+                row = self._rows[name] = Row(name, tenant, used=self._served)
         # A client can invent any number of names: remember only so many.
         if len(self._of_label) < _MAX_LABELS:
             self._of_label[label] = row
         return row
+
+    def _has_room(self) -> bool:
+        return len(self._rows) - (OTHER in self._rows) < MAX_CATEGORIES
+
+    def _make_room(self, tenant: str | None) -> bool:
+        """Take the row of a category that is not used, or of a tenant with more than its share."""
+        rows = [row for row in self._rows.values() if row.category != OTHER]
+        oldest = min(rows, key=_last_use)
+        if oldest.used + IDLE_REQUESTS > self._served:
+            held = Counter(row.tenant for row in rows)
+            most, count = held.most_common(1)[0]
+            if count <= max(TENANT_ROWS, held[tenant] + 1):
+                return False
+            oldest = min((row for row in rows if row.tenant == most), key=_last_use)
+        if self._past is None:
+            self._past = Row(PAST)
+        _add(self._past, oldest)
+        del self._rows[oldest.category]
+        self._of_label.clear()
+        return True
+
+
+def _last_use(row: Row) -> int:
+    return row.used
+
+
+def _add(into: Row, row: Row) -> None:
+    into.requests += row.requests
+    into.prompt_tokens += row.prompt_tokens
+    into.misses += row.misses
+    for total, tier in zip(into.tiers, row.tiers):
+        total.hits += tier.hits
+        total.entered += tier.entered
+        total.demoted += tier.demoted
+        total.evicted = [a + b for a, b in zip(total.evicted, tier.evicted)]
+        stay = total.residency
+        stay.tokens = [a + b for a, b in zip(stay.tokens, tier.residency.tokens)]
+        stay.token_seconds += tier.residency.token_seconds

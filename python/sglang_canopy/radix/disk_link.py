@@ -199,7 +199,9 @@ class DiskLink:
         if leaf.keep_until is not None:
             # A pin is for the disk: above it, nothing is kept for longer than a client may ask.
             leaf.pin_until = leaf.keep_until - epoch
-            leaf.keep_until = min(leaf.pin_until, leaf.last_access + MAX_KEEP_S)
+            leaf.keep_until = None
+            until = min(leaf.pin_until, leaf.last_access + MAX_KEEP_S)
+            self.core.keep(leaf.node, until, leaf.tenant)
         if leaf.return_at is not None:
             leaf.return_at -= epoch
 

@@ -64,8 +64,7 @@ class HostTimes:
     def ends(self, leaf: NodeLeaf) -> float:
         """When ``leaf``'s time is over, seconds on the requests' clock."""
         ttl_s = self.table.ttl_s(leaf.host_group, leaf.category, leaf.ttl_s)
-        ends = leaf.last_access + ttl_s
-        return ends if leaf.keep_until is None else max(ends, leaf.keep_until)
+        return max(leaf.last_access + ttl_s, leaf.protected_until())
 
     def add(self, leaf: NodeLeaf, leaves: set[UnifiedTreeNode]) -> None:
         """``leaf`` is evictable."""

@@ -101,6 +101,7 @@ def finished_request(req: Req, request: LiveRequest, core: CanopyTreeCore) -> No
         request.label or request.category,
         request.prompt_tokens,
         (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
+        request.tenant,
     )
 
 

@@ -13,7 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.radix.counters import EDGES_S, REASONS, TIERS, Counters
+from sglang_canopy.radix.counters import (
+    EDGES_S,
+    MAX_CATEGORIES,
+    OTHER,
+    PAST,
+    REASONS,
+    TIERS,
+    Counters,
+    Row,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,11 @@ class Metric:
     """Its own labels, beside ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
 
+
+MAX_SERIES = 4 * MAX_CATEGORIES
+"""Categories with series of their own while the process lives: a series cannot be taken back."""
+_Shown = dict[tuple[str, tuple[str, ...]], Any]
+"""What was shown already, by metric and labels."""
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
@@ -126,7 +140,9 @@ class Metrics:
 
         self._fixed = {RANK_LABEL: str(rank), **(extra or {})}
         self._families = {m.name: _family(prometheus_client, m, self._fixed) for m in METRICS}
-        self._shown: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._shown: _Shown = {}
+        self._rows: dict[str, tuple[Row, _Shown]] = {}
+        self._categories: set[str] = {OTHER}
         self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._groups: set[tuple[str, str]] = set()
 
@@ -138,6 +154,8 @@ class Metrics:
                 if of[name] is not None:
                     self._set(name, of[name], tier)
         for row in status["categories"]:
+            if row["category"] not in self._categories:
+                continue
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
                     self._set("held_tokens", tokens, tier, row["category"])
@@ -149,20 +167,40 @@ class Metrics:
         self._raise("reporting_seconds_total", status["reporting_s"])
 
     def _show_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
+        """A category whose row is a new one goes on from what its series shows."""
+        before, self._rows = self._rows, {}
         for row in counters.rows():
-            category = row.category
-            self._raise("requests_total", row.requests, category)
-            self._raise("prompt_tokens_total", row.prompt_tokens, category)
-            self._raise("miss_tokens_total", row.misses, category)
-            for tier, of in zip(TIERS, row.tiers):
-                if tier not in tiers:
-                    continue
-                self._raise("hit_tokens_total", of.hits, tier, category)
-                self._raise("entered_tokens_total", of.entered, tier, category)
-                self._raise("demoted_tokens_total", of.demoted, tier, category)
-                for reason, tokens in zip(REASONS, of.evicted):
-                    self._raise("evicted_tokens_total", tokens, tier, category, reason)
-                self._spread(of.residency.tokens, of.residency.token_seconds, tier, category)
+            if row.category == PAST:
+                continue
+            known, shown = before.get(row.category, (None, {}))
+            if known is not row:
+                shown = {}
+            self._rows[row.category] = (row, shown)
+            self._show_row(row, shown, tiers)
+
+    def _show_row(self, row: Row, shown: _Shown, tiers: Iterable[str]) -> None:
+        category = self._series(row.category)
+        self._raise("requests_total", row.requests, category, shown=shown)
+        self._raise("prompt_tokens_total", row.prompt_tokens, category, shown=shown)
+        self._raise("miss_tokens_total", row.misses, category, shown=shown)
+        for tier, of in zip(TIERS, row.tiers):
+            if tier not in tiers:
+                continue
+            self._raise("hit_tokens_total", of.hits, tier, category, shown=shown)
+            self._raise("entered_tokens_total", of.entered, tier, category, shown=shown)
+            self._raise("demoted_tokens_total", of.demoted, tier, category, shown=shown)
+            for reason, tokens in zip(REASONS, of.evicted):
+                self._raise("evicted_tokens_total", tokens, tier, category, reason, shown=shown)
+            stay = of.residency
+            self._spread(stay.tokens, stay.token_seconds, tier, category, shown=shown)
+
+    def _series(self, category: str) -> str:
+        """The label of a category's series: its own, or ``OTHER`` after ``MAX_SERIES``."""
+        if category not in self._categories:
+            if len(self._categories) > MAX_SERIES:
+                return OTHER
+            self._categories.add(category)
+        return category
 
     def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
         gone = set(self._groups)
@@ -201,25 +239,30 @@ class Metrics:
             self._child(name, labels).set(value)
             self._shown[name, labels] = value
 
-    def _raise(self, name: str, total: float, *labels: str) -> None:
-        """Raise a counter to ``total``. Series appear with their first count."""
-        more = total - self._shown.get((name, labels), 0)
+    def _raise(self, name: str, total: float, *labels: str, shown: _Shown | None = None) -> None:
+        """Raise a counter by what ``total`` is above ``shown``. Series appear when they count."""
+        shown = self._shown if shown is None else shown
+        more = total - shown.get((name, labels), 0)
         if more > 0:
             self._child(name, labels).inc(more)
-            self._shown[name, labels] = total
+            shown[name, labels] = total
 
-    def _spread(self, bins: list[int], total: float, *labels: str) -> None:
-        """Bring the residency histogram to ``bins`` and its sum to ``total``."""
+    def _spread(
+        self, bins: list[int], total: float, *labels: str, shown: _Shown | None = None
+    ) -> None:
+        """Raise the residency histogram by what ``bins`` and their sum are above ``shown``."""
         name = "residency_seconds"
-        if sum(bins) == self._shown.get((name, labels), 0):
+        shown = self._shown if shown is None else shown
+        before, total_before = shown.get((name, labels), ([0] * len(bins), 0.0))
+        if bins == before:
             return
         # NOTE: the client's histogram takes one observation at a time. Its bins, which hold one
         # value each and are summed up when they are read, are what it would add to.
         child = self._child(name, labels)
-        for value, tokens in zip(child._buckets, bins):
-            value.inc(tokens - value.get())
-        child._sum.inc(total - child._sum.get())
-        self._shown[name, labels] = sum(bins)
+        for value, tokens, old in zip(child._buckets, bins, before):
+            value.inc(tokens - old)
+        child._sum.inc(total - total_before)
+        shown[name, labels] = (list(bins), total)
 
 
 def _family(client: Any, metric: Metric, fixed: Mapping[str, str]) -> Any:

@@ -114,6 +114,8 @@ class Status:
             },
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
+            "keep": self.cache.tree_core.keeps.stats(),
+            "awaited": self.cache.tree_core.waiting.budget.stats(),
             "disk": disk,
             "agreement": agreement(self.counters),
             "profile": self._profile(),

@@ -54,7 +54,10 @@ class StorageSettings:
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
     pin_bytes: int | None = None
-    """Bytes that pins may hold; a tenth of the capacity unless given."""
+    """Bytes that pins may hold; a quarter of the capacity unless given."""
+    pin_tenant_bytes: int | None = None
+    """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given, which is
+    a tenth of the capacity where that is not given either."""
     compress: bool = False
     """Compress pages with zstd."""
     sweep_s: float = 1.0
@@ -75,8 +78,9 @@ class StorageSettings:
             isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items()
         )
         _check(ok, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
-        pin = self.pin_bytes
-        _check(pin is None or _is_bytes(pin, 0), "pin_bytes", pin, _BYTES)
+        for key in ("pin_bytes", "pin_tenant_bytes"):
+            pin = getattr(self, key)
+            _check(pin is None or _is_bytes(pin, 0), key, pin, _BYTES)
         _check(isinstance(self.compress, bool), "compress", self.compress, "true or false")
         _check(
             _is_number(self.sweep_s) and 0.01 <= self.sweep_s <= 3600,

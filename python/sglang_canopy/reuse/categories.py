@@ -9,7 +9,8 @@ without it, so that a curve with few samples leans on a coarser one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
@@ -26,6 +27,8 @@ _USE_EDGES = (2, 4, 8, 16)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
 _OWN_GAP_EDGES_S = (2, 8, 30, 120)
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
+_SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
+"""All labels that ``shared_features`` can make: the name, gaps, and each gap with each use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +65,22 @@ class Category:
     """Of the exponential model, in 1/s: one over the mean reuse gap; 0 while not fitted."""
     saved: dict[str, list[float]] | None = None
     """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``."""
+    tenant: str | None = None
+    """Whose request made it; it counts in this tenant's share of the table."""
+    used_at: float | None = None
+    """Time of the last request that used it; ``None`` for one of a profile, not used yet."""
+    children: int = 0
+    """Refinements of it in the table."""
+    merged: Category | None = None
+    """What took its samples over when it left the table."""
+
+    @property
+    def current(self) -> Category:
+        """This category, or the coarser one in the table that took it over."""
+        category = self
+        while category.merged is not None:
+            category = category.merged
+        return category
 
     def reuse_probability(self, age_s: float) -> float:
         """The ATC 2025 paper's ReuseProb_w(t, life) of the fitted exponential; 0 before a fit.
@@ -116,8 +135,12 @@ def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
 class Categories:
     """The table of labels, at most ``cap`` of them, the global one and the overflow included.
 
-    A quarter of the table at most goes to names given from outside, so that nobody fills it by
-    inventing categories.
+    A quarter of the table at most goes to names given from outside, so that their refinements
+    have room. While there is room, a tenant may have any number of labels. In a full table one
+    that wants another gets the least recently used one of the tenant that has most, as long as
+    that has more than an eighth of the table and more than the other; else it makes do with a
+    coarser label. So nobody who invents names costs a tenant its share. Shared prefixes have room
+    of their own. Labels that no sample of the window has are forgotten at the next fit.
     """
 
     def __init__(self, cap: int) -> None:
@@ -126,7 +149,10 @@ class Categories:
         self.overflow = Category(OVERFLOW, self.root)
         self._table: dict[str, Category] = {ROOT: self.root, OVERFLOW: self.overflow}
         self._chains: dict[tuple[str, ...], Category] = {}
-        self._names = 0
+        self._shared_room = min(_SHARED_LABELS, cap // 4)
+        self._shared = 0
+        self._labels: Counter[str | None] = Counter()
+        self._names: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -136,17 +162,25 @@ class Categories:
         return iter(self._table.values())
 
     def get(self, label: str) -> Category:
-        """The category of a label a leaf carries; the overflow for one that is not known."""
-        return self._table.get(label, self.overflow)
+        """The category of a label that a leaf carries; the nearest coarser one, or the overflow,
+        for one that is not (or no longer) in the table."""
+        found = self._table.get(label)
+        while found is None and "|" in label:
+            label = label.rpartition("|")[0]
+            found = self._table.get(label)
+        return self.overflow if found is None else found
 
-    def refine(self, names: tuple[str, ...]) -> Category:
-        """The finest category there is room for, coarse feature first.
+    def refine(
+        self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
+    ) -> Category:
+        """The finest category there is room for, coarse feature first, used by ``tenant`` now.
 
-        A full table answers with the finest parent it already has, and with the overflow
-        category for a first feature it has never seen.
+        Where there is no room it is the finest parent in the table, and the overflow category
+        for a first feature that is not.
         """
         found = self._chains.get(names)
         if found is not None:
+            _touch(found, now)
             return found
         category = self.root
         label = ""
@@ -155,19 +189,133 @@ class Categories:
             known = self._table.get(label)
             if known is None:
                 top = category is self.root
-                if len(self._table) >= self.cap or (top and 4 * self._names >= self.cap):
+                # Touched first: what it refines must not make room for it.
+                _touch(category, now)
+                if not self._make_room(names[0] == SHARED, top, tenant):
                     return self.overflow if top else category
-                self._names += top
-                # Until the next fit it is what it refines: when it is first asked for, which
-                # depends on when a tree admits a leaf, must not change a rank.
-                known = self._table[label] = Category(
-                    label,
-                    category,
-                    rank=list(category.rank),
-                    curve=list(category.curve),
-                    grows=list(category.grows),
-                    life_s=category.life_s,
-                )
+                known = self._add(label, category, tenant)
             category = known
         self._chains[names] = category
+        _touch(category, now)
         return category
+
+    def forget_unused(self, horizon: float, now: float) -> None:
+        """Forget the labels that no request used since ``horizon``."""
+        for category in reversed(list(self._table.values())):
+            if self._is_fixed(category) or category.children:
+                continue
+            if category.used_at is None:
+                category.used_at = now
+            elif category.used_at < horizon:
+                self.forget(category)
+
+    def forget(self, category: Category) -> None:
+        """Take a label without refinements out of the table; the coarser one gets its samples."""
+        assert not category.children, f"{category.label} has refinements"
+        assert self._table.get(category.label) is category, f"{category.label} is not in the table"
+        parent = category.parent
+        assert parent is not None, "the global category stays"
+        del self._table[category.label]
+        self._chains.clear()
+        parent.children -= 1
+        self._labels[category.tenant] -= 1
+        if parent is self.root:
+            self._names[category.tenant] -= 1
+        for into, counts in (
+            (parent.events, category.events),
+            (parent.growth, category.growth),
+            (parent.waiting, category.waiting),
+        ):
+            for i, count in enumerate(counts):
+                into[i] += count
+        parent.gap_sum_s += category.gap_sum_s
+        parent.growth_sum += category.growth_sum
+        category.merged = parent
+
+    def _add(self, label: str, parent: Category, tenant: str | None) -> Category:
+        # Until the next fit it is what it refines: when it is first asked for, which
+        # depends on when a tree admits a leaf, must not change a rank.
+        made = self._table[label] = Category(
+            label,
+            parent,
+            rank=list(parent.rank),
+            curve=list(parent.curve),
+            grows=list(parent.grows),
+            life_s=parent.life_s,
+            tenant=tenant,
+        )
+        parent.children += 1
+        if self._is_fixed(made):
+            self._shared += 1
+        else:
+            self._labels[tenant] += 1
+            self._names[tenant] += parent is self.root
+        return made
+
+    def _make_room(self, shared: bool, top: bool, tenant: str | None) -> bool:
+        """Whether one more label fits, after another one had to go if need be."""
+        if shared:
+            return self._shared < self._shared_room
+        full = top and self._names.total() >= max(1, self.cap // 4)
+        if full and not self._reclaim(self._names, self.cap // 32, tenant, self._forget_name):
+            return False
+        if self._labels.total() < self.cap - self._shared_room - 2:
+            return True
+        return self._reclaim(self._labels, self.cap // 8, tenant, self._forget_label)
+
+    @staticmethod
+    def _reclaim(
+        counts: Counter[str | None],
+        share: int,
+        tenant: str | None,
+        forget: Callable[[str | None], bool],
+    ) -> bool:
+        """Take one from the tenant that has most, if it has more than it may hold on to."""
+        most = max(counts.values())
+        if most <= max(share, counts[tenant] + 1):
+            return False
+        return forget(next(other for other, count in counts.items() if count == most))
+
+    def _forget_label(self, tenant: str | None) -> bool:
+        candidates = [
+            category
+            for category in self._table.values()
+            if category.tenant == tenant and not category.children and not self._is_fixed(category)
+        ]
+        if not candidates:
+            return False
+        self.forget(min(candidates, key=_last_use))
+        return True
+
+    def _forget_name(self, tenant: str | None) -> bool:
+        name = min(
+            (
+                category
+                for category in self._table.values()
+                if category.parent is self.root
+                and category.tenant == tenant
+                and not self._is_fixed(category)
+            ),
+            key=_last_use,
+        )
+        for category in reversed(list(self._table.values())):
+            if category is name or category.label.startswith(f"{name.label}|"):
+                self.forget(category)
+        return True
+
+    @staticmethod
+    def _is_fixed(category: Category) -> bool:
+        return category.label in (ROOT, OVERFLOW) or category.label.partition("|")[0] == SHARED
+
+
+def _touch(category: Category | None, now: float | None) -> None:
+    """``category`` and all that it refines were used."""
+    if now is None:
+        return
+    while category is not None and (category.used_at is None or category.used_at < now):
+        category.used_at = now
+        category = category.parent
+
+
+def _last_use(category: Category) -> float:
+    return -math.inf if category.used_at is None else category.used_at

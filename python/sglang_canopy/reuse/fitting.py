@@ -49,6 +49,8 @@ def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> N
     for tip in shadow:  # oldest first, so the age bin only goes down
         while at > 0 and now - tip.born < EDGES[at]:
             at -= 1
+        if tip.category.merged is not None:
+            tip.category = tip.category.current
         if tip.open:
             tip.category.waiting[at] += 1.0
 

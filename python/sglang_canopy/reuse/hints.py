@@ -1,20 +1,30 @@
-"""How often what clients say about their future came true."""
+"""How often what clients say about their future came true: a record for each tenant.
+
+One tenant's false hints cost no other tenant its trust. Records are kept for the tenants that
+hinted last; every other tenant is trusted as one that has said nothing yet.
+"""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 _SLACK = 0.5
 _SLACK_MIN_S = 5.0
 _BOUND = 100_000
 """Hints followed up at once; older ones count as settled."""
+MAX_TENANTS = 64
+"""Tenants with a record of their own; the one that has hinted least recently goes first."""
+OTHERS = "*"
+"""Stands for every tenant without a record: no tenant's name has this character."""
 
 
 class Hinted(Protocol):
     """A tip that a hint was given for."""
 
     born: float
+    tenant: str | None
     return_at: float | None
     said_over: bool
 
@@ -24,22 +34,54 @@ def return_slack_s(hint_s: float) -> float:
     return max(_SLACK_MIN_S, _SLACK * hint_s)
 
 
+@dataclass(slots=True)
 class HintRecord:
-    """Counts of hints and of those that came true, and what to make of the next one."""
+    """One tenant's hints, and how many of them came true."""
+
+    returns: int = 0
+    returns_true: int = 0
+    overs: int = 0
+    overs_wrong: int = 0
+
+    def return_probability(self) -> float:
+        """P(a client returns about when it said); two of three before anything is known."""
+        return (self.returns_true + 2.0) / (self.returns + 3.0)
+
+    def over_trusted(self) -> bool:
+        """Whether "this conversation is over" has been true often enough to act on."""
+        return self.overs_wrong <= 2 + 0.1 * self.overs
+
+
+_NOTHING_KNOWN = HintRecord()
+
+
+class HintRecords:
+    """The records of all tenants, and the hints that are yet to come true or not."""
 
     def __init__(self) -> None:
-        self.returns = 0
-        self.returns_true = 0
-        self.overs = 0
-        self.overs_wrong = 0
+        self._records: dict[str | None, HintRecord] = {}
         self._open: list[tuple[float, int, Hinted]] = []
         self._count = 0
+
+    def record(self, tenant: str | None) -> HintRecord:
+        """The tenant's record to count in: made, or made the most recent."""
+        record = self._records.pop(tenant, None)
+        if record is None:
+            record = HintRecord()
+            if len(self._records) >= MAX_TENANTS:
+                del self._records[next(iter(self._records))]
+        self._records[tenant] = record
+        return record
+
+    def key(self, tenant: str | None) -> str | None:
+        """``tenant``, or ``OTHERS`` for one without a record: equal keys, equal trust."""
+        return tenant if tenant in self._records else OTHERS
 
     def say_over(self, tip: Hinted) -> None:
         """A client said that nothing continues ``tip``."""
         if not tip.said_over:
             tip.said_over = True
-            self.overs += 1
+            self.record(tip.tenant).overs += 1
 
     def say_return(self, tip: Hinted, in_s: float) -> None:
         """A client said that ``tip`` is continued ``in_s`` seconds after its birth."""
@@ -53,11 +95,13 @@ class HintRecord:
 
     def continued(self, tip: Hinted, now: float) -> None:
         """``tip`` was continued: check what was said about it."""
-        self.overs_wrong += tip.said_over
+        if tip.said_over:
+            self.record(tip.tenant).overs_wrong += 1
         if tip.return_at is not None:
-            self.returns += 1
+            record = self.record(tip.tenant)
+            record.returns += 1
             off_s = abs(now - tip.return_at)
-            self.returns_true += off_s <= return_slack_s(tip.return_at - tip.born)
+            record.returns_true += off_s <= return_slack_s(tip.return_at - tip.born)
             tip.return_at = None
 
     def settle(self, now: float) -> None:
@@ -66,20 +110,23 @@ class HintRecord:
             tip = heapq.heappop(self._open)[2]
             if tip.return_at is not None:
                 tip.return_at = None
-                self.returns += 1
+                self.record(tip.tenant).returns += 1
 
-    def return_probability(self) -> float:
-        """P(a client returns about when it said); two of three before anything is known."""
-        return (self.returns_true + 2.0) / (self.returns + 3.0)
+    def return_probability(self, tenant: str | None) -> float:
+        """P(a client of ``tenant`` returns about when it said)."""
+        return self._records.get(tenant, _NOTHING_KNOWN).return_probability()
 
-    def over_trusted(self) -> bool:
-        """Whether "this conversation is over" has been true often enough to act on."""
-        return self.overs_wrong <= 2 + 0.1 * self.overs
+    def over_trusted(self, tenant: str | None) -> bool:
+        """Whether the ends that ``tenant`` announces are to be acted on."""
+        return self._records.get(tenant, _NOTHING_KNOWN).over_trusted()
 
     def stats(self) -> dict[str, Any]:
+        """Sums over the tenants that have a record."""
+        records = list(self._records.values())
         return {
-            "returns": self.returns,
-            "returns_true": self.returns_true,
-            "overs": self.overs,
-            "overs_wrong": self.overs_wrong,
+            "returns": sum(r.returns for r in records),
+            "returns_true": sum(r.returns_true for r in records),
+            "overs": sum(r.overs for r in records),
+            "overs_wrong": sum(r.overs_wrong for r in records),
+            "tenants": len(records),
         }

@@ -17,7 +17,7 @@ from sglang_canopy.reuse import profile
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
 from sglang_canopy.reuse.fitting import fit
-from sglang_canopy.reuse.hints import HintRecord
+from sglang_canopy.reuse.hints import HintRecords
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 
 _OWN_GAP_STEP = 0.5
@@ -51,7 +51,7 @@ class ReuseModel:
         self.exponential = exponential
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
-        self.hints = HintRecord()
+        self.hints = HintRecords()
         self.version = 0
         """Grows with every fit: ranks read before are stale."""
         self.samples = 0
@@ -82,8 +82,9 @@ class ReuseModel:
             self._keep(tip, now)
         self._since_fit += 1
         if self._since_fit >= self._next_fit:
+            self.categories.forget_unused(shadow.horizon(now), now)
             self.fit(now)
-        return tip.category.label
+        return tip.category.current.label
 
     def finish(self, request: Request) -> str:
         """Take in the stop reason, the output and the hints of a request that has ended."""
@@ -109,6 +110,11 @@ class ReuseModel:
         """The category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
 
+    def early_growth(self) -> float:
+        """Mean new tokens of the prompts seen so far, whatever their category: before a fit."""
+        count = sum(sum(category.growth) for category in self.categories)
+        return sum(category.growth_sum for category in self.categories) / count if count else 0.0
+
     def fit(self, now: float) -> None:
         """Refit every category from the window."""
         self._since_fit = 0
@@ -120,7 +126,7 @@ class ReuseModel:
         self.version += 1
 
     def _tip_of(self, request: Request, before: Tip | None) -> Tip:
-        tip = Tip(request.time, self.categories.root)
+        tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
         tip.turn = max(1, request.turn)
@@ -136,7 +142,9 @@ class ReuseModel:
     def _categorise(self, tip: Tip, request: Request) -> Category:
         gap = tip.own_gap_s if self.own_gaps else None
         return self.categories.refine(
-            features(request.category, request.stop, tip.turn, request.output_tokens, gap)
+            features(request.category, request.stop, tip.turn, request.output_tokens, gap),
+            request.tenant,
+            request.time,
         )
 
     def _share(self, request: Request, known: int, departs: bool) -> None:
@@ -148,14 +156,17 @@ class ReuseModel:
             if old is None:  # left the window while the ones above were sampled
                 continue
             self._close(old, now)
-            self._open_junction(block, now, old.turn + 1, old.seen)
+            old.seen[0] = now
+            self._open_junction(block, now, old.turn + 1, old.first, old.seen)
             departs = departs and block != end
         if departs:
-            self._open_junction(end, now, 2, [shadow.born(end, now)])
+            self._open_junction(end, now, 2, shadow.born(end, now), [now])
 
-    def _open_junction(self, block: int, now: float, uses: int, first: list[float]) -> None:
-        tip = Tip(now, self.shared_category(uses, (now - first[0]) / (uses - 1)))
-        tip.turn, tip.seen = uses, first
+    def _open_junction(
+        self, block: int, now: float, uses: int, first: float, seen: list[float]
+    ) -> None:
+        tip = Tip(now, self.shared_category(uses, (now - first) / (uses - 1)))
+        tip.turn, tip.first, tip.seen = uses, first, seen
         self.shadow.open_junction(tip, block)
         self._keep(tip, now)
 
@@ -166,15 +177,17 @@ class ReuseModel:
     def _close(self, tip: Tip, now: float) -> None:
         tip.open = False
         tip.gap_s = max(0.0, now - tip.born)
-        tip.category.events[age_bin(tip.gap_s)] += 1.0
-        tip.category.gap_sum_s += tip.gap_s
+        category = tip.category.current
+        category.events[age_bin(tip.gap_s)] += 1.0
+        category.gap_sum_s += tip.gap_s
         self.samples += 1
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
         tip.growth = max(0, request.prompt_tokens - tip.history)
-        tip.category.growth[token_bin(tip.growth)] += 1.0
-        tip.category.growth_sum += tip.growth
+        category = tip.category.current
+        category.growth[token_bin(tip.growth)] += 1.0
+        category.growth_sum += tip.growth
         self.hints.continued(tip, request.time)
 
     @staticmethod
@@ -182,7 +195,7 @@ class ReuseModel:
         if tip.open:
             tip.open = False
             return
-        category = tip.category
+        category = tip.category.current
         category.events[age_bin(tip.gap_s)] -= 1.0
         category.gap_sum_s = max(0.0, category.gap_sum_s - tip.gap_s)
         if tip.growth >= 0:

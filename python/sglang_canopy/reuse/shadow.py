@@ -24,6 +24,7 @@ class Tip:
         "blocks",
         "born",
         "category",
+        "first",
         "gap_s",
         "growth",
         "history",
@@ -33,12 +34,14 @@ class Tip:
         "return_at",
         "said_over",
         "seen",
+        "tenant",
         "turn",
     )
 
-    def __init__(self, born: float, category: Category) -> None:
+    def __init__(self, born: float, category: Category, tenant: str | None = None) -> None:
         self.born = born
         self.category = category
+        self.tenant = tenant
         self.turn = 1
         """Requests seen on this path, this one included."""
         self.own_gap_s: float | None = None
@@ -54,8 +57,10 @@ class Tip:
         self.growth = -1
         """New tokens of the prompt that continued it; -1 where none was sampled."""
         self.seen = [born]
-        """One time, shared by all tips of a conversation: when it was last seen. Of a junction:
-        when its prefix was first seen."""
+        """One time, shared by all tips of a conversation (or of a junction): when it was last
+        seen."""
+        self.first = born
+        """Of a junction: when its prefix was first seen."""
         self.return_at: float | None = None
         self.said_over = False
 
@@ -104,6 +109,12 @@ class ShadowIndex:
     def __iter__(self) -> Iterator[Tip]:
         """Every sample of the window, oldest first."""
         return iter(self._window)
+
+    def horizon(self, now: float) -> float:
+        """The time before which no sample of the window was born."""
+        horizon = now - self.window_s
+        full = len(self._window) >= self.cap
+        return max(horizon, self._window[0].born) if full else horizon
 
     def known(self, path: Sequence[int]) -> int:
         """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Leaf, Policy, Request
 from sglang_canopy.policy.cut import tokens_kept
+from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
 
 AnyNode = TypeVar("AnyNode", bound=Any)
 
@@ -50,6 +51,7 @@ class RadixTree:
 
     ``quantum_tokens`` is the least that one cut takes (servers: 64); ``whole_nodes`` evicts all of a victim but
     its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` sees every cut.
+    ``keep_tenant_share`` and ``keep_total_share`` bound what requests may keep.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class RadixTree:
         quantum_tokens: int = 1,
         whole_nodes: bool = False,
         on_evict: Callable[[Evicted], None] | None = None,
+        keep_tenant_share: float = TENANT_SHARE,
+        keep_total_share: float = TOTAL_SHARE,
     ) -> None:
         if capacity_blocks < 1:
             raise CanopyError(
@@ -78,6 +82,7 @@ class RadixTree:
         self.quantum_tokens = quantum_tokens
         self.whole_nodes = whole_nodes
         self.on_evict = on_evict
+        self.keeps = Keeps(capacity_blocks * block_tokens, keep_tenant_share, keep_total_share)
         self.root = Node(None, (), 0, 0)
         self.used_blocks = 0
         self.evictions = 0
@@ -160,6 +165,9 @@ class RadixTree:
         while node is not root:
             node.stamp(request)
             node = node.parent  # type: ignore[assignment]  # only the root has none
+        if request.keep_until is not None:
+            path = self._path_to(leaf)
+            self.keeps.ask(path, request.keep_until, request.tenant, self.now)
 
     def evict(self, need_blocks: int) -> int:
         """Free at least ``need_blocks`` if the policy has victims; returns the blocks freed."""
@@ -178,6 +186,7 @@ class RadixTree:
         assert not leaf.children, "not a leaf"
         assert not leaf.locks, "a request holds it"
         self.policy.drop(leaf)
+        self.keeps.gone(leaf)
         self.used_blocks -= len(leaf.blocks)
         del parent.children[leaf.blocks[0]]
         leaf.parent = None
@@ -191,6 +200,7 @@ class RadixTree:
     def verify(self) -> None:
         """Recount everything; raises ``AssertionError`` naming what disagrees."""
         used, evictable = 0, set()
+        self.keeps.check(self.nodes())
         for node in self.nodes():
             parent, tokens = node.parent, self.block_tokens
             assert parent is not None, f"node {node.blocks[:4]} has no parent"
@@ -218,6 +228,14 @@ class RadixTree:
             f"the policy ranks {len(admitted)} leaves, {len(evictable)} are evictable"
         )
 
+    def _path_to(self, node: Node) -> list[Node]:
+        """The nodes down to ``node``, the root left out."""
+        path = []
+        while node is not self.root:
+            path.append(node)
+            node = node.parent  # type: ignore[assignment]
+        return path[::-1]
+
     def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
         """Evict the end of ``leaf``, for a need of ``need`` blocks; returns the blocks freed."""
         policy, tokens = self.policy, self.block_tokens
@@ -240,6 +258,7 @@ class RadixTree:
         policy.drop(leaf)
         # ``evicted`` sees the length before the cut (see Policy.evicted).
         policy.evicted(leaf, gone * tokens)
+        self.keeps.shrink(leaf, gone * tokens)
         if keep:
             leaf.blocks = leaf.blocks[:keep]
             leaf.length = keep * tokens
@@ -266,6 +285,7 @@ class RadixTree:
         node.offset += head.length
         node.length -= head.length
         head.children[node.blocks[0]] = node
+        self.keeps.split(node, head)
         self.policy.split(node, head)
         return head
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from sglang_canopy.policy.base import Leaf, Policy, Request
 from sglang_canopy.tier.disk.index import NO_ROW, PageIndex
@@ -31,19 +32,27 @@ class Shelf:
     """Not thread-safe: the store's lock guards it."""
 
     def __init__(
-        self, index: PageIndex, policy: Policy, quotas: Mapping[str, int], pin_bytes: int
+        self,
+        index: PageIndex,
+        policy: Policy,
+        quotas: Mapping[str, int],
+        pin_bytes: int,
+        pin_tenant_bytes: int,
     ) -> None:
         self.index = index
         self.policy = policy
         self.quotas = dict(quotas)
         self.pin_bytes = pin_bytes
+        self.pin_tenant_bytes = pin_tenant_bytes
         self.pinned_bytes = 0
+        self.pinned_by_tenant: dict[str | None, int] = {}
         self.tenant_bytes: dict[str, int] = {}
         self._leaves: dict[int, PageLeaf] = {}
         self._twins: dict[str, Policy] = {}
         self._twin_leaves: dict[int, PageLeaf] = {}
         self._held: dict[int, int] = {}
         self._pins: dict[int, float] = {}
+        self._pin_tenants: dict[int, str | None] = {}
         self._pin_ends: list[tuple[float, int]] = []
 
     # ---- tips ----
@@ -156,10 +165,12 @@ class Shelf:
     # ---- pins ----
 
     def pin(self, row: int, until: float) -> bool:
-        """Keep ``row`` and everything above it until then; false beyond the cap on bytes.
+        """Keep ``row`` and everything above it until then; false beyond a cap on bytes.
 
-        Pages above a pinned one count as pinned as well.
+        Pages above a pinned one count as pinned as well. All are charged to the tenant of
+        ``row``: no two tenants have a page in common.
         """
+        tenant = self.index.tenants[self.index.tenant[row]]
         index, path, size = self.index, [], 0
         while row != NO_ROW:
             if self._pins.get(row, 0.0) >= until:
@@ -168,18 +179,34 @@ class Shelf:
             if row not in self._pins:
                 size += index.stored[row]
             row = index.parent[row]
-        if self.pinned_bytes + size > self.pin_bytes:
+        used = self.pinned_by_tenant.get(tenant, 0)
+        if self.pinned_bytes + size > self.pin_bytes or used + size > self.pin_tenant_bytes:
             return False
         self.pinned_bytes += size
+        if size:
+            self.pinned_by_tenant[tenant] = used + size
         for each in path:
             self._pins[each] = until
+            self._pin_tenants.setdefault(each, tenant)
             heapq.heappush(self._pin_ends, (until, each))
             self.take_off(each)
         return True
 
     def unpin(self, row: int) -> None:
-        if self._pins.pop(row, None) is not None:
-            self.pinned_bytes -= self.index.stored[row]
+        if self._pins.pop(row, None) is None:
+            return
+        stored, tenant = self.index.stored[row], self._pin_tenants.pop(row)
+        self.pinned_bytes -= stored
+        left = self.pinned_by_tenant[tenant] - stored
+        if left:
+            self.pinned_by_tenant[tenant] = left
+        else:
+            del self.pinned_by_tenant[tenant]
+
+    def pinned_tenants(self, most: int = 64) -> list[dict[str, Any]]:
+        """The ``most`` tenants that pin most, with their bytes (``None``: the public tenant)."""
+        rows = sorted(self.pinned_by_tenant.items(), key=lambda row: (-row[1], row[0] or ""))
+        return [{"tenant": tenant, "bytes": size} for tenant, size in rows[:most]]
 
     def pinned_until(self, row: int) -> float | None:
         return self._pins.get(row)
@@ -225,6 +252,10 @@ class Shelf:
             id(leaf) for leaf in self._leaves.values()
         }
         assert self.pinned_bytes == sum(index.stored[row] for row in self._pins)
+        pinned: dict[str | None, int] = {}
+        for row, tenant in self._pin_tenants.items():
+            pinned[tenant] = pinned.get(tenant, 0) + index.stored[row]
+        assert pinned == self.pinned_by_tenant, (pinned, self.pinned_by_tenant)
         tenants: dict[str, int] = {}
         for row in index.rows.values():
             tenant = index.tenants[index.tenant[row]]

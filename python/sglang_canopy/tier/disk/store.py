@@ -66,6 +66,7 @@ class DiskStore(Opening):
         ttl: TTLTable | None = None,
         quotas: Mapping[str, int] | None = None,
         pin_bytes: int | None = None,
+        pin_tenant_bytes: int | None = None,
         compress: bool = False,
         now: Callable[[], float] | None = None,
         namespace: str = "",
@@ -73,13 +74,18 @@ class DiskStore(Opening):
         counters: StoreCounters | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pin_bytes``: how much pins may hold, a tenth of the capacity unless given.
+        """``pin_bytes``: how much pins may hold, a quarter of the capacity unless given;
+        ``pin_tenant_bytes``: how much those of one tenant, two fifths of that unless given.
 
         ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
         wall time without its jumps. ``temporary``: no later store will ask for this namespace;
         its folder goes with it. ``counters``: those of a store before this one, to go on with.
         """
-        _check_sizes(page_bytes, capacity_bytes, pin_bytes, quotas)
+        if pin_bytes is None:
+            pin_bytes = capacity_bytes // 4
+        if pin_tenant_bytes is None:
+            pin_tenant_bytes = pin_bytes * 2 // 5
+        _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
         self.counters = counters or StoreCounters()
         self.faults = Faults(self.counters, str(folder))
         self.ttl = ttl or TTLTable()
@@ -96,7 +102,8 @@ class DiskStore(Opening):
             self.index,
             policy,
             quotas or {},
-            capacity_bytes // 10 if pin_bytes is None else pin_bytes,
+            pin_bytes,
+            pin_tenant_bytes,
         )
         self._monotonic = monotonic
         self._full_until = 0.0
@@ -483,7 +490,11 @@ _facts = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:])
 
 
 def _check_sizes(
-    page_bytes: int, capacity_bytes: int, pin_bytes: int | None, quotas: Mapping[str, int] | None
+    page_bytes: int,
+    capacity_bytes: int,
+    pin_bytes: int,
+    pin_tenant_bytes: int,
+    quotas: Mapping[str, int] | None,
 ) -> None:
     if page_bytes < 1:
         raise CanopyError(f"disk store: page_bytes must be at least 1, got {page_bytes}")
@@ -492,8 +503,9 @@ def _check_sizes(
             f"disk store: capacity_bytes {capacity_bytes} holds no page of {page_bytes} bytes; "
             "give it more"
         )
-    if pin_bytes is not None and pin_bytes < 0:
-        raise CanopyError(f"disk store: pin_bytes must be 0 or more, got {pin_bytes}")
+    for name, size in (("pin_bytes", pin_bytes), ("pin_tenant_bytes", pin_tenant_bytes)):
+        if size < 0:
+            raise CanopyError(f"disk store: {name} must be 0 or more, got {size}")
     for tenant, size in (quotas or {}).items():
         if size < 0:
             raise CanopyError(

@@ -165,6 +165,8 @@ class Upkeep:
             return True
         if not self.shelf.pin(row, until):
             self.counters.pins_refused += 1
+            # Refused, it ranks like any other page; a shorter pin that it has goes on.
+            self.index.keep_until[row] = as_number(self.shelf.pinned_until(row))
             return False
         self.counters.pinned += 1
         self._set_expiry(row)
@@ -370,6 +372,9 @@ class Upkeep:
                 "capacity_bytes": self.capacity_bytes,
                 "tips": len(self.shelf),
                 "pinned_bytes": self.shelf.pinned_bytes,
+                "pin_bytes": self.shelf.pin_bytes,
+                "pin_tenant_bytes": self.shelf.pin_tenant_bytes,
+                "pinned_tenants": self.shelf.pinned_tenants(),
                 "tenants": len(self.shelf.tenant_bytes),
                 "index_memory_bytes": index.memory_bytes(),
                 "residency_edges_s": list(RESIDENCY_EDGES_S),

@@ -1,0 +1,51 @@
+"""Prompts with different images are different prompts, though their text is the same."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+from live_tree import LiveTree, fake_req
+from sglang.srt.managers.mm_utils import (
+    MultiModalityDataPaddingPatternMultimodalTokens,
+    duplicate_pad_mm_input_ids,
+)
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
+
+from sglang_canopy import plugin
+
+IMAGE = 7
+"""The placeholder that stands for any image until SGLang pads the prompt."""
+
+
+def entered(tree: LiveTree, time: float, picture: int | None):
+    """A prompt of 8 tokens and an image of 8, as the scheduler takes it in, step by step."""
+    tokens = array("q", [1, 2, 3, 4, 5, 6, 8, 9, *[IMAGE] * 8])
+    scheduler = SimpleNamespace(tree_cache=tree.cache)
+    req = fake_req(tokens, [], {"time": time}, multimodal_inputs=None)
+    images = None
+    if picture is not None:
+        item = MultimodalDataItem(modality=Modality.IMAGE, hash=picture, offsets=[(8, 15)])
+        item.pad_value = 1_000_000 + picture
+        images = MultimodalInputs(mm_items=[item], im_token_id=IMAGE)
+    plugin._request_created(req, scheduler, SimpleNamespace(mm_inputs=images))
+    if images is not None:
+        pad = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens
+        req.origin_input_ids = duplicate_pad_mm_input_ids(tokens, images, pad)
+        req.multimodal_inputs = images
+    plugin._request_queued(scheduler, req)
+    return req.canopy
+
+
+def test_prompts_with_different_images_part_where_the_image_begins() -> None:
+    tree = LiveTree(256, "wa", {"block_tokens": 4})
+    cat, dog, again = (entered(tree, float(n), picture) for n, picture in enumerate((1, 2, 1)))
+    assert cat.path[:2] == dog.path[:2]
+    assert not set(cat.path[2:]) & set(dog.path[2:])
+    assert again.path == cat.path
+
+
+def test_a_prompt_without_images_is_announced_when_it_is_created() -> None:
+    tree = LiveTree(256, "wa", {"block_tokens": 4})
+    assert len(entered(tree, 5.0, None).path) == 4
+    assert tree.core.clock == 5.0

@@ -1,0 +1,192 @@
+"""What requests may keep from eviction is bounded, by tenant and in total, in both trees alike."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+from live_tree import LiveTree, check, fake_req
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_canopy.policy.base import Request
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.radix.link import live_request
+from sglang_canopy.radix.status import Status
+from sglang_canopy.sim.tree import RadixTree
+
+PAGE = 4
+
+
+def talk(who: int, tokens: int = 20) -> list[int]:
+    return [1000 * who + i for i in range(tokens)]
+
+
+def test_a_tenant_that_asks_to_keep_everything_keeps_its_share_and_no_more() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n in range(25):
+        tree.serve(talk(n), float(n), tenant="hostile", keep_until=3600.0)
+    for n in range(25, 50):
+        tree.serve(talk(n), float(n), tenant="honest")
+    tree.evict(500)
+    assert sum(tree.match(talk(n)) for n in range(25)) == 100
+    assert sum(tree.match(talk(n)) for n in range(25, 50)) == 400
+    check(tree)
+
+
+def test_all_tenants_together_keep_the_total_and_no_more() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n in range(40):
+        tree.serve(talk(n), float(n), tenant=f"t{n}", keep_until=3600.0)
+    tree.evict(560)
+    assert tree.core.keeps.budget.tokens == 240  # 250 in whole nodes
+    assert sum(tree.match(talk(n)) == 20 for n in range(12)) == 12
+    tree.evict(240)
+    assert sum(tree.match(talk(n)) for n in range(40)) == 0
+    assert tree.core.keeps.budget.tokens == 0
+
+
+@pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])
+def test_the_shares_are_settings_of_the_tree(key: str) -> None:
+    tree = LiveTree(1000, "wa", {"keep_tenant_share": 0.5, "keep_total_share": 0.6, key: 0.02})
+    for n in range(10):
+        tree.serve(talk(n), float(n), keep_until=3600.0)
+    assert tree.core.keeps.budget.tokens == 20
+
+
+def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    system = list(range(50))
+    for n in range(5):
+        tree.serve(system + talk(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
+    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+    tree.serve(system + talk(9, 10), 9.0, tenant="a", keep_until=3600.0)
+    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+
+
+def test_a_request_without_a_keep_does_not_uncharge_what_others_keep_below() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    system = list(range(90))
+    tree.serve([*system, 9001], 0.0, tenant="a", keep_until=3600.0)
+    tree.serve([*system, 9002], 1.0, tenant="a")
+    assert tree.core.keeps.budget.by_tenant == {"a": 91}
+
+
+def test_what_is_kept_is_uncharged_when_its_time_is_over() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n in range(5):
+        tree.serve(talk(n), 0.0, tenant="a", keep_until=10.0)
+    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+    tree.serve(talk(7), 11.0, tenant="a", keep_until=100.0)
+    assert tree.core.keeps.budget.by_tenant == {"a": 20}
+
+
+def awaiting(tree: LiveTree, tokens: list[int], time: float, salt: str | None = None) -> Any:
+    req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
+    live_request(req, tree.core)
+    tree.cache.match_prefix(
+        MatchPrefixParams(key=RadixKey(array("q", tokens), None, cache_salt=salt), req=req)
+    )
+    return req
+
+
+def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    tree.serve(talk(1), 0.0)
+    awaiting(tree, talk(1), 1.0)
+    nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
+    assert [n.keep_until for n in nodes] == [None]
+    assert [n.awaited_until for n in nodes] == [61.0]
+    assert tree.core.keeps.budget.tokens == 0
+
+
+def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n in range(50):
+        tree.serve(talk(n), float(n))
+    for n in range(40):
+        awaiting(tree, talk(n), 60.0)
+    protected = [
+        n for n in tree.core._node_arena.values() if (n.canopy.awaited_until or 0.0) > 60.0
+    ]
+    assert len(protected) == 12  # a quarter of the tier, in whole paths
+    check(tree)
+
+
+def workload(seed: int, requests: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    talks: dict[int, list[int]] = {}
+    made, now = [], 0.0
+    for _ in range(requests):
+        now += draw.choice([0.25, 1.0, 5.0])
+        who = draw.randrange(14)
+        if who not in talks or draw.random() < 0.08:
+            talks[who] = [1, 2, 3] if who % 3 == 0 else []
+        talks[who] = talks[who] + [draw.randrange(10, 10**6) for _ in range(draw.randrange(1, 5))]
+        keep = now + draw.choice([2.0, 20.0, 200.0]) if draw.random() < 0.5 else None
+        made.append(
+            {
+                "time": now,
+                "blocks": list(talks[who]),
+                "category": ("chat", "agent")[who % 2],
+                "conversation": f"c{who}",
+                "tenant": ("a", "b", None)[who % 3],
+                "keep_until": keep,
+            }
+        )
+    return made
+
+
+def test_simulator_and_live_cache_grant_and_evict_alike() -> None:
+    granted = refused = 0
+    for seed in range(4):
+        live = LiveTree(
+            40 * PAGE,
+            "wa",
+            {
+                "quantum_tokens": 1,
+                "block_tokens": PAGE,
+                "keep_tenant_share": 0.5,
+                "keep_total_share": 0.6,
+            },
+            page_size=PAGE,
+        )
+        sim = RadixTree(make_policy("wa"), 40, PAGE, keep_tenant_share=0.5, keep_total_share=0.6)
+        for step in workload(seed, 120):
+            blocks = step["blocks"]
+            path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
+            said = {k: v for k, v in step.items() if k not in ("time", "blocks")}
+            hit = sim.access(
+                Request(
+                    time=step["time"],
+                    path=path,
+                    block_tokens=PAGE,
+                    prompt_tokens=len(path) * PAGE,
+                    **said,
+                )
+            )
+            tokens = [t for block in blocks for t in [block] * PAGE]
+            served = live.serve(tokens, step["time"], path=path, block_tokens=PAGE, **said)
+            assert served == hit * PAGE
+            assert live.core.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
+            sim.verify()
+            check(live)
+            live.core.keeps.check(n.canopy for n in live.core._node_arena.values())
+        granted += sim.keeps.granted
+        refused += sim.keeps.refused
+    assert granted > 50
+    assert refused > 50
+
+
+def test_the_status_shows_who_keeps_what() -> None:
+    tree = LiveTree(1000, "wa")
+    tree.serve(talk(1), 0.0, tenant="a", keep_until=3600.0)
+    tree.serve(talk(2), 1.0, keep_until=3600.0)
+    for n in range(3, 10):
+        tree.serve(talk(n), float(n), tenant="a", keep_until=3600.0)
+    keep = Status(tree.cache, 0).take(0.0)["keep"]
+    assert keep["tenants"] == [{"tenant": "a", "tokens": 100}, {"tenant": None, "tokens": 20}]
+    assert (keep["tenant_limit_tokens"], keep["total_limit_tokens"]) == (100, 250)
+    assert (keep["granted"], keep["refused"]) == (6, 3)
