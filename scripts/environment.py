@@ -84,11 +84,18 @@ def install(kind: str, *, tests: bool = False) -> None:
         _install_project("import stand-ins", stand_in, [str(stand_in)])
     if tests:
         _install_files("test tools", ["test.txt", "pins.txt"], ["-r", "test.txt"])
+        _add_test_support()
     _install_project("sglang-canopy", ROOT, ["-e", str(ROOT)])
     check_torch(kind)
     # This interpreter read its .pth files before the ones just installed were there.
     site.addsitedir(sysconfig.get_paths()["purelib"])
     importlib.invalidate_caches()
+
+
+def _add_test_support() -> None:
+    """Let benchmarks import `support`, the tests' own helpers, from test/."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    (packages / "canopy-test-support.pth").write_text(f"{ROOT / 'test'}\n", encoding="utf-8")
 
 
 def check_torch(kind: str) -> None:

@@ -115,7 +115,7 @@ def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
 
 
 def serve(model: Path, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
-    from sglang_canopy.launch import cpu_arguments, serving
+    from sglang_canopy.bench.launch import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
     if kind == "cuda":

@@ -1,6 +1,6 @@
 """Write the digests of SGLang's functions that Canopy builds on. Run it when the pin moves.
 
-    python scripts/sglang_digests.py            # writes python/sglang_canopy/sglang_digests.json
+    python scripts/sglang_digests.py            # writes python/sglang_canopy/server/sglang_digests.json
     python scripts/sglang_digests.py --check    # exit status 1, and names, where it is out of date
 
 What is in the table: every method that a class of ours overrides, every function that we hook or
@@ -27,7 +27,8 @@ from typing import Any
 import sglang
 
 import sglang_canopy
-from sglang_canopy import cpu, digests, plugin
+from sglang_canopy import cpu
+from sglang_canopy.server import digests, plugin
 
 ROOT = Path(sglang.__path__[0])
 OURS = Path(sglang_canopy.__path__[0])

@@ -16,9 +16,9 @@ from unittest import mock
 
 from tqdm import tqdm
 
-from sglang_canopy.policy import cells
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.structures import cells
 from sglang_canopy.reuse import fitting, learner
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.categories import features

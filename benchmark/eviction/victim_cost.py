@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import statistics
-import sys
 import time
 import warnings
 from array import array
@@ -24,12 +23,12 @@ from pathlib import Path
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "radix"))
 
-from live_tree import LiveTree  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from tqdm import tqdm  # noqa: E402
+
+from support.live_tree import LiveTree  # noqa: E402
 
 LEAF = 8
 SINGLE, MANY, PROBES = 60, 500, 300

@@ -29,7 +29,6 @@ from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "test" / "radix"))
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 KV_TOKENS = 6144
@@ -80,9 +79,9 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
 
 
 def live(seconds: float, svg: Path | None) -> dict[str, Any]:
-    from sglang_canopy.launch import cpu_arguments, free_port, serving
+    from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
     from sglang_canopy.models.tiny import write_tiny_model
-    from sglang_canopy.top.source import fetch
+    from sglang_canopy.telemetry.top_source import fetch
 
     with tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch:
         folder = Path(scratch)
@@ -126,9 +125,8 @@ def counters(requests: int, rounds: int) -> dict[str, Any]:
     import logging
 
     logging.disable(logging.WARNING)
-    from live_tree import LiveTree
-
-    from sglang_canopy.radix.counters import Counters
+    from sglang_canopy.telemetry.counters import Counters
+    from support.live_tree import LiveTree
 
     class Silent(Counters):
         def served(self, *_: Any) -> None: ...

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.bench.profile_client import ProfiledServer
+from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
 from sglang_canopy.bench_serving import replay
 from sglang_canopy.cli.main import main as canopy
 from sglang_canopy.cli.profile import measure
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.launch import cpu_arguments, free_port, serving
+from sglang_canopy.profiling.client import ProfiledServer
 from sglang_canopy.sim.system import (
     EngineProfile,
     SystemConfig,

@@ -14,7 +14,7 @@ from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.profile import load_profile
+from sglang_canopy.sim.system.engine_profile import load_profile
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from sglang_canopy.bench import report
+from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
 from sglang_canopy.bench_serving import replay
 from sglang_canopy.cli.main import main as canopy
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.launch import cpu_arguments, free_port, serving
 from sglang_canopy.trace import open_trace
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens
 

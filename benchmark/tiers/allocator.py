@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy.sim.ttl import observe, path_snapshot
-from sglang_canopy.tier.allocate import allocate
-from sglang_canopy.tier.groups import Choice, choose_groups
-from sglang_canopy.tier.learn import Learning, in_hindsight, learn
-from sglang_canopy.tier.path_log import PathLog
-from sglang_canopy.tier.replay import fixed_ttls
-from sglang_canopy.tier.segments import segments_of
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import write_trace
 from sglang_canopy.trace.synth_presets import get_preset
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "tier"))
-
-from linear_bound import linear_bound
+from sglang_canopy.ttl.allocate import allocate
+from sglang_canopy.ttl.groups import Choice, choose_groups
+from sglang_canopy.ttl.learn import Learning, in_hindsight, learn
+from sglang_canopy.ttl.path_log import PathLog
+from sglang_canopy.ttl.path_segments import segments_of
+from sglang_canopy.ttl.replay import fixed_ttls
+from support.linear_bound import linear_bound
 
 GROUPS = 64
 TTLS_S = (10.0, 60.0, 300.0)

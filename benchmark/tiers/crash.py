@@ -19,9 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "tier"))
-
-from crash import CrashCounts, kill_once
+from support.crash import CrashCounts, kill_once
 
 
 def main() -> None:

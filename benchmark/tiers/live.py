@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from sglang_canopy.launch import Server, cpu_arguments, free_port, serving
+from sglang_canopy.bench.launch import Server, cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -237,7 +237,13 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     return result
 
 
-_METADATA = ("disk_link.py", "radix/groups.py", "ttl_window.py", "radix/pages.py", "path_log.py")
+_METADATA = (
+    "disk_link.py",
+    "radix/ttl_groups.py",
+    "ttl_window.py",
+    "storage/page_table.py",
+    "path_log.py",
+)
 """Files with nothing in them but the tiers' metadata."""
 
 

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import random
-import sys
 import tempfile
 import time
 import warnings
@@ -27,16 +26,15 @@ from typing import Any
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "radix"))
 
-from disk_tree import DiskTree  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from sglang_canopy.config import TierOptions  # noqa: E402
-from sglang_canopy.radix.disk_link import DiskLink  # noqa: E402
-from sglang_canopy.radix.groups import LiveGroups  # noqa: E402
-from sglang_canopy.radix.ttl_window import TtlWindow  # noqa: E402
-from sglang_canopy.tier.ttl import Group, TTLTable  # noqa: E402
+from sglang_canopy.config.tiers import TierOptions  # noqa: E402
+from sglang_canopy.radix.ttl_groups import LiveGroups  # noqa: E402
+from sglang_canopy.storage.disk_link import DiskLink  # noqa: E402
+from sglang_canopy.storage.ttl_window import TtlWindow  # noqa: E402
+from sglang_canopy.ttl.table import Group, TTLTable  # noqa: E402
+from support.disk_tree import DiskTree  # noqa: E402
 
 TIMED = (
     *((DiskLink, name) for name in ("arrive", "note", "used", "finished", "came_back")),

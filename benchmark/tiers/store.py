@@ -129,7 +129,8 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _throughput(folder: Path) -> list[dict[str, Any]]:
     """MB/s of writing and reading, in turns, five rounds each; the median counts."""
     from store_backends import CanopyBackend, FileBackend
-    from store_pool import host_pool
+
+    from support.store_pool import host_pool
 
     rows = []
     for label, shape in {
@@ -351,7 +352,7 @@ def _tell(backend: Any, paths: list[list[str]], turn: Iterator[int]) -> None:
 
 
 def _small_pool() -> Any:
-    from store_pool import host_pool
+    from support.store_pool import host_pool
 
     return host_pool(128, page_tokens=4, layers=8, heads=2, head_dim=16)
 
@@ -367,7 +368,7 @@ def _keys(name: str) -> Iterator[str]:
 
 
 def _metas(count: int) -> list[Any]:
-    from sglang_canopy.tier.page import PageMeta
+    from sglang_canopy.disk.page import PageMeta
 
     now = time.time()
     return [

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheFile
-from store_pool import storage_config, token_indices
 
-from sglang_canopy.policy.base import Request
-from sglang_canopy.radix.pages import PAGES
-from sglang_canopy.radix.storage import CanopyStorage, _Layout
-from sglang_canopy.tier.page import PageMeta
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.records import Request
+from sglang_canopy.storage.backend import CanopyStorage, _Layout
+from sglang_canopy.storage.page_table import PAGES
+from support.store_pool import storage_config, token_indices
 
 logging.getLogger("sglang.srt.mem_cache").setLevel(logging.ERROR)
 

@@ -28,8 +28,13 @@ from tqdm import tqdm
 
 from sglang_canopy.sim.model import PRESETS
 from sglang_canopy.sim.ttl import path_snapshot, window_snapshots
-from sglang_canopy.tier.histogram import GRID_S
-from sglang_canopy.tier.learn import (
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import write_trace
+from sglang_canopy.trace.synth_presets import get_preset
+from sglang_canopy.ttl.histogram import GRID_S
+from sglang_canopy.ttl.learn import (
     FIXED,
     GROUPS,
     Learning,
@@ -38,15 +43,10 @@ from sglang_canopy.tier.learn import (
     in_hindsight,
     learn,
 )
-from sglang_canopy.tier.path_log import PathSnapshot
-from sglang_canopy.tier.replay import TTLOutcome, fixed_ttls, simulate_ttl
-from sglang_canopy.tier.segments import segments_of
-from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import write_trace
-from sglang_canopy.trace.synth_presets import get_preset
+from sglang_canopy.ttl.path_log import PathSnapshot
+from sglang_canopy.ttl.path_segments import segments_of
+from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 BYTES_A_TOKEN = PRESETS["llama-3.1-8b"].kv_bytes_per_token()
 REFRESH_S = {"conversation": 300.0}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_traces import TWO_TALKS, ask
 
 from sglang_canopy.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.bins import EDGES
 from sglang_canopy.trace.record import TraceRequest
+from support.tiny_traces import TWO_TALKS, ask
 
 
 def test_hits_are_the_leading_run_seen_before() -> None:

@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from tiny_traces import TWO_TALKS, ask
 
 from sglang_canopy.characterize.capacity import blocks_for, capacity, knee, lru_points
 from sglang_canopy.characterize.footprint import footprint
@@ -23,6 +22,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.model import PRESETS, ModelShape
 from sglang_canopy.sim.stack import lru_curve
 from sglang_canopy.trace.record import TraceRequest
+from support.tiny_traces import TWO_TALKS, ask
 
 TINY_MODEL = ModelShape(
     layers=1, hidden=8, heads=1, kv_heads=1, head_dim=4, intermediate=8, kv_bytes=2

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from tiny_traces import ask
 
 from sglang_canopy.characterize.observe import observe
 from sglang_canopy.characterize.recommend import CANDIDATES, LRU_SHARES, RUNS, bootstrap, recommend
@@ -14,6 +13,7 @@ from sglang_canopy.characterize.runs import PolicyRun, TraceSample, merge, prepa
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import synthesise
 from sglang_canopy.trace.synth_presets import get_preset
+from support.tiny_traces import ask
 
 
 def test_merged_blocks_hit_where_all_their_parts_would() -> None:

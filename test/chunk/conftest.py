@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from chunk_models import FAMILIES, build  # noqa: E402
+from support.chunk_models import FAMILIES, build  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=sorted(FAMILIES))

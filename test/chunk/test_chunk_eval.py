@@ -30,9 +30,10 @@ FIELDS = [
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     """A tiny model and a word tokenizer, saved as transformers saves them."""
-    from chunk_models import build
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from support.chunk_models import build
 
     folder = tmp_path_factory.mktemp("model")
     build("llama").save_pretrained(folder)

@@ -137,7 +137,7 @@ def test_one_encoder_makes_the_chunks_that_single_calls_make(llama, ids):
 
 
 def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
-    from chunk_models import build
+    from support.chunk_models import build
 
     expected, _ = plain(from_transformers(build("llama")), ids)
     coarse = from_transformers(build("llama", torch.bfloat16))
@@ -171,7 +171,7 @@ def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
 def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     import dataclasses
 
-    from chunk_models import build
+    from support.chunk_models import build
 
     model = from_transformers(build("llama"))
     short = dataclasses.replace(model, shape=dataclasses.replace(model.shape, window=100))

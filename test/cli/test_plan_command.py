@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from sglang_canopy.cli.main import main
-from sglang_canopy.tier.plan_file import read_plan
+from sglang_canopy.config.plan_file import read_plan
 
 ROW = {
     "instances",

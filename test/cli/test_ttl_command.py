@@ -12,10 +12,10 @@ import pytest
 import xxhash
 
 from sglang_canopy.cli.main import main
+from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.link import LiveRequest, _extend
+from sglang_canopy.radix.live_request import LiveRequest, _extend
 from sglang_canopy.tenant import namespace_of
-from sglang_canopy.tier.plan_file import read_plan
 
 SYSTEM = list(range(128))
 """Two blocks of 64 tokens that every second request begins with."""
@@ -46,7 +46,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
-    """As ``radix/link.py`` makes them, written down a second time."""
+    """As ``radix/live_request.py`` makes them, written down a second time."""
     chain, ids = xxhash.xxh3_64_intdigest(namespace_of(None, salt)), []
     for at in range(0, len(tokens) - 63, 64):
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.launch import cpu_arguments, free_port, healthy
+from sglang_canopy.bench.launch import cpu_arguments, free_port, healthy
 
 ROOT = Path(__file__).resolve().parents[2]
 WA = ("--radix-eviction", "wa")

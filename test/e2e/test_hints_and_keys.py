@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from sglang_canopy.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
+from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 
 ADMIN = "the-administrators-key"
 SECRET = "0123456789abcdef-of-the-gateway"

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from sglang_canopy.radix.metrics import METRICS, PREFIX
-from sglang_canopy.radix.status_file import FOLDER_VARIABLE
-from sglang_canopy.top.source import fetch
+from sglang_canopy.telemetry.metrics import METRICS, PREFIX
+from sglang_canopy.telemetry.status_file import FOLDER_VARIABLE
+from sglang_canopy.telemetry.top_source import fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = 16

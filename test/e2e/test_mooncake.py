@@ -10,10 +10,10 @@ import math
 
 import pytest
 
-from mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, until, wheel
-from sglang_canopy.radix.mooncake import MAX_PIN_S, pin_s
-from sglang_canopy.tier.page import PageMeta
-from sglang_canopy.tier.ttl import Group, TTLTable
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.storage.mooncake import MAX_PIN_S, pin_s
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.mooncake_cluster import PAGE, SEGMENT_BYTES, cluster, until, wheel
 
 __all__ = ["cluster", "wheel"]
 

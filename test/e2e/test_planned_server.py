@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from sglang_canopy.bench.profile_client import wait_until
 from sglang_canopy.cli.main import main
+from sglang_canopy.config.plan_file import read_plan
+from sglang_canopy.profiling.client import wait_until
 from sglang_canopy.sim.system import load_profile
-from sglang_canopy.tier.plan_file import read_plan
 
 PAGE = 64
 DEVICE_TOKENS = 2048

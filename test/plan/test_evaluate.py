@@ -15,7 +15,7 @@ from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import Engine, system_of
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.profile import load_profile
+from sglang_canopy.sim.system.engine_profile import load_profile
 from sglang_canopy.trace.record import TraceRequest
 
 BLOCK = 256

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_canopy.config.plan_file import read_plan, write_plan
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.server_plan import live_name, server_plan
 from sglang_canopy.plan.space import Configuration
@@ -12,10 +13,9 @@ from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names, policy_names
 from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.profile import load_profile
-from sglang_canopy.tier.plan_file import read_plan, write_plan
-from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH, Group, TTLTable
+from sglang_canopy.sim.system.engine_profile import load_profile
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")
 

@@ -1,8 +1,8 @@
 import pytest
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.sim.tree import RadixTree
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.base import Leaf
-from sglang_canopy.policy.cells import Cells
+from sglang_canopy.policy.structures.cells import Cells
+from sglang_canopy.records import Leaf
 from sglang_canopy.reuse.bins import BINS, age_bin
 from sglang_canopy.reuse.categories import Category
 

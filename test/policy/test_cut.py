@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.config import TreeSettings
+from sglang_canopy.config.tiers import TreeSettings
 from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
 
 

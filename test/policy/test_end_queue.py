@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.base import Leaf
-from sglang_canopy.policy.queues import EndQueue
+from sglang_canopy.policy.structures.end_queue import EndQueue
+from sglang_canopy.records import Leaf
 
 
 def leaf_at(offset=0):

@@ -1,4 +1,4 @@
-from radix_cases import play
+from support.radix_cases import play
 
 
 def test_use_does_not_matter():

@@ -8,13 +8,13 @@ extended between.
 import random
 
 import pytest
-from radix_cases import BLOCK_TOKENS
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.trace.record import TraceRequest
+from support.radix_cases import BLOCK_TOKENS
 
 
 class Late(Policy):

@@ -1,4 +1,4 @@
-from radix_cases import play
+from support.radix_cases import play
 
 
 def test_evicts_the_leaf_with_fewest_uses():

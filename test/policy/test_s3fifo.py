@@ -1,11 +1,11 @@
 import tracemalloc
 
 import pytest
-from radix_cases import play
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
+from support.radix_cases import play
 
 
 def test_one_use_after_the_first_is_not_enough_to_stay():

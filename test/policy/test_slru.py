@@ -1,8 +1,8 @@
 import pytest
-from radix_cases import play
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
+from support.radix_cases import play
 
 
 def test_leaves_used_once_go_before_leaves_used_twice():

@@ -3,13 +3,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from radix_cases import play
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS
 from sglang_canopy.sim.tree import Evicted, RadixTree
+from support.radix_cases import play
 
 
 def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **said):

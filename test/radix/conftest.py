@@ -1,3 +1,3 @@
-from kit_tree import kit_tree
+from support.kit_tree import kit_tree
 
 __all__ = ["kit_tree"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from types import SimpleNamespace
 
-from live_tree import LiveTree, fake_req
 from sglang.srt.managers.mm_utils import (
     MultiModalityDataPaddingPatternMultimodalTokens,
     duplicate_pad_mm_input_ids,
 )
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 
-from sglang_canopy import plugin
+from sglang_canopy.server import plugin
+from support.live_tree import LiveTree, fake_req
 
 IMAGE = 7
 """The placeholder that stands for any image until SGLang pads the prompt."""

@@ -7,15 +7,15 @@ from array import array
 from typing import Any
 
 import pytest
-from live_tree import LiveTree, check, fake_req
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.radix.link import live_request
-from sglang_canopy.radix.status import Status
+from sglang_canopy.radix.live_request import live_request
+from sglang_canopy.records import Request
 from sglang_canopy.sim.tree import RadixTree
+from sglang_canopy.telemetry.status import Status
+from support.live_tree import LiveTree, check, fake_req
 
 PAGE = 4
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from live_tree import LiveTree, check
 
 from sglang_canopy.policy.registry import live_names
+from support.live_tree import LiveTree, check
 
 ONE_TOKEN = {"quantum_tokens": 1}
 

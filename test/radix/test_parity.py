@@ -10,12 +10,12 @@ import random
 from typing import Any
 
 import pytest
-from live_tree import LiveTree, check
 
-from sglang_canopy.config import TreeSettings
-from sglang_canopy.policy.base import Request
+from sglang_canopy.config.tiers import TreeSettings
 from sglang_canopy.policy.registry import live_names, make_policy
+from sglang_canopy.records import Request
 from sglang_canopy.sim.tree import Evicted, RadixTree
+from support.live_tree import LiveTree, check
 
 PAGE = 4
 CAPACITY = 40

@@ -8,13 +8,13 @@ from collections import defaultdict
 
 import pytest
 import torch
-from kit_tree import CORES, FULL, FULL_CONFIGS, KitTree
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.test.kits.unified_radix_cache import insert_walk
 from sglang.test.kits.unified_radix_cache.insert_walk import SegmentLockFuzzFixtures
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
 
-from sglang_canopy.radix.pages import PAGES
+from sglang_canopy.storage.page_table import PAGES
+from support.kit_tree import CORES, FULL, FULL_CONFIGS, KitTree
 
 CONFIGS = pytest.mark.parametrize("cfg", FULL_CONFIGS, ids=lambda c: c.label)
 ON = pytest.mark.parametrize("core", CORES)

@@ -9,16 +9,16 @@ from array import array
 from typing import Any
 
 import pytest
-from live_tree import LiveTree, check
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from test_parity import PAGE, fields, workload
 
-from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
 from sglang_canopy.sim.system.nodes import TierNode
 from sglang_canopy.sim.system.tree import TieredTree
+from support.live_tree import LiveTree, check
 
 DEVICE, HOST = 60, 130
 """Blocks."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from live_tree import LiveTree, check
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from sglang_canopy.config import PolicyChoice, TierOptions
-from sglang_canopy.radix.counters import DEVICE, HOST, TRIM, TTL
-from sglang_canopy.tier.ttl import RESIDUAL, Group, TTLTable
+from sglang_canopy.config.tiers import PolicyChoice, TierOptions
+from sglang_canopy.telemetry.counters import DEVICE, HOST, TRIM, TTL
+from sglang_canopy.ttl.table import RESIDUAL, Group, TTLTable
+from support.live_tree import LiveTree, check
 
 ONE_TOKEN = {"quantum_tokens": 1}
 BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])

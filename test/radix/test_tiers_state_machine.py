@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from disk_tree import DiskTree
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from live_tree import check
 
-from sglang_canopy.config import PolicyChoice, TierOptions
-from sglang_canopy.radix import disk_link
-from sglang_canopy.radix.pages import PAGES
-from sglang_canopy.tier.ttl import TTLTable
+from sglang_canopy.config.tiers import PolicyChoice, TierOptions
+from sglang_canopy.storage import disk_link
+from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.ttl.table import TTLTable
+from support.disk_tree import DiskTree
+from support.live_tree import check
 
 PAGE = 2
 POLICIES = ("canopy-lru", "wa", "s3fifo", "canopy-tlru")

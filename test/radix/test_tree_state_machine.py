@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from live_tree import LiveTree, check
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.registry import live_names
+from support.live_tree import LiveTree, check
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
-from sglang_canopy.reuse.hints import MAX_TENANTS, OTHERS
+from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import ReuseModel
 
 

@@ -2,9 +2,8 @@
 
 import pickle
 
-from trace_samples import mooncake, random_trace, record
-
 from sglang_canopy.sim.compact import CompactTrace
+from support.trace_samples import mooncake, random_trace, record
 
 
 def test_records_come_back_equal():

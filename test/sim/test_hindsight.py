@@ -4,8 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from brute_force import best
-from trace_samples import mooncake, random_trace, record
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy, policy_names
@@ -15,6 +13,8 @@ from sglang_canopy.sim.hindsight.future import NEVER, Future, NextUseRun
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.stack import lru_uncached_tokens
 from sglang_canopy.sim.tree import RadixTree
+from support.brute_force import best
+from support.trace_samples import mooncake, random_trace, record
 
 SEEDS = range(40)
 

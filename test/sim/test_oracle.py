@@ -8,13 +8,13 @@ import random
 from itertools import chain, islice
 
 import pytest
-from trace_samples import data_folder, flat, mooncake
 
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.hindsight import make_hindsight
 from sglang_canopy.sim.hindsight.future import Future
 from sglang_canopy.trace.overlay import overlay
+from support.trace_samples import data_folder, flat, mooncake
 
 libcachesim = pytest.importorskip("libcachesim")
 

@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-from trace_samples import random_trace, record
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.requests import Hints, continuations, to_requests
+from support.trace_samples import random_trace, record
 
 
 def test_equal_times_become_distinct_and_keep_their_order():

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_samples import flat, mooncake, random_trace, record
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
+from support.trace_samples import flat, mooncake, random_trace, record
 
 
 def test_a_distance_is_the_number_of_other_ids_since():

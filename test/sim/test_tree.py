@@ -1,14 +1,14 @@
 """The simulator's tree on cases checked by hand, and against a block-by-block model."""
 
 import pytest
-from trace_samples import flat, random_trace, record
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Request
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.tree import RadixTree
+from support.trace_samples import flat, random_trace, record
 
 
 def run(trace, capacity, policy="lru", **options):

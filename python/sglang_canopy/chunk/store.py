@@ -15,8 +15,9 @@ from typing import Any
 from sglang_canopy.chunk import disk
 from sglang_canopy.chunk.chunk import Chunk, chunk_key
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
 
 TIERS = ("device", "host", "disk")
 

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_canopy.cli.plan_options import PlanCommand, add_arguments, check, policy_configs
+from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.cache import default_folder
 from sglang_canopy.plan.choice import configuration_of
@@ -26,12 +27,11 @@ from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.report.plan_html import write_figures, write_page, write_private
 from sglang_canopy.report.plan_text import plan_text
 from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.tier.plan_file import write_plan
-from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.sglang_log import read_as_server
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 __all__ = ["add_arguments", "run"]
 

@@ -25,7 +25,7 @@ from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import policy_names
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.config import ROUTINGS
-from sglang_canopy.sim.system.profile import EngineProfile, load_profile
+from sglang_canopy.sim.system.engine_profile import EngineProfile, load_profile
 from sglang_canopy.trace.open import format_names, open_trace
 
 PROFILE, PRICES = "llama-3.1-8b-h100", "aws-us-east-1"

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.bench.profile import Limits, Measurer
-from sglang_canopy.bench.profile_client import ProfiledServer
-from sglang_canopy.bench.profile_tiers import measure_tiers
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.profiling.client import ProfiledServer
+from sglang_canopy.profiling.measure import Limits, Measurer
+from sglang_canopy.profiling.tiers import measure_tiers
 from sglang_canopy.sim.model import load_model_shape
-from sglang_canopy.sim.system.profile import MEASURED, Bandwidth, EngineProfile
+from sglang_canopy.sim.system.engine_profile import MEASURED, Bandwidth, EngineProfile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from sglang_canopy.sim.system import (
     simulate_system,
 )
 from sglang_canopy.sim.system.config import PREFETCH_POLICIES, ROUTINGS, WRITE_POLICIES
-from sglang_canopy.sim.system.profile import Bandwidth, profile_names
+from sglang_canopy.sim.system.engine_profile import Bandwidth, profile_names
 from sglang_canopy.trace.open import format_names, open_trace
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.top.source import fetch
+from sglang_canopy.telemetry.top_source import fetch
 
 WIDTH = 132
 """Columns of a frame that goes to a file or a pipe."""
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    from sglang_canopy.top.frame import frame
+    from sglang_canopy.telemetry.top_frame import frame
 
     if args.svg is not None:
         with open(os.devnull, "w") as nowhere:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _live(args: argparse.Namespace, console: Any, status: dict[str, Any]) -> int:
     from rich.live import Live
 
-    from sglang_canopy.top.frame import frame
+    from sglang_canopy.telemetry.top_frame import frame
 
     answered = time.monotonic()
     with Live(frame(status), console=console, screen=True, auto_refresh=False) as live:

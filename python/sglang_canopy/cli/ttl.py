@@ -13,17 +13,17 @@ from typing import Any
 
 from tqdm import tqdm
 
+from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.table import bytes_text, text_table
 from sglang_canopy.sim.model import PRESETS, load_model_shape
 from sglang_canopy.sim.ttl import path_snapshot
-from sglang_canopy.tier.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, in_hindsight, learn
-from sglang_canopy.tier.path_log import PathSnapshot
-from sglang_canopy.tier.plan_file import ServerPlan, write_plan
-from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH
 from sglang_canopy.trace.open import format_names, open_trace
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.sglang_log import read_as_server
+from sglang_canopy.ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, in_hindsight, learn
+from sglang_canopy.ttl.path_log import PathSnapshot
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 _SHOWN = 20
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sglang_canopy.tier.learn import Learning
-from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
-from sglang_canopy.tier.window import Window, WindowSnapshot
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.learn import Learning
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+from sglang_canopy.ttl.window import Window, WindowSnapshot
 
 SHORTEST_S = 60.0
 """A plan is made for no shorter than this."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.plan.choice import configuration_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.prices import GIB
 from sglang_canopy.plan.space import GROUP
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.tier.plan_file import ServerPlan
-from sglang_canopy.tier.ttl import SERVER_HASH, TRACE_HASH, TTLTable
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
 
 def server_plan(

@@ -9,9 +9,9 @@ from typing import Any
 from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.sim.system.config import SystemConfig, TierSpec
-from sglang_canopy.sim.system.profile import EngineProfile
+from sglang_canopy.sim.system.engine_profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
-from sglang_canopy.tier.ttl import TTLTable
+from sglang_canopy.ttl.table import TTLTable
 
 HOST_BYTES_PER_S = 20e9
 """Between host memory and device, where the profile has no figure: about PCIe 4.0 x16, in use."""

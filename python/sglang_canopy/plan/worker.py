@@ -13,9 +13,9 @@ from sglang_canopy.plan.system import Engine, metrics_of, system_of
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.run import simulate_system
 from sglang_canopy.sim.system.workload import Workload
-from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
-from sglang_canopy.tier.window import WindowSnapshot
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+from sglang_canopy.ttl.window import WindowSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
-from sglang_canopy.policy.queues import EndQueue
-from sglang_canopy.policy.target import TailTarget, check_target
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.end_queue import EndQueue
+from sglang_canopy.policy.tail_target import TailTarget, check_target
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_EDGES
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy.policy import wa
-from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
-from sglang_canopy.policy.target import TailTarget, check_target
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.tail_target import TailTarget, check_target
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_BINS, TOKEN_EDGES, token_bin
 from sglang_canopy.reuse.categories import Category
 

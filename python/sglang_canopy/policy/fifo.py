@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sglang_canopy.policy.base import Leaf
 from sglang_canopy.policy.ranked import NoOptions, RankedPolicy
+from sglang_canopy.records import Leaf
 
 
 class FIFO(RankedPolicy):

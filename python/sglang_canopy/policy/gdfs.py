@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf
 
 _MOST_TICKS = 1 << 16
 

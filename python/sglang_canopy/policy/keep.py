@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_canopy.policy.base import Leaf
+from sglang_canopy.records import Leaf
 
 TENANT_SHARE = 0.1
 """Share of the tier that one tenant may keep, unless set."""

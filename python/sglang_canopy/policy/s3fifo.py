@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf, Request
 
 _MOST_USES = 3
 """Uses are counted in two bits."""

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sglang_canopy.policy.base import Leaf
 from sglang_canopy.policy.ranked import RankedPolicy
+from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)

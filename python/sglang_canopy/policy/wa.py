@@ -21,12 +21,13 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf, Policy, Request, Victim
-from sglang_canopy.policy.cells import Cell, Cells
-from sglang_canopy.policy.queues import EndQueue, ReturnQueue
-from sglang_canopy.reuse import profile
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.cells import Cell, Cells
+from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.reuse import saved_curves as profile
 from sglang_canopy.reuse.categories import Category
-from sglang_canopy.reuse.hints import return_slack_s
+from sglang_canopy.reuse.hint_trust import return_slack_s
 from sglang_canopy.reuse.learner import ReuseModel
 
 _TRUST = 0.5

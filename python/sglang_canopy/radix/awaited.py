@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_canopy.policy.base import Leaf
 from sglang_canopy.policy.keep import TokenBudget
+from sglang_canopy.records import Leaf
 
 AWAITED_S = 60.0
 """How long a prefix is kept for a request that was looked up and not served yet."""

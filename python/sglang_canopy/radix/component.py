@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
-from sglang_canopy.radix.counters import TTL
-from sglang_canopy.radix.link import finished_request, live_request
+from sglang_canopy.radix.live_request import finished_request, live_request
+from sglang_canopy.telemetry.counters import TTL
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

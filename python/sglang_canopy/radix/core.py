@@ -14,22 +14,23 @@ from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
-from sglang_canopy.policy.base import Leaf, Request
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.awaited import Awaited
-from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
-from sglang_canopy.radix.disk_link import DiskLink
-from sglang_canopy.radix.groups import LiveGroups
-from sglang_canopy.radix.tier import EvictableLeaves, NodeLeaf, measure
-from sglang_canopy.radix.ttl_window import TtlWindow
+from sglang_canopy.radix.evictable import EvictableLeaves
+from sglang_canopy.radix.leaf import NodeLeaf, measure
+from sglang_canopy.radix.ttl_groups import LiveGroups
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.storage.disk_link import DiskLink
+from sglang_canopy.storage.ttl_window import TtlWindow
+from sglang_canopy.telemetry.counters import CAPACITY, DEVICE, HOST, TRIM
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType, TreeComponent
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.factory import LiveCache
+    from sglang_canopy.radix.live import LiveCache
 
 BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""

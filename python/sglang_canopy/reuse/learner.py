@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_canopy.policy.base import Request
-from sglang_canopy.reuse import profile
+from sglang_canopy.records import Request
+from sglang_canopy.reuse import saved_curves as profile
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
 from sglang_canopy.reuse.fitting import fit
-from sglang_canopy.reuse.hints import HintRecords
+from sglang_canopy.reuse.hint_trust import HintRecords
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 
 _OWN_GAP_STEP = 0.5

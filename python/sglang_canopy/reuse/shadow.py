@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Category
 
 

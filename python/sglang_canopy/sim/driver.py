@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Policy, Request
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.records import Request
 from sglang_canopy.sim.model import ModelShape
 from sglang_canopy.sim.requests import Hints, to_requests
 from sglang_canopy.sim.tree import Evicted, RadixTree

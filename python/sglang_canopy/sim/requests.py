@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf, nextafter
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.trace.record import TraceRequest
 
 

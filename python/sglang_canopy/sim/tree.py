@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
+from sglang_canopy.records import Leaf, Request
 
 AnyNode = TypeVar("AnyNode", bound=Any)
 

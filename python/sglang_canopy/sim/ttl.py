@@ -1,4 +1,4 @@
-"""Traces as the TTL allocator sees them, and TTLs simulated on them (``tier/replay.py``)."""
+"""Traces as the TTL allocator sees them, and TTLs simulated on them (``ttl/replay.py``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from math import inf
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.categories import features
-from sglang_canopy.tier.learn import Learning, Learnt, learn
-from sglang_canopy.tier.path_log import PathLog, PathSnapshot
-from sglang_canopy.tier.replay import TTLOutcome, fixed_ttls, simulate_ttl
-from sglang_canopy.tier.ttl import TRACE_HASH, TTLTable
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.learn import Learning, Learnt, learn
+from sglang_canopy.ttl.path_log import PathLog, PathSnapshot
+from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 __all__ = [
     "TTLOutcome",

@@ -57,7 +57,7 @@ def read_as_server(
 ) -> Iterator[TraceRequest]:
     """Yield them with the block ids that a server itself makes of tokens and salts.
 
-    Those of ``radix/link.py``: whole blocks only, of ``block_tokens`` (the server's own setting
+    Those of ``radix/live_request.py``: whole blocks only, of ``block_tokens`` (the server's own setting
     of that name), chained xxh3 seeded by the request's salts. A plan made from these names
     subtrees that the server knows. Raises ``CanopyError``, also for a prompt logged as text
     only, where no id can be made, and for one of a LoRA adapter, whose salt the log lacks.
@@ -219,7 +219,7 @@ def _token_ids(given: Mapping[str, Any]) -> list[int]:
 
 
 def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
-    """The same as the server hashes it: ``radix/link.py``, ``live_request`` and ``_extend``."""
+    """The same as the server hashes it: ``radix/live_request.py``, ``live_request`` and ``_extend``."""
     try:
         import xxhash
     except ImportError:

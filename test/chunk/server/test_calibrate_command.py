@@ -20,9 +20,10 @@ from sglang_canopy.errors import CanopyError  # noqa: E402
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     """A small random model and a word tokenizer, as transformers saves them."""
-    from chunk_models import build
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from support.chunk_models import build
 
     folder = tmp_path_factory.mktemp("model")
     build("llama").save_pretrained(folder)

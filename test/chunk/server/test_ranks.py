@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from chunk_models import build  # noqa: E402
 
 from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
 from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
@@ -23,6 +22,7 @@ from sglang_canopy.chunk.server.fields import check_selector  # noqa: E402
 from sglang_canopy.chunk.server.options import SPLIT_SELECTORS, Options  # noqa: E402
 from sglang_canopy.chunk.server.supported import split_unsupported, unsupported  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_models import build  # noqa: E402
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
 TRIED = ("default", "head+query", "first-k")

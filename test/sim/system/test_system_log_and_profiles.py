@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 
 import pytest
-from systems import KV, profile, rounds
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.system import (
@@ -18,7 +17,8 @@ from sglang_canopy.sim.system import (
     profile_names,
     simulate_system,
 )
-from sglang_canopy.sim.system.profile import PUBLISHED
+from sglang_canopy.sim.system.engine_profile import PUBLISHED
+from support.systems import KV, profile, rounds
 
 
 def logged(limit: int = 10**6) -> EventLog:

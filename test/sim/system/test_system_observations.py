@@ -8,9 +8,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from systems import KV, profile, request, rounds
 
 from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
+from support.systems import KV, profile, request, rounds
 
 DEVICE = 300
 """Tokens: three prompts of 100."""

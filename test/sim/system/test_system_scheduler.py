@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from systems import profile, request, rounds
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.system import SystemConfig, simulate_system
+from support.systems import profile, request, rounds
 
 
 def run(trace, *, costs=None, **config):

@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from systems import KV, profile, request, rounds
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
@@ -16,8 +15,9 @@ from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
-from sglang_canopy.tier.ttl import Group, TTLTable
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.systems import KV, profile, request, rounds
 
 FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}
 

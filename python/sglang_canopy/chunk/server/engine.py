@@ -29,7 +29,7 @@ from sglang_canopy.chunk.server.versions import Versions
 from sglang_canopy.chunk.server.wish import Known, Plan, Wish, custom_params
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import sound_stamp
+from sglang_canopy.request.fields import sound_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 logger = logging.getLogger(__name__)

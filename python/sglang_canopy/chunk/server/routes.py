@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sglang_canopy import access
 from sglang_canopy.chunk.server import entry
 from sglang_canopy.chunk.server.fields import BOUNDS
 from sglang_canopy.chunk.server.options import ATTRIBUTE, COMMAND, Options
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import access
 from sglang_canopy.tenant import tenant_of
 
 MAX_BODY_BYTES = 16 << 20

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
 
-from sglang_canopy.policy.base import Leaf, Policy, Victim
-from sglang_canopy.policy.heap import LazyHeap
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.trace.record import TraceRequest
 

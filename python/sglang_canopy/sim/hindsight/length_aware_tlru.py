@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf
+from sglang_canopy.records import Leaf
 from sglang_canopy.sim.hindsight.future import HindsightPolicy
 from sglang_canopy.sim.hindsight.tail_belady import Config, safe_start
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.base import Leaf
+from sglang_canopy.records import Leaf
 from sglang_canopy.sim.hindsight.future import NEVER, Future, HindsightPolicy, NextUseRun
 
 

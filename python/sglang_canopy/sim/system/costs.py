@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from sglang_canopy.sim.system.profile import EngineProfile
+from sglang_canopy.sim.system.engine_profile import EngineProfile
 
 
 class Costs:

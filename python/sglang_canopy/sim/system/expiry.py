@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.policy.base import Leaf
+from sglang_canopy.records import Leaf
 
 
 class Expiry:

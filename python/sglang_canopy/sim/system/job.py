@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.sim.system.channel import Transfer
 from sglang_canopy.sim.system.nodes import TierNode
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sglang_canopy.policy.base import Leaf, Policy
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.tree import below, shared_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.job import SimulatedRequest

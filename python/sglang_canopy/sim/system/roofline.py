@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_canopy.sim.model import ModelShape
-from sglang_canopy.sim.system.profile import PUBLISHED, Bandwidth, EngineProfile
+from sglang_canopy.sim.system.engine_profile import PUBLISHED, Bandwidth, EngineProfile
 
 _PREFILL = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CONTEXT = (0, 1024, 4096, 16384, 65536, 131072)

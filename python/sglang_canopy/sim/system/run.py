@@ -18,11 +18,11 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
+from sglang_canopy.sim.system.engine_profile import EngineProfile
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.instance import Instance
 from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.meter import Meter
-from sglang_canopy.sim.system.profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.routing import Router
 from sglang_canopy.sim.system.workload import Workload

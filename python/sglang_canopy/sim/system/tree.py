@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_canopy.policy.base import Leaf, Policy, Request
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
 

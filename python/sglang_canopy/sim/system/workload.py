@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Request
+from sglang_canopy.records import Request
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.trace.record import TraceRequest

@@ -1,0 +1,1 @@
+"""What a server is configured with: options, their checks, and the plan file."""

@@ -1,0 +1,267 @@
+"""Settings of the live tree that are not the policy's, and where both are validated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
+from sglang_canopy.policy.registry import live_names, make_policy, parse_config
+from sglang_canopy.ttl.table import TTLTable
+
+MAX_WINDOW_MIN = 7 * 24 * 60.0
+MAX_TENANTS = 4096
+OTHERS = "*"
+"""In a quota: every tenant that is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    """Keys of ``--radix-eviction-policy-config`` that every Canopy policy takes."""
+
+    quantum_tokens: int = 64
+    """An eviction cuts at least this many tokens from a leaf's tail. More means fewer, larger
+    cuts (less work a token); one page means that nothing more than needed is ever evicted."""
+    whole_nodes: bool = False
+    """Evict whole nodes, as SGLang's own policies do, instead of only as much as is needed."""
+    block_tokens: int = 64
+    """Granularity, in tokens, at which reuse is learnt."""
+    keep_tenant_share: float = TENANT_SHARE
+    """Share of the device's KV that requests of one tenant may keep with ``canopy_keep_s``."""
+    keep_total_share: float = TOTAL_SHARE
+    """Share of it that all tenants together may keep."""
+
+    def __post_init__(self) -> None:
+        for key in ("quantum_tokens", "block_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"key {key!r} must be at least 1, got {getattr(self, key)}")
+        for key in ("keep_tenant_share", "keep_total_share"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"key {key!r} must be from 0 to 1, got {getattr(self, key)}")
+
+
+TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
+
+
+def split_config(
+    policy: str, config: Mapping[str, Any] | None
+) -> tuple[TreeSettings, dict[str, Any]]:
+    """Separate a user's JSON object into the tree's settings and the policy's options.
+
+    Raises ``CanopyError`` for an ill-typed tree key; the policy's own keys are checked where
+    the policy is made.
+    """
+    given = config or {}
+    if not isinstance(given, Mapping):
+        raise CanopyError(
+            f"--radix-eviction-policy-config must be a JSON object, got {given!r}; "
+            "for example: '{\"quantum_tokens\": 64}'"
+        )
+    tree = {k: v for k, v in given.items() if k in TREE_KEYS}
+    options = {k: v for k, v in given.items() if k not in TREE_KEYS}
+    return parse_config(policy, TreeSettings, tree), options
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy for one tier: its name and its options."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """What the tiers below the device are to do. Made by ``tier_options``; travels to every rank
+    as it is, so that all of them agree."""
+
+    host: PolicyChoice | None = None
+    """``None``: the twin of the device's policy, which ranks by what that one learns."""
+    disk: PolicyChoice | None = None
+    """``None``: a policy of the same name and options as the device's."""
+    ttl: TTLTable | None = None
+    """On the disk."""
+    host_ttl: TTLTable | None = None
+    ttl_window_s: float | None = None
+    """Seconds between two re-allocations of the disk's TTLs from what was seen; ``None``: never."""
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """Bytes on disk a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+    disk_path: str | None = None
+
+
+FLAGS: dict[str, str] = {
+    "--canopy-host-eviction": "eviction policy of the host tier (default: the device policy's twin)",
+    "--canopy-host-eviction-config": "its options, a JSON object",
+    "--canopy-disk-eviction": "eviction policy of --hicache-storage-backend canopy (default: the "
+    "device policy's name and options)",
+    "--canopy-disk-eviction-config": "its options, a JSON object",
+    "--canopy-plan": "a plan file of 'canopy plan' or of your own: policies, sizes and TTLs. "
+    "Options given on the command line win over it",
+    "--canopy-ttl-window": "MINUTES: learn the disk's TTLs from the last so many minutes, anew "
+    "every so many minutes",
+    "--canopy-tenant-quota-gb": "GB on disk that one tenant (cache_salt) may hold: a number for "
+    'each of them, or JSON like \'{"tenant-a": 20, "*": 5}\'',
+}
+"""Every option of the tiers and its help."""
+
+
+def field_of(flag: str) -> str:
+    """The name under which argparse keeps ``flag``."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def tier_options(given: Mapping[str, str | None], block_tokens: int = 64) -> TierOptions:
+    """Check the options of the tiers, the plan file's among them.
+
+    ``given``: each name of ``FLAGS`` (as ``field_of`` spells it) -> what the user typed, or
+    ``None``. ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
+    """
+    plan = ServerPlan()
+    if given.get("canopy_plan"):
+        plan = _of("--canopy-plan", lambda: read_plan(str(given["canopy_plan"])))
+        _of("--canopy-plan", plan.check_for_server)
+    for name in ("ttl", "host_ttl"):
+        table = getattr(plan, name)
+        if table is not None and table.groups and table.block_tokens != block_tokens:
+            raise CanopyError(
+                f"--canopy-plan: the groups of {name!r} are of blocks of {table.block_tokens} "
+                f"tokens, this server's have {block_tokens}; give "
+                f"--radix-eviction-policy-config '{{\"block_tokens\": {table.block_tokens}}}', or "
+                "make the plan again"
+            )
+    return TierOptions(
+        host=_choice("host", given, plan),
+        disk=_choice("disk", given, plan),
+        ttl=plan.ttl,
+        host_ttl=plan.host_ttl,
+        ttl_window_s=_window(given.get("canopy_ttl_window")),
+        quotas=_quotas(given.get("canopy_tenant_quota_gb")),
+        host_bytes=plan.host_bytes,
+        disk_bytes=plan.disk_bytes,
+        disk_path=plan.disk_path,
+    )
+
+
+def arguments_of_plan(path: str, argv: list[str]) -> tuple[list[str], list[str]]:
+    """SGLang's own arguments that a plan stands for, and a line for each that ``argv`` overrules.
+
+    Raises ``CanopyError`` if the file is not a plan.
+    """
+    plan = _of("--canopy-plan", lambda: read_plan(path))
+    added, overruled = [], []
+    if plan.radix_eviction is not None:
+        if _typed(argv, "--radix-eviction", "--radix-eviction-policy"):
+            overruled.append(f"radix_eviction {plan.radix_eviction!r}: --radix-eviction was given")
+        else:
+            added += ["--radix-eviction-policy", plan.radix_eviction]
+            if plan.radix_eviction_config and not _typed(argv, "--radix-eviction-policy-config"):
+                added += ["--radix-eviction-policy-config", json.dumps(plan.radix_eviction_config)]
+    for tier in ("host", "disk"):
+        name = getattr(plan, f"{tier}_eviction")
+        if name is not None and _typed(argv, f"--canopy-{tier}-eviction"):
+            overruled.append(f"{tier}_eviction {name!r}: --canopy-{tier}-eviction was given")
+    if plan.host_bytes is not None and _typed(argv, "--hicache-size", "--hicache-ratio"):
+        overruled.append(f"host_bytes {plan.host_bytes}: the host pool's size was given")
+    return added, overruled
+
+
+def _typed(argv: list[str], *flags: str) -> bool:
+    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
+
+
+def _of(flag: str, make: Any) -> Any:
+    try:
+        return make()
+    except CanopyError as error:
+        raise CanopyError(f"{flag}: {error}") from None
+
+
+def _choice(tier: str, given: Mapping[str, str | None], plan: ServerPlan) -> PolicyChoice | None:
+    flag = f"--canopy-{tier}-eviction"
+    name, text = given.get(field_of(flag)), given.get(field_of(f"{flag}-config"))
+    if name is None:
+        if text is not None:
+            raise CanopyError(f"{flag}-config needs {flag}: say which policy the options are for")
+        name = getattr(plan, f"{tier}_eviction")
+        if name is None:
+            return None
+        choice = PolicyChoice(name, dict(getattr(plan, f"{tier}_eviction_config")))
+        flag = f"--canopy-plan: {tier}_eviction"
+    else:
+        choice = PolicyChoice(name, _json_object(f"{flag}-config", text))
+    return _checked(flag, choice)
+
+
+def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
+    try:
+        policy = make_policy(choice.name, choice.config)
+    except CanopyError as error:
+        if choice.name not in live_names() and str(error).startswith("unknown"):
+            raise CanopyError(
+                f"{flag}: unknown policy {choice.name!r}; choose one of: {', '.join(live_names())}"
+            ) from None
+        raise CanopyError(f"{flag}: {error}") from None
+    if getattr(policy.config, "profile", None) is not None:
+        raise CanopyError(
+            f"{flag}: key 'profile' is for the device's policy, --radix-eviction-policy-config"
+        )
+    if getattr(policy.config, "caching", None) == "optional":
+        raise CanopyError(f"{flag}: key 'caching' must be 'forced' on a server")
+    return choice
+
+
+def _json_object(flag: str, text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CanopyError(f"{flag} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CanopyError(f"{flag} must be a JSON object, got {text:.60}")
+    return value
+
+
+def _window(text: str | None) -> float | None:
+    if text is None:
+        return None
+    minutes = _number(text)
+    if minutes is None or not 0.01 <= minutes <= MAX_WINDOW_MIN:
+        raise CanopyError(
+            f"--canopy-ttl-window must be minutes from 0.01 to {MAX_WINDOW_MIN:g}, got {text:.60}"
+        )
+    return minutes * 60.0
+
+
+def _quotas(text: str | None) -> dict[str, int]:
+    if text is None:
+        return {}
+    alone = _number(text)
+    given = {OTHERS: alone} if alone is not None else _json_object("--canopy-tenant-quota-gb", text)
+    if len(given) > MAX_TENANTS:
+        raise CanopyError(f"--canopy-tenant-quota-gb: at most {MAX_TENANTS} tenants")
+    quotas = {}
+    for tenant, gigabytes in given.items():
+        ok = isinstance(gigabytes, (int, float)) and not isinstance(gigabytes, bool)
+        if not ok or not math.isfinite(gigabytes) or not 0 <= gigabytes <= 1e9:
+            raise CanopyError(
+                f"--canopy-tenant-quota-gb: tenant {tenant!r:.60} must have a number of GB, 0 or "
+                f"more, got {gigabytes!r:.60}"
+            )
+        quotas[tenant] = int(gigabytes * 1e9)
+    return quotas
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,287 @@
+"""Which pages may go: those without children, ranked by the policy, each tenant's by its twin.
+
+A tip is a page with no page below it on disk. It is on the shelf (a ``Leaf`` admitted to the
+policy) unless it is pinned or a writer is about to put a page below it. Taking a tip uncovers
+its parent; so tails go before heads, and no page stays whose prefix is gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sglang_canopy.disk.index import NO_ROW, PageIndex
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.records import Leaf, Request
+
+EVERY_TENANT = "*"
+"""In quotas: any tenant that is not named (requests without a salt have no tenant)."""
+
+
+class PageLeaf(Leaf):
+    """A tip, as the policy sees it."""
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self.row = row
+
+
+class Shelf:
+    """Not thread-safe: the store's lock guards it."""
+
+    def __init__(
+        self,
+        index: PageIndex,
+        policy: Policy,
+        quotas: Mapping[str, int],
+        pin_bytes: int,
+        pin_tenant_bytes: int,
+    ) -> None:
+        self.index = index
+        self.policy = policy
+        self.quotas = dict(quotas)
+        self.pin_bytes = pin_bytes
+        self.pin_tenant_bytes = pin_tenant_bytes
+        self.pinned_bytes = 0
+        self.pinned_by_tenant: dict[str | None, int] = {}
+        self.tenant_bytes: dict[str, int] = {}
+        self._leaves: dict[int, PageLeaf] = {}
+        self._twins: dict[str, Policy] = {}
+        self._twin_leaves: dict[int, PageLeaf] = {}
+        self._held: dict[int, int] = {}
+        self._pins: dict[int, float] = {}
+        self._pin_tenants: dict[int, str | None] = {}
+        self._pin_ends: list[tuple[float, int]] = []
+
+    # ---- tips ----
+
+    def settle(self, row: int, now: float) -> None:
+        """Put ``row`` on the shelf, or take it off, as its state now says."""
+        on = self.index.children[row] == 0 and row not in self._held and row not in self._pins
+        if not on:
+            self.take_off(row)
+            return
+        if row not in self._leaves:
+            self._leaves[row] = self._admit(self.policy, row, now)
+            tenant = self.index.tenants[self.index.tenant[row]]
+            if self.quota(tenant) is not None:
+                twin = self._twins.get(tenant)
+                if twin is None:
+                    twin = self._twins[tenant] = self.policy.twin()
+                self._twin_leaves[row] = self._admit(twin, row, now)
+
+    def changed(self, row: int, now: float) -> None:
+        """The row's metadata changed: the policies rank it anew, as the same leaf."""
+        leaf = self._leaves.get(row)
+        if leaf is None:
+            return
+        self._again(self.policy, leaf, now)
+        twin_leaf = self._twin_leaves.get(row)
+        if twin_leaf is not None:
+            self._again(self._twins[self.index.tenants[self.index.tenant[row]]], twin_leaf, now)
+
+    def take_off(self, row: int) -> PageLeaf | None:
+        """The policies no longer rank ``row`` (it changes, or goes)."""
+        twin_leaf = self._twin_leaves.pop(row, None)
+        if twin_leaf is not None:
+            self._twins[self.index.tenants[self.index.tenant[row]]].drop(twin_leaf)
+        leaf = self._leaves.pop(row, None)
+        if leaf is not None:
+            self.policy.drop(leaf)
+        return leaf
+
+    def hold(self, row: int) -> None:
+        """A page is about to be written below ``row``."""
+        self._held[row] = self._held.get(row, 0) + 1
+        self.take_off(row)
+
+    def release(self, row: int, now: float) -> None:
+        """The writer is done. A row that is gone, with its hold, is left alone."""
+        left = self._held.get(row, 0) - 1
+        if left > 0:
+            self._held[row] = left
+        elif left == 0:
+            del self._held[row]
+            self.settle(row, now)
+
+    def held(self, row: int) -> bool:
+        return row in self._held
+
+    def victim(self, now: float) -> tuple[int, int] | None:
+        """The page that the policy gives up next and how many of its tokens it would keep."""
+        return self._victim_of(self.policy, now)
+
+    def victim_of(self, tenant: str, now: float) -> tuple[int, int] | None:
+        """The same among one tenant's pages."""
+        twin = self._twins.get(tenant)
+        return None if twin is None else self._victim_of(twin, now)
+
+    def gone(self, row: int, leaf: PageLeaf | None, stored_bytes: int, *, chosen: bool) -> None:
+        """``row`` is leaving the index. ``chosen``: by the policy, which is told so."""
+        self.unpin(row)
+        self._held.pop(row, None)
+        self.discharge(self.index.tenants[self.index.tenant[row]], stored_bytes)
+        if chosen and leaf is not None:
+            self.policy.evicted(leaf, leaf.length)
+
+    def clear(self) -> None:
+        """Every page is leaving the index, and was discharged. What policies learned stays."""
+        for row, leaf in self._twin_leaves.items():
+            twin = self._twins.get(self.index.tenants[self.index.tenant[row]])
+            if twin is not None:
+                twin.drop(leaf)
+        for leaf in self._leaves.values():
+            self.policy.drop(leaf)
+        for rows in (self._leaves, self._twin_leaves, self._held, self._pins):
+            rows.clear()
+        self._pin_ends.clear()
+        self.pinned_bytes = 0
+
+    def charge(self, tenant: str | None, stored_bytes: int) -> None:
+        """A page of ``tenant`` came onto the disk."""
+        if tenant is not None:
+            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + stored_bytes
+
+    def discharge(self, tenant: str | None, stored_bytes: int) -> None:
+        """A page of ``tenant`` left, or did not come after all."""
+        if tenant is None:
+            return
+        left = self.tenant_bytes.get(tenant, 0) - stored_bytes
+        if left > 0:
+            self.tenant_bytes[tenant] = left
+        else:
+            self.tenant_bytes.pop(tenant, None)
+            self._twins.pop(tenant, None)
+
+    def quota(self, tenant: str | None) -> int | None:
+        """Bytes ``tenant`` may have; ``None`` without a limit."""
+        if tenant is None or not self.quotas:
+            return None
+        found = self.quotas.get(tenant)
+        return self.quotas.get(EVERY_TENANT) if found is None else found
+
+    # ---- pins ----
+
+    def pin(self, row: int, until: float) -> bool:
+        """Keep ``row`` and everything above it until then; false beyond a cap on bytes.
+
+        Pages above a pinned one count as pinned as well. All are charged to the tenant of
+        ``row``: no two tenants have a page in common.
+        """
+        tenant = self.index.tenants[self.index.tenant[row]]
+        index, path, size = self.index, [], 0
+        while row != NO_ROW:
+            if self._pins.get(row, 0.0) >= until:
+                break
+            path.append(row)
+            if row not in self._pins:
+                size += index.stored[row]
+            row = index.parent[row]
+        used = self.pinned_by_tenant.get(tenant, 0)
+        if self.pinned_bytes + size > self.pin_bytes or used + size > self.pin_tenant_bytes:
+            return False
+        self.pinned_bytes += size
+        if size:
+            self.pinned_by_tenant[tenant] = used + size
+        for each in path:
+            self._pins[each] = until
+            self._pin_tenants.setdefault(each, tenant)
+            heapq.heappush(self._pin_ends, (until, each))
+            self.take_off(each)
+        return True
+
+    def unpin(self, row: int) -> None:
+        if self._pins.pop(row, None) is None:
+            return
+        stored, tenant = self.index.stored[row], self._pin_tenants.pop(row)
+        self.pinned_bytes -= stored
+        left = self.pinned_by_tenant[tenant] - stored
+        if left:
+            self.pinned_by_tenant[tenant] = left
+        else:
+            del self.pinned_by_tenant[tenant]
+
+    def pinned_tenants(self, most: int = 64) -> list[dict[str, Any]]:
+        """The ``most`` tenants that pin most, with their bytes (``None``: the public tenant)."""
+        rows = sorted(self.pinned_by_tenant.items(), key=lambda row: (-row[1], row[0] or ""))
+        return [{"tenant": tenant, "bytes": size} for tenant, size in rows[:most]]
+
+    def pinned_until(self, row: int) -> float | None:
+        return self._pins.get(row)
+
+    def pinned(self) -> Iterable[int]:
+        """Rows that are pinned."""
+        return self._pins
+
+    def pinned_tips(self) -> Iterator[int]:
+        return (row for row in self._pins if self.index.children[row] == 0)
+
+    def release_pins(self, now: float, limit: int) -> int:
+        """Pins that have ended are tips like any other. At most ``limit`` a call."""
+        released = 0
+        while self._pin_ends and self._pin_ends[0][0] <= now and released < limit:
+            until, row = heapq.heappop(self._pin_ends)
+            if self._pins.get(row) == until:
+                self.unpin(row)
+                self.settle(row, now)
+                released += 1
+        return released
+
+    # ---- what the policy learns ----
+
+    def arrive(self, request: Request) -> None:
+        for policy in (self.policy, *self._twins.values()):
+            policy.arrive(request)
+
+    def finish(self, request: Request) -> None:
+        for policy in (self.policy, *self._twins.values()):
+            policy.finish(request)
+
+    def check(self) -> None:
+        """Recount: exactly the tips that may go are with the policies."""
+        index = self.index
+        expected = {
+            row
+            for row in index.rows.values()
+            if index.children[row] == 0 and row not in self._held and row not in self._pins
+        }
+        assert set(self._leaves) == expected, (set(self._leaves) ^ expected, "tips")
+        assert {id(leaf) for leaf in self.policy.leaves()} == {
+            id(leaf) for leaf in self._leaves.values()
+        }
+        assert self.pinned_bytes == sum(index.stored[row] for row in self._pins)
+        pinned: dict[str | None, int] = {}
+        for row, tenant in self._pin_tenants.items():
+            pinned[tenant] = pinned.get(tenant, 0) + index.stored[row]
+        assert pinned == self.pinned_by_tenant, (pinned, self.pinned_by_tenant)
+        tenants: dict[str, int] = {}
+        for row in index.rows.values():
+            tenant = index.tenants[index.tenant[row]]
+            if tenant is not None:
+                tenants[tenant] = tenants.get(tenant, 0) + index.stored[row]
+        assert tenants == self.tenant_bytes, (tenants, self.tenant_bytes)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def _admit(self, policy: Policy, row: int, now: float) -> PageLeaf:
+        leaf = PageLeaf(row)
+        self.index.fill(leaf, row)
+        policy.admit(leaf, now)
+        return leaf
+
+    def _again(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
+        policy.drop(leaf)
+        self.index.fill(leaf, leaf.row)
+        policy.admit(leaf, now)
+
+    @staticmethod
+    def _victim_of(policy: Policy, now: float) -> tuple[int, int] | None:
+        choice = policy.victim(now)
+        if choice is None:
+            return None
+        assert isinstance(choice.leaf, PageLeaf)
+        return choice.leaf.row, choice.keep

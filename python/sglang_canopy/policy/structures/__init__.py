@@ -1,0 +1,1 @@
+"""The queues and heaps that policies keep their leaves in."""

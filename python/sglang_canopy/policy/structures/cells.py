@@ -1,0 +1,148 @@
+"""Queues of leaves whose rank depends on a category and on age, and the least leaf of them all.
+
+A *cell* holds the leaves of one category (and, for ranks that also depend on depth, of one
+depth bucket). A rank is constant within an age bin, so a cell's candidate stays right until one
+of its two ends moves to the next bin: only cells that changed or whose end crossed an edge are
+ranked again, whatever the number of categories.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from sglang_canopy.policy.structures.end_queue import EndQueue, Entry
+from sglang_canopy.records import Leaf
+from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
+from sglang_canopy.reuse.categories import Category
+
+_NEVER = math.inf
+
+
+class Cell(EndQueue):
+    """The leaves of one category and bucket, by last access."""
+
+    __slots__ = ("best", "category", "dirty", "key", "version", "weight")
+
+    def __init__(self, key: Hashable, category: Category, weight: float) -> None:
+        super().__init__()
+        self.key = key
+        self.category = category
+        self.weight = weight
+        self.dirty = False
+        self.version = 0
+        """Candidates of an older version are stale."""
+        self.best: tuple[float, float, int, int] | None = None
+
+
+class Cells:
+    """All cells, with the least ``(rank, last access, -offset)`` among their ends.
+
+    ``exact`` ranks by ``Category.reuse_probability`` of the exact age and orders equal ranks by
+    ``(rank, -offset)``, as the ATC 2025 paper does; then every cell is ranked at every new time.
+    """
+
+    def __init__(self, exact: bool = False) -> None:
+        self._exact = exact
+        self._cells: dict[Hashable, Cell] = {}
+        self._dirty: list[Cell] = []
+        self._heap: list[tuple[Any, ...]] = []
+        self._edges: list[tuple[float, int, int, Cell]] = []
+        self._count = 0
+
+    def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
+        """Put ``leaf`` in cell ``key``; ``make`` gives a new cell's category and weight."""
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(key, *make())
+        leaf.slot = (cell, cell.push(leaf, leaf.last_access))
+        self._touch(cell)
+
+    def remove(self, leaf: Leaf) -> None:
+        """Take an admitted leaf out."""
+        cell, entry = leaf.slot
+        leaf.slot = None
+        cell.remove(entry)
+        self._touch(cell)
+
+    def _touch(self, cell: Cell) -> None:
+        if not cell.dirty:
+            cell.dirty = True
+            self._dirty.append(cell)
+
+    def reweigh(self, weight: Callable[[Cell], float] | None = None) -> None:
+        """The curves changed: rank every cell again, with new weights where they changed too."""
+        for cell in self._cells.values():
+            if weight is not None:
+                cell.weight = weight(cell)
+            self._touch(cell)
+
+    def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
+        """The least leaf among all cell ends at ``now``, with its ``(rank, stamp, -offset)``."""
+        while self._edges and self._edges[0][0] <= now:
+            _, _, version, cell = heapq.heappop(self._edges)
+            if version == cell.version:
+                self._touch(cell)
+        for cell in self._dirty:
+            self._rank(cell, now)
+        self._dirty.clear()
+        heap = self._heap
+        while heap and heap[0][-2] != heap[0][-1].version:
+            heapq.heappop(heap)
+        if len(heap) > 4 * len(self._cells) + 64:
+            self._heap = heap = [c for c in heap if c[-2] == c[-1].version]
+            heapq.heapify(heap)
+        if not heap:
+            return None
+        top = heap[0]
+        return top[0], top[2][3]
+
+    def _rank(self, cell: Cell, now: float) -> None:
+        cell.dirty = False
+        cell.version += 1
+        old = cell.oldest()
+        if old is None:
+            del self._cells[cell.key]
+            return
+        rank, until = self._at(cell, old, now)
+        entry, order = old, self._order(cell, rank, old)
+        # The exact rank falls with age: the oldest is the least.
+        young = old if self._exact else cell.youngest()
+        if young is not old and young is not None:
+            rank, other_until = self._at(cell, young, now)
+            until = min(until, other_until)
+            other = self._order(cell, rank, young)
+            if other < order:
+                entry, order = young, other
+        self._count += 1
+        heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
+        if until < _NEVER:
+            heapq.heappush(self._edges, (until, self._count, cell.version, cell))
+            if len(self._edges) > 4 * len(self._cells) + 64:
+                self._edges = [e for e in self._edges if e[2] == e[3].version]
+                heapq.heapify(self._edges)
+
+    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[float, float]:
+        """Rank of an entry, and the time from which it may differ."""
+        stamp = entry[0]
+        if self._exact:
+            rank = cell.category.reuse_probability(now - stamp)
+            return cell.weight * rank, math.nextafter(now, _NEVER)
+        at = age_bin(now - stamp)
+        until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
+        return cell.weight * cell.category.rank[at], until
+
+    def cells(self) -> Iterator[Cell]:
+        """The cells that hold a leaf, in order of creation."""
+        return (c for c in self._cells.values() if c.live)
+
+    def _order(self, cell: Cell, rank: float, entry: Entry) -> tuple[float, float, float]:
+        if self._exact and cell.category.rate > 0.0:
+            return rank, entry[1], entry[0]
+        return rank, entry[0], entry[1]
+
+    def __iter__(self) -> Iterator[Leaf]:
+        for cell in self._cells.values():
+            yield from cell

@@ -1,0 +1,115 @@
+"""A queue of evictable leaves that can be read at both ends.
+
+SGLang's stock eviction builds a heap over every evictable leaf on every call. Here each
+workload category keeps one of these queues, so a victim is found by comparing queue ends.
+Both ends matter: after a tool call the chance of reuse first rises with age and then falls,
+so the least valuable leaf of a category is its oldest or its youngest, hardly ever one between.
+
+Admission order is not the order of last access: a parent surfaces with an old stamp when its
+last child goes, and a long request finishes after a short one that came later. Hence two
+heaps with lazy deletion rather than a linked list: ``push`` is O(log n), ``remove`` O(1), reading
+an end O(1) and O(log n) amortised for the dead entries it meets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_canopy.records import Leaf
+
+_STAMP, _LEAF = 0, 3
+_SLACK = 32
+"""Dead entries tolerated on top of one per live entry before a compaction."""
+
+Entry = list[Any]
+"""``[stamp, -offset, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
+
+
+class EndQueue:
+    """Leaves ordered by ``(stamp, -offset)``: older first, then deeper first, then first come.
+
+    The stamp is a time in seconds: the last access, or the time at which a client said it
+    returns. Sequence numbers make every tie deterministic.
+    """
+
+    __slots__ = ("_high", "_low", "_sequence", "live")
+
+    def __init__(self) -> None:
+        self._low: list[Entry] = []
+        self._high: list[tuple[float, int, int, Entry]] = []
+        self._sequence = 0
+        self.live = 0
+        """Leaves in the queue."""
+
+    def __len__(self) -> int:
+        return self.live
+
+    def push(self, leaf: Leaf, stamp: float) -> Entry:
+        """Add ``leaf``; the entry that comes back is what ``remove`` takes."""
+        self._sequence += 1
+        entry: Entry = [stamp, -leaf.offset, self._sequence, leaf]
+        heapq.heappush(self._low, entry)
+        heapq.heappush(self._high, (-stamp, -leaf.offset, self._sequence, entry))
+        self.live += 1
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out. Removing it twice is an error of the caller."""
+        assert entry[_LEAF] is not None, "entry already removed"
+        entry[_LEAF] = None
+        self.live -= 1
+        limit = 2 * self.live + _SLACK
+        if len(self._low) > limit:
+            self._low = [e for e in self._low if e[_LEAF] is not None]
+            heapq.heapify(self._low)
+        if len(self._high) > limit:
+            self._high = [e for e in self._high if e[3][_LEAF] is not None]
+            heapq.heapify(self._high)
+
+    def oldest(self) -> Entry | None:
+        """Least stamp, deepest first among equals; ``None`` when empty."""
+        low = self._low
+        while low and low[0][_LEAF] is None:
+            heapq.heappop(low)
+        return low[0] if low else None
+
+    def youngest(self) -> Entry | None:
+        """Greatest stamp, deepest first among equals; ``None`` when empty."""
+        high = self._high
+        while high and high[0][3][_LEAF] is None:
+            heapq.heappop(high)
+        return high[0][3] if high else None
+
+    def __iter__(self) -> Iterator[Leaf]:
+        return (e[_LEAF] for e in self._low if e[_LEAF] is not None)
+
+
+class ReturnQueue(EndQueue):
+    """Leaves by the time at which they return, each protected until a time of its own."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends: list[tuple[float, int, Entry]] = []
+
+    def push_until(self, leaf: Leaf, stamp: float, until: float) -> Entry:
+        """Add a leaf that returns at ``stamp`` and is overdue from ``until`` on."""
+        entry = self.push(leaf, stamp)
+        heapq.heappush(self._ends, (until, entry[2], entry))
+        if len(self._ends) > 2 * self.live + _SLACK:
+            self._ends = [e for e in self._ends if e[2][_LEAF] is not None]
+            heapq.heapify(self._ends)
+        return entry
+
+    def overdue(self, now: float) -> Leaf | None:
+        """A leaf whose time is over (the longest so), or ``None``."""
+        ends = self._ends
+        while ends and (ends[0][2][_LEAF] is None or ends[0][0] <= now):
+            leaf = ends[0][2][_LEAF]
+            if leaf is not None:
+                return leaf
+            heapq.heappop(ends)
+        return None

@@ -1,0 +1,102 @@
+"""A tail target in the user's terms, as the threshold ``xi`` in uncached tokens.
+
+It is a TTFT in milliseconds (with the linear model that requests carry), a percentile of what
+is observed, or a number of tokens. A leaf's own ``slo_ms`` goes before all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.reuse.ttft import threshold_tokens
+
+_OBSERVED = 2048
+_MOVED = 0.1
+"""Relative change of the threshold below which leaves are not ranked again."""
+
+
+def check_target(
+    ttft_ms: float | None, ttft_percentile: float | None, tokens: float | None
+) -> None:
+    """Raise ``ValueError`` naming the key that is out of range, or two that exclude each other."""
+    given = {"ttft_ms": ttft_ms, "ttft_percentile": ttft_percentile, "threshold_tokens": tokens}
+    named = [key for key, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"give only one of {' and '.join(repr(k) for k in named)}")
+    if ttft_ms is not None and not 0 < ttft_ms < float("inf"):
+        raise ValueError(f"key 'ttft_ms' must be above 0, got {ttft_ms!r}")
+    if ttft_percentile is not None and not 0 < ttft_percentile < 100:
+        raise ValueError(
+            f"key 'ttft_percentile' must be between 0 and 100, got {ttft_percentile!r}"
+        )
+    if tokens is not None and not 0 <= tokens < float("inf"):
+        raise ValueError(f"key 'threshold_tokens' must be 0 or above, got {tokens!r}")
+
+
+class TailTarget:
+    """Keeps ``xi`` up to date with what requests bring."""
+
+    def __init__(
+        self, ttft_ms: float | None, ttft_percentile: float | None, tokens: float | None
+    ) -> None:
+        self._ttft_ms = ttft_ms
+        self._percentile = ttft_percentile
+        self._line: tuple[float, float] | None = None
+        self._planned_line: tuple[float, float] | None = None
+        self._own_targets = False
+        """Whether any leaf has a target of its own, which moves with the line alone."""
+        self._seen: deque[int] = deque()
+        self._ordered: list[int] = []
+        self._now = tokens
+        self.tokens = tokens
+        """The policy's threshold; ``None`` while it is not known."""
+        self.version = 0
+        """Grows whenever ``tokens``, or the line that leaves' own targets go by, moved by more
+        than a tenth."""
+
+    def observe(self, request: Request) -> None:
+        """Take in a finished request: its TTFT model, and how much of it was not cached."""
+        if request.ttft_model is not None:
+            self._line = request.ttft_model
+        if self._ttft_ms is not None and self._line is not None:
+            self._now = threshold_tokens(self._ttft_ms, self._line)
+        elif self._percentile is not None and request.cached_tokens is not None:
+            # TTFT grows with uncached tokens: the percentile of one is that of the other.
+            self._add(max(0, request.prompt_tokens - request.cached_tokens))
+            at = int(self._percentile / 100.0 * (len(self._ordered) - 1))
+            self._now = float(self._ordered[at])
+        before, now = self.tokens, self._now
+        if now is not None and (before is None or abs(now - before) > _MOVED * max(before, 1.0)):
+            self.tokens = now
+            self.version += 1
+        elif self._own_targets and self._line_moved():
+            self._planned_line = self._line
+            self.version += 1
+
+    def _line_moved(self) -> bool:
+        old, new = self._planned_line, self._line
+        if old is None or new is None:
+            return old is not new
+        return any(abs(b - a) > _MOVED * abs(a) for a, b in zip(old, new))
+
+    def _add(self, uncached: int) -> None:
+        self._seen.append(uncached)
+        insort(self._ordered, uncached)
+        if len(self._seen) > _OBSERVED:
+            del self._ordered[bisect_left(self._ordered, self._seen.popleft())]
+
+    def of(self, leaf: Leaf) -> float | None:
+        """The threshold in tokens for ``leaf``'s conversation."""
+        if leaf.slo_ms is not None:
+            if not self._own_targets:
+                self._own_targets, self._planned_line = True, self._line
+            if self._line is not None:
+                return threshold_tokens(leaf.slo_ms, self._line)
+        return self.tokens
+
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """The TTFT model in use: (alpha s/token, beta s)."""
+        return self._line

@@ -1,0 +1,1 @@
+"""What a live server's steps cost, measured from outside for the simulator."""

@@ -1,0 +1,106 @@
+"""What Canopy knows of one node of SGLang's tree: the policy's view of it, kept as ``node.canopy``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.records import Leaf
+from sglang_canopy.telemetry.counters import CAPACITY
+from sglang_canopy.ttl.table import RESIDUAL
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_canopy.radix.live_request import LiveRequest
+
+
+class NodeLeaf(Leaf):
+    """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
+
+    __slots__ = (
+        "device_since",
+        "disk_round",
+        "host_group",
+        "host_since",
+        "node",
+        "offered_at",
+        "on_disk",
+        "pin_until",
+        "policy",
+        "reason",
+        "request_number",
+        "told",
+        "ttl_s",
+    )
+
+    def __init__(self, node: UnifiedTreeNode) -> None:
+        Leaf.__init__(self)
+        self.node = node
+        self.device_since = 0.0
+        """The core's clock when these tokens entered the device; ``host_since`` likewise."""
+        self.host_since = 0.0
+        self.reason = CAPACITY
+        """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
+        self.policy: Policy | None = None
+        """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
+        self.request_number = -1
+        """Number of the last request counted in ``hits``."""
+        self.ttl_s: float | None = None
+        """Seconds below the device that a request asked for; ``None``: the group's."""
+        self.pin_until: float | None = None
+        """Until when a request asked to keep the disk copy."""
+        self.host_group = RESIDUAL
+        """Like ``group``, in the host tier's table."""
+        self.on_disk = False
+        """Whether these pages were written to the disk tier, or came from it."""
+        self.disk_round = 0
+        """The round (``disk_retry``) in which these pages were last written there, or read."""
+        self.offered_at = float("-inf")
+        """The core's clock when they were last written there; long ago where that is unknown."""
+        self.told = float("-inf")
+        """The core's clock when the disk tier last heard of a use."""
+
+    def inherit(self, other: Leaf) -> None:
+        Leaf.inherit(self, other)
+        if isinstance(other, NodeLeaf):
+            self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
+            self.host_group = other.host_group
+            self.on_disk, self.told = other.on_disk, other.told
+            self.disk_round, self.offered_at = other.disk_round, other.offered_at
+
+    def ask(self, request: LiveRequest) -> None:
+        """A request asks for a TTL of its own or for a pin, or for neither.
+
+        Where other conversations run through the node too, the longest TTL wins, and a request
+        that asks for none leaves it to the group. A pin is never shortened.
+        """
+        ttl_s = request.ttl_s
+        if self.shared and ttl_s is not None:
+            ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
+        self.ttl_s = ttl_s
+        if request.pin_s is not None:
+            until = request.time + request.pin_s
+            self.pin_until = until if self.pin_until is None else max(until, self.pin_until)
+
+    def touch(self, now: float) -> None:
+        """A use by nobody in particular (a direct call of the cache's ``insert``)."""
+        if self.hits == 0:
+            self.created = now
+        self.hits += 1
+        self.last_access = now
+
+
+def measure(node: UnifiedTreeNode) -> None:
+    """Set offset and length of ``node`` and of every ancestor not measured yet."""
+    if node.canopy.length == len(node.key):
+        return
+    path = []
+    while node.parent is not None and node.canopy.length != len(node.key):
+        path.append(node)
+        node = node.parent
+    offset = node.canopy.offset + node.canopy.length
+    for child in reversed(path):
+        child.canopy.offset = offset
+        child.canopy.length = len(child.key)
+        offset += child.canopy.length

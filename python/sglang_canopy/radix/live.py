@@ -1,0 +1,105 @@
+"""What one live tree is made of: its policies, one a tier, and the tree's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.radix.saved_profile import Profile
+from sglang_canopy.reuse import saved_curves
+from sglang_canopy.telemetry.counters import Counters
+
+ReadProfile = Callable[[str], Any]
+"""From a profile's path to its JSON; ``None`` where no run has saved it yet."""
+
+
+@dataclass(slots=True)
+class LiveCache:
+    """What one live tree needs to know: its policies and the tree's own settings."""
+
+    settings: TreeSettings
+    device_policy: Policy
+    host_policy: Policy
+    tiers: TierOptions = field(default_factory=TierOptions)
+    listeners: tuple[Policy, ...] = ()
+    """Whom each request is announced to. Nodes carry the labels of the first."""
+    disk_learns: bool = False
+    """Whether the disk tier's policy wants to hear of requests."""
+    counters: Counters = field(default_factory=Counters)
+    profile_path: str | None = None
+    """The device policy's profile, if it has one."""
+    profile: Profile | None = None
+    """Where what the policy learns is saved; ``None`` on every rank but the first."""
+
+
+def live_cache(
+    policy: str,
+    config: Mapping[str, Any] | None,
+    tiers: TierOptions | None = None,
+    read_profile: ReadProfile = saved_curves.read,
+) -> LiveCache:
+    """Build the policies of both tiers. Raises ``CanopyError`` for a bad configuration."""
+    tiers = tiers or TierOptions()
+    settings, options = split_config(policy, config)
+    try:
+        device = _policy(policy, options, read_profile)
+    except CanopyError as error:
+        raise CanopyError(f"{error}; every policy also takes: {', '.join(TREE_KEYS)}") from None
+    if getattr(device.config, "caching", None) == "optional":
+        raise CanopyError(
+            f"policy {policy!r}: key 'caching' must be 'forced' on a server, whose KV is in "
+            "memory when a request ends; 'optional' is for canopy simulate"
+        )
+    host = _host_policy(device, options, policy, tiers, read_profile)
+    disk = (
+        device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
+    )
+    # Labels are the first's that refines categories. The disk's own is in another thread: an
+    # equal one here makes its labels where neither of the two above does.
+    listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
+    if _learns(disk) and not _learns(listeners[0]):
+        listeners.insert(0, disk)
+    return LiveCache(
+        settings,
+        device,
+        host,
+        tiers=tiers,
+        listeners=tuple(listeners),
+        disk_learns=_learns(disk),
+        profile_path=options.get("profile"),
+    )
+
+
+def _learns(policy: Policy) -> bool:
+    return type(policy).arrive is not Policy.arrive
+
+
+def _host_policy(
+    device: Policy,
+    options: Mapping[str, Any],
+    name: str,
+    tiers: TierOptions,
+    read_profile: ReadProfile,
+) -> Policy:
+    """The host tier's: the device policy's twin, unless another one was asked for."""
+    host = tiers.host
+    if host is None or (host.name, dict(host.config)) == (name, dict(options)):
+        return device.twin()
+    return _policy(host.name, host.config, read_profile)
+
+
+def _policy(name: str, options: Mapping[str, Any], read_profile: ReadProfile) -> Policy:
+    """A policy that starts from what ``read_profile`` reads, if it has a profile."""
+    path = options.get("profile")
+    if not isinstance(path, str):
+        return make_policy(name, options)
+    policy = make_policy(name, {**options, "profile": None})
+    saved = read_profile(path)
+    if saved is not None:
+        policy.restore(saved)
+    return policy

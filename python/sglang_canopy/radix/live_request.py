@@ -1,0 +1,132 @@
+"""From SGLang's ``Req`` to the policy's ``Request``.
+
+Everything here is the same on every tensor-parallel rank: the arrival stamp travels with the
+request, and block hashes depend on tokens and salts alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from sglang_canopy.records import Request
+from sglang_canopy.request.fields import from_stamp, sound_marker, sound_stamp
+from sglang_canopy.tenant import namespace_of, tenant_of_req
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+UNSTAMPED_S = 0.001
+"""Seconds by which a request without a stamp comes after the last one: its order is right, and the
+same on every rank, though no time passes."""
+
+_numbers = itertools.count()
+
+
+class LiveRequest(Request):
+    """A ``Request`` with a serial number, so that a node counts each request once."""
+
+    __slots__ = (
+        "done",
+        "epoch",
+        "hash",
+        "number",
+        "pin_s",
+        "stop_hint",
+        "tool_marker",
+        "ttl_s",
+    )
+
+    def __init__(self, **fields) -> None:
+        super().__init__(**fields)
+        self.number = next(_numbers)
+        self.done = False
+        self.hash = 0
+        self.stop_hint: str | None = None
+        self.tool_marker: list[int] = []
+        self.epoch = 0.0
+        """Seconds since 1970 when the requests' clock was 0."""
+        self.ttl_s: float | None = None
+        """How long the request asks its path to be kept below the device, in seconds."""
+        self.pin_s: float | None = None
+        """How long it asks its path to be pinned on disk, in seconds."""
+
+
+def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
+    """The request's ``LiveRequest``; made, and announced to the policies, on first use."""
+    request = getattr(req, "canopy", None)
+    if request is not None:
+        return request
+    params = req.sampling_params.custom_params
+    stamp = sound_stamp(params)
+    request = LiveRequest(time=core.clock + UNSTAMPED_S)
+    if stamp:
+        from_stamp(request, stamp)
+        request.stop_hint = stamp.get("stop")
+        request.epoch = stamp.get("epoch", 0.0)
+        request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
+        request.tool_marker = sound_marker(params)
+    block = core.live.settings.block_tokens
+    request.tenant = tenant_of_req(req)
+    request.block_tokens = block
+    request.prompt_tokens = len(req.origin_input_ids)
+    request.hash = xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
+    request.path = []
+    _extend(request, req.origin_input_ids, block)
+    req.canopy = request
+    core.arrive(request)
+    return request
+
+
+def finished_request(req: Req, request: LiveRequest, core: CanopyTreeCore) -> None:
+    """Tell the policies, once, how the request ended."""
+    if request.done:
+        return
+    request.done = True
+    output = list(req.output_ids)
+    request.output_tokens = len(output)
+    request.cached_tokens = req.cached_tokens
+    request.stop = request.stop_hint or _stop_reason(req, request, output)
+    block = request.block_tokens
+    covered = len(request.path) * block
+    _extend(request, [*req.origin_input_ids[covered:], *output], block)
+    core.finish(request)
+    core.counters.served(
+        request.label or request.category,
+        request.prompt_tokens,
+        (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
+        request.tenant,
+    )
+
+
+def _extend(request: LiveRequest, tokens: Sequence[int], block: int) -> None:
+    """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
+    data = memoryview(array("q", tokens)).cast("B")
+    width = 8 * block
+    chain = request.hash
+    for start in range(0, len(data) - width + 1, width):
+        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
+        request.path.append(chain)
+    request.hash = chain
+
+
+def _stop_reason(req: Req, request: LiveRequest, output: list[int]) -> str:
+    kind = type(req.finished_reason).__name__
+    if kind == "FINISH_LENGTH":
+        return "length"
+    if kind == "FINISH_ABORT":
+        return "abort"
+    return "tool" if _contains(output, request.tool_marker) else "end"
+
+
+def _contains(tokens: list[int], marker: list[int]) -> bool:
+    n = len(marker)
+    return n > 0 and any(
+        tokens[i] == marker[0] and tokens[i : i + n] == marker for i in range(len(tokens) - n + 1)
+    )

@@ -1,0 +1,125 @@
+"""What a policy learnt: read once for all ranks, saved by one server for the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.private_file import replace_file
+from sglang_canopy.reuse import saved_curves as profile
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+"""Seconds between two saves. SGLang kills its schedulers, so one at exit is not enough."""
+
+
+def from_first_rank(path: str, group: Any) -> Any:
+    """``profile.read(path)`` as the first rank of ``group`` has it, on every rank.
+
+    Ranks may run on several machines, and a rank that started from another profile would evict
+    differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
+    Raises the first rank's ``CanopyError`` on all of them.
+    """
+    if group is None or torch.distributed.get_world_size(group=group) == 1:
+        return profile.read(path)
+    text = b""
+    if torch.distributed.get_rank(group=group) == 0:
+        text = _answer(path)
+    size = torch.tensor([len(text)], dtype=torch.int64)
+    torch.distributed.broadcast(size, group=group, group_src=0)
+    sent = torch.zeros(int(size), dtype=torch.uint8)
+    if text:
+        sent = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    torch.distributed.broadcast(sent, group=group, group_src=0)
+    answer = json.loads(sent.numpy().tobytes())
+    if "error" in answer:
+        raise CanopyError(answer["error"])
+    return answer["profile"]
+
+
+def _answer(path: str) -> bytes:
+    try:
+        return json.dumps({"profile": profile.read(path)}).encode()
+    except CanopyError as error:
+        return json.dumps({"error": str(error)}).encode()
+
+
+class Profile:
+    """A JSON file with a policy's learnt state: replaced whole, readable by its owner only.
+
+    Of several servers with one profile, the first saves. The others learn for themselves, and
+    one of them takes over when that server ends: a lock on a file beside the profile goes with
+    its process, however that ends.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._saved_at = float("-inf")
+        self._said: set[str] = set()
+
+    def claim(self) -> bool:
+        """Whether this server is the one that saves. Asks again where another one was."""
+        if self._lock is not None:
+            return True
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self.path.parent / f".{self.path.name}.lock", flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(lock)
+                self._say_once(
+                    "another server saves the policy's profile to %s; this one does when that "
+                    "one has ended, or give it a profile of its own",
+                    self.path,
+                )
+                return False
+            # A file system without locks: the last save wins, and is whole all the same.
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Let another server save."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._lock)
+            self._lock = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether this server was the one that saves when it last asked."""
+        return self._lock is not None
+
+    def save_sometimes(self, policy: Policy, now: float) -> None:
+        """Save if the last time is ``EVERY_S`` or more ago; ``now`` on the requests' clock."""
+        if now - self._saved_at >= EVERY_S:
+            self._saved_at = now
+            self.save(policy)
+
+    def save(self, policy: Policy) -> None:
+        """Write the state, if no other server does. What fails is logged once; serving goes on."""
+        state = policy.state()
+        if not state:
+            return
+        try:
+            if self.claim():
+                replace_file(self.path, json.dumps(state))
+        except OSError as error:
+            self._say_once("cannot save the policy's profile to %s: %s", self.path, error)
+
+    def _say_once(self, message: str, *arguments: Any) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning(message, *arguments)

@@ -1,0 +1,142 @@
+"""The two records everyone speaks of: a request, and a run of cached tokens that can be evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Request:
+    """What one request tells the policy. Times in seconds, on the requests' own clock."""
+
+    time: float
+    """Arrival, stamped once where the request enters."""
+    category: str = "default"
+    """The workload category before any refinement by the policy (bounded by the caller)."""
+    path: Sequence[int] = ()
+    """Chained hashes of the prompt's token blocks, shallowest first: equal hash, equal prefix.
+    At ``finish`` the caller may have extended it over the output."""
+    block_tokens: int = 1
+    """Tokens a block of ``path``."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    turn: int = 1
+    """1 for the first turn of a conversation."""
+    conversation: Hashable | None = None
+    stop: str | None = None
+    """Why the response stopped (``"tool"``, ``"end"``, ``"length"``); known at ``finish``."""
+    tenant: str | None = None
+    slo_ms: float | None = None
+    """The request's own TTFT target; ``None`` means the policy's."""
+    over: bool = False
+    """The client says that nothing will continue this conversation."""
+    return_in_s: float | None = None
+    """The client says when the conversation continues, in seconds after ``time``."""
+    keep_until: float | None = None
+    """The client asks to keep the path until this time. The tree decides (``keep.py``)."""
+    ttft_model: tuple[float, float] | None = None
+    """(alpha s/token, beta s) of TTFT ~ alpha * uncached tokens + beta, fitted by the caller."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the cache; known at ``finish``."""
+    label: str | None = None
+    """What ``arrive``/``finish`` returned last; written by the tree, read by ``Leaf.stamp``."""
+
+
+class Leaf:
+    """A run of cached tokens that a policy can rank. Trees subclass it or hold one a node.
+
+    The tree writes every field but ``slot``, which belongs to the policy.
+    """
+
+    __slots__ = (
+        "awaited_until",
+        "category",
+        "conversation",
+        "created",
+        "group",
+        "history",
+        "hits",
+        "keep_until",
+        "last_access",
+        "length",
+        "offset",
+        "over",
+        "return_at",
+        "shared",
+        "slo_ms",
+        "slot",
+        "tenant",
+        "turn",
+    )
+
+    def __init__(self, offset: int = 0, length: int = 0) -> None:
+        self.offset = offset
+        """Tokens of the path before this node."""
+        self.length = length
+        """Tokens of this node."""
+        self.category = "default"
+        self.turn = 1
+        self.conversation: Hashable | None = None
+        self.tenant: str | None = None
+        self.group: int | None = None
+        """Subtree group of a tiered cache; ``None`` where there are no groups."""
+        self.last_access = 0.0
+        self.created = 0.0
+        self.hits = 0
+        """Requests that used this node, the one that made it included."""
+        self.history = 0
+        """High-water mark, in tokens, of the conversation that runs through this node."""
+        self.shared = False
+        """Whether requests of different conversations (or of none) used this node."""
+        self.over = False
+        self.return_at: float | None = None
+        self.keep_until: float | None = None
+        """Until when the tree grants a client's wish to keep this node."""
+        self.awaited_until: float | None = None
+        """Until when it is protected for a request that waits to use it."""
+        self.slo_ms: float | None = None
+        self.slot: Any = None
+
+    def stamp(self, request: Request) -> None:
+        """Record that ``request`` used this node (call while the node is not admitted)."""
+        if self.hits == 0:
+            self.created = request.time
+        self.hits += 1
+        self.refresh(request)
+
+    def refresh(self, request: Request) -> None:
+        """Take over what ``request`` says without counting another use of it."""
+        who = request.conversation
+        if self.hits > 1 and (who is None or who != self.conversation):
+            self.shared = True
+        if request.time > self.last_access:
+            self.last_access = request.time
+        self.category = request.label or request.category
+        self.turn = request.turn
+        self.conversation = request.conversation
+        self.tenant = request.tenant
+        tokens = request.prompt_tokens + request.output_tokens
+        if tokens > self.history:
+            self.history = tokens
+        # A conversation's end says nothing of a prefix that others use as well.
+        self.over = request.over and not self.shared
+        self.slo_ms = request.slo_ms
+        back = request.return_in_s
+        self.return_at = None if back is None else request.time + back
+
+    def protected_until(self) -> float:
+        """Until when the node goes after all others; minus infinity for an ordinary one."""
+        keep, awaited = self.keep_until, self.awaited_until
+        if keep is None:
+            return float("-inf") if awaited is None else awaited
+        return keep if awaited is None else max(keep, awaited)
+
+    def inherit(self, other: Leaf) -> None:
+        """Copy everything but ``offset``, ``length`` and ``slot`` (a node was split or moved)."""
+        for name in _INHERITED:
+            setattr(self, name, getattr(other, name))
+
+
+_INHERITED = tuple(n for n in Leaf.__slots__ if n not in ("offset", "length", "slot"))

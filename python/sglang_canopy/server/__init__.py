@@ -1,0 +1,1 @@
+"""SGLang's start-up, and the way of a request into the server."""

@@ -1,0 +1,110 @@
+"""How SGLang's cache registry gets a tree with Canopy in it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    register_tree_core_backend,
+    registered_tree_core_backends,
+)
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.cache import CanopyRadixCache
+from sglang_canopy.radix.component import CanopyFullComponent
+from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+from sglang_canopy.radix.live import ReadProfile, live_cache
+from sglang_canopy.radix.saved_profile import Profile, from_first_rank
+from sglang_canopy.reuse import saved_curves
+from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
+from sglang_canopy.server.flags import NOTE
+from sglang_canopy.telemetry import reporter
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+
+def install_core() -> None:
+    """Register the tree core with SGLang (once a process)."""
+    if BACKEND not in registered_tree_core_backends():
+        register_tree_core_backend(BACKEND, CanopyTreeCore)
+
+
+def prepare(
+    params: CacheInitParams,
+    tiers: TierOptions | None = None,
+    read_profile: ReadProfile = saved_curves.read,
+) -> CacheInitParams:
+    """Point SGLang's construction parameters at Canopy's core and component, in place."""
+    params.canopy = live_cache(
+        params.eviction_policy, params.eviction_policy_config, tiers, read_profile
+    )
+    params.tree_core_backend = BACKEND
+    params.component_registry_override = {
+        **(params.component_registry_override or {}),
+        ComponentType.FULL: CanopyFullComponent,
+    }
+    # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
+    params.eviction_policy, params.eviction_policy_config = "lru", None
+    return params
+
+
+def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+    """The cache for one scheduler, or ``CanopyError`` for a model that is not supported."""
+    if ctx.is_hybrid_swa:
+        raise CanopyError(_unsupported(ctx, "sliding-window attention"))
+    if ctx.is_hybrid_ssm:
+        raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
+    if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
+        raise CanopyError(
+            "--hicache-storage-backend canopy is read from the command line only, and this server "
+            "was started without one; start it with python -m sglang.launch_server, or leave the "
+            "disk tier out"
+        )
+    install_core()
+    prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
+    live = ctx.params.canopy
+    if live.profile_path is not None and _is_first_rank():
+        live.profile = Profile(live.profile_path)
+        _claim(live.profile)
+        atexit.register(live.profile.save, live.device_policy)
+    if ctx.server_args.hicache_storage_backend == "mooncake":
+        from sglang_canopy.storage import mooncake
+
+        mooncake.install(live.tiers.ttl)
+    cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    reporter.start(cache, ctx.params.enable_metrics)
+    return cache
+
+
+def first_ranks_profile(path: str) -> Any:
+    """A profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    world = get_parallel().world_group
+    return from_first_rank(path, None if world is None else world.cpu_group)
+
+
+def _is_first_rank() -> bool:
+    """Whether this is the first rank of the server, its data-parallel replicas included."""
+    parallel = get_parallel()
+    return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
+
+
+def _claim(mine: Profile) -> None:
+    """Say at the start, not at the first save, if another server saves to this profile."""
+    with contextlib.suppress(OSError):  # said when it is saved
+        mine.claim()
+
+
+def _unsupported(ctx: TreeCacheBuildContext, what: str) -> str:
+    return (
+        f"--radix-eviction {ctx.params.eviction_policy} does not support models with {what}; "
+        "use one of SGLang's own policies (--radix-eviction lru) for this model"
+    )

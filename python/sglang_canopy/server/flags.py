@@ -1,0 +1,155 @@
+"""The options of the tiers below the device: from the command line to where each is needed.
+
+Runs once, in the launching process. The result is noted on ``ServerArgs`` and travels to every
+rank with it; what the disk tier needs goes to it as SGLang's own extra configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.config.tiers import (
+    FLAGS,
+    PolicyChoice,
+    TierOptions,
+    field_of,
+    split_config,
+    tier_options,
+)
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.settings import StorageSettings
+
+logger = logging.getLogger(__name__)
+
+NOTE = "_canopy_tiers"
+"""Where the options are noted on ``ServerArgs``."""
+BACKEND = "canopy"
+"""Our name for ``--hicache-storage-backend``."""
+
+_DYNAMIC = {
+    "backend_name": BACKEND,
+    "module_path": "sglang_canopy.storage.backend",
+    "class_name": "CanopyStorage",
+    "interface_v1": 1,
+}
+_IN_MEMORY = ("canopy_host_eviction", "canopy_host_eviction_config")
+_ON_DISK = (
+    "canopy_disk_eviction",
+    "canopy_disk_eviction_config",
+    "canopy_tenant_quota_gb",
+    "canopy_ttl_window",
+)
+
+
+def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
+    """Put the tiers' options into SGLang's parser, and our backend among its choices."""
+    for flag, text in FLAGS.items():
+        group.add_argument(flag, default=None, help=text)
+    backend = options.get("--hicache-storage-backend")
+    if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
+        backend.choices = [*backend.choices, BACKEND]
+
+
+def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
+    """Check the options against the rest of the command line and put them where they act.
+
+    ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
+    """
+    given = {field_of(flag): getattr(args, field_of(flag), None) for flag in FLAGS}
+    given = {k: v for k, v in given.items() if v is not None}
+    block_tokens = 64
+    if ours:
+        settings, _ = split_config(
+            server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+        )
+        block_tokens = settings.block_tokens
+    tiers = tier_options(given, block_tokens)
+    storage = server_args.hicache_storage_backend == BACKEND
+    _check(server_args, given, tiers, ours, storage)
+    if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
+        # SGLang's flag takes whole gigabytes, its pools any number of them.
+        server_args.hicache_size = tiers.host_bytes / 1e9
+    if storage:
+        server_args.hicache_storage_backend_extra_config = json.dumps(
+            _extra_config(server_args, tiers, ours)
+        )
+        server_args.hicache_storage_backend = "dynamic"
+    setattr(server_args, NOTE, tiers)
+    return tiers
+
+
+def _check(
+    server_args: Any, given: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
+) -> None:
+    for field in given:
+        flag = "--" + field.replace("_", "-")
+        if field in _IN_MEMORY and not ours:
+            raise CanopyError(
+                f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa"
+            )
+        if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
+            raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
+        if field in _ON_DISK and not storage:
+            raise CanopyError(
+                f"{flag} needs our disk tier; add --enable-hierarchical-cache "
+                "--hicache-storage-backend canopy"
+            )
+    if tiers.ttl_window_s is not None and not ours:
+        raise CanopyError("--canopy-ttl-window needs --radix-eviction with a policy of Canopy's")
+    if storage and not server_args.enable_hierarchical_cache:
+        raise CanopyError(
+            "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
+        )
+    unused = [name for name in ("ttl", "host_ttl") if getattr(tiers, name) is not None]
+    if unused and not server_args.enable_hierarchical_cache:
+        logger.warning("the plan's %s act on tiers that this server lacks", " and ".join(unused))
+
+
+def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str, Any]:
+    """The user's extra configuration, with what our options say where it says nothing."""
+    extra = _given_extra(server_args.hicache_storage_backend_extra_config)
+    choice = tiers.disk
+    if choice is None and ours:
+        name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+        _, options = split_config(name, config)
+        options.pop("profile", None)
+        choice = PolicyChoice(name, options)
+    if choice is not None:
+        if "policy" not in extra:
+            extra["policy_config"] = extra.get("policy_config", dict(choice.config))
+        extra.setdefault("policy", choice.name)
+    if tiers.ttl is not None:
+        extra.setdefault("ttl", tiers.ttl.to_json())
+    if tiers.quotas:
+        extra.setdefault("quota_bytes", dict(tiers.quotas))
+    if tiers.disk_bytes is not None and "capacity_gb" not in extra:
+        extra.setdefault("capacity_bytes", tiers.disk_bytes)
+    if tiers.disk_path is not None:
+        extra.setdefault("path", tiers.disk_path)
+    if not ours:
+        # Our tree says what page each page follows; for another's, SGLang has to.
+        extra.setdefault("hicache_storage_pass_prefix_keys", True)
+    StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
+    return {**extra, **_DYNAMIC}
+
+
+def _given_extra(text: str | None) -> dict[str, Any]:
+    flag = "--hicache-storage-backend-extra-config"
+    if not text:
+        return {}
+    if text.startswith("@") and not text.endswith(".json"):
+        raise CanopyError(f"{flag}: with the backend 'canopy', give JSON or a file @NAME.json")
+    try:
+        if text.startswith("@"):
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        given = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise CanopyError(f"{flag}: {error}") from None
+    if not isinstance(given, dict):
+        raise CanopyError(f"{flag} must be a JSON object, got {text:.60}")
+    return given

@@ -1,0 +1,1 @@
+"""How the tree reaches the tiers below the host: the disk store and Mooncake."""

@@ -1,0 +1,153 @@
+"""Pages that the disk tier refused, or lost, are written again when they are used.
+
+SGLang offers each node to the storage once. The disk tier refuses a page while it is full or
+broken, and every page whose prefix it does not have; so one refusal would keep all that is ever
+computed below a system prompt off the disk for as long as the prompt is in memory.
+
+Which pages a disk lacks differs by rank, and what is written must not: each write holds host
+memory until all ranks have acknowledged it. So the ranks agree now and then that something was
+refused, anywhere. That begins a new *round*: a node of an earlier round is written again,
+prefixes first, once a request has used it. The disk passes over what it has.
+
+A store that counts a page's time from its last write (Mooncake) is written to again as well: a
+node that is used when half of that time is over, within a budget of bytes a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglang_canopy.radix.leaf import NodeLeaf, measure
+from sglang_canopy.storage.page_table import PAGES
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_canopy.storage.disk_link import DiskLink
+
+ROUND_S = 30.0
+"""A new round begins at most once in so many seconds; an idle healthy disk costs one look."""
+MAX_PAGES_A_REQUEST = 256
+"""Pages written again for one arriving request; but always one node."""
+MAX_WRITES = 64
+"""Writes on their way to the disk, of any kind, above which nothing is written again."""
+RENEW_BYTES_S = 32 << 20
+"""Bytes a second, on average over ten seconds, that are written again only to stay longer."""
+MAX_WAITING = 4096
+"""Nodes that wait to be written again. More are left to their next use."""
+
+
+class DiskRetry:
+    """Runs on the scheduler's thread, between the tree's own operations."""
+
+    def __init__(self, link: DiskLink) -> None:
+        self.link = link
+        self.round = 0
+        self._asked_at = float("-inf")
+        self._waiting: dict[UnifiedTreeNode, bool] = {}
+        """Nodes to write again; true for those that the store has, to renew their time."""
+        self._credit_bytes = 10.0 * RENEW_BYTES_S
+        self._credited_at = 0.0
+
+    def there(self, leaf: NodeLeaf) -> bool:
+        """Whether the disk tier has these pages, as far as is known."""
+        return leaf.on_disk and leaf.disk_round == self.round
+
+    def offered(self, leaf: NodeLeaf) -> None:
+        """These pages are being written now."""
+        leaf.on_disk, leaf.disk_round = True, self.round
+        leaf.offered_at = self.link.core.clock
+
+    def was_read(self, leaf: NodeLeaf) -> None:
+        """These pages came from the store; when they were written is not known."""
+        leaf.on_disk, leaf.disk_round = True, self.round
+        leaf.offered_at = float("-inf")
+
+    def used(self, node: UnifiedTreeNode) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            return
+        if self._doubtful(node):
+            self._waiting[node] = False
+        elif self._half_over(node):
+            self._waiting[node] = True
+
+    def arrive(self) -> None:
+        """A request came in: begin a round if it is time, and write some of what waits."""
+        clock = self.link.core.clock
+        if clock - self._asked_at >= ROUND_S:
+            self._asked_at = clock
+            self.round += self._anywhere(PAGES.refusals())
+        burst = 10.0 * RENEW_BYTES_S
+        earned = RENEW_BYTES_S * (clock - self._credited_at)
+        self._credit_bytes = min(burst, self._credit_bytes + earned)
+        self._credited_at = clock
+        if self._waiting:
+            self._write_again()
+
+    def forget(self) -> None:
+        self._waiting.clear()
+
+    @staticmethod
+    def _pending(node: UnifiedTreeNode) -> bool:
+        return node.write_through_pending_id is not None
+
+    def _doubtful(self, node: UnifiedTreeNode) -> bool:
+        """Whether the node's pages were offered in an earlier round only."""
+        return node.canopy.on_disk and node.canopy.disk_round < self.round
+
+    def _half_over(self, node: UnifiedTreeNode) -> bool:
+        """Whether the store lets these pages go before long, used or not."""
+        backend = self.link._backend()
+        if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
+            return False
+        core = self.link.core
+        measure(node)
+        pinned_s = backend.pinned_s(self.link._meta(node.canopy), core.clock + self.link.epoch)
+        return pinned_s > 0 and core.clock - node.canopy.offered_at >= pinned_s / 2
+
+    def _anywhere(self, refused: bool) -> bool:
+        """Whether any rank was refused something. Pipeline stages cannot stop to compare."""
+        cache = self.link.cache
+        if cache is None or cache.pp_size > 1:
+            return False
+        if cache.tp_world_size > 1:
+            seen = torch.tensor([int(refused)], dtype=torch.int64)
+            cache._all_reduce(seen, torch.distributed.ReduceOp.MAX)
+            refused = bool(seen.item())
+        return refused
+
+    def _write_again(self) -> None:
+        cache, core = self.link.cache, self.link.core
+        assert cache is not None
+        arena = core._node_arena
+        live = [n for n in self._waiting if arena.get(n.id) is n and n.hash_value]
+        for node in live:
+            measure(node)
+        live.sort(key=lambda node: node.canopy.offset)
+        token_bytes = cache.cache_controller.mem_pool_host.size_per_token
+        pages, done = 0, 0
+        for node in live:
+            pages += len(node.hash_value)
+            if (done and pages > MAX_PAGES_A_REQUEST) or len(cache.ongoing_backup) >= MAX_WRITES:
+                break
+            done += 1
+            if self._waiting[node]:
+                if self._credit_bytes <= 0:
+                    continue  # at its next use
+                self._credit_bytes -= len(node.key) * token_bytes
+                PAGES.renew(node.hash_value)
+            self._write(node)
+        self._waiting = {node: self._waiting[node] for node in live[done:]}
+
+    def _write(self, node: UnifiedTreeNode) -> None:
+        """From the host's copy; where that is gone, by making one first."""
+        cache = self.link.cache
+        assert cache is not None
+        if self._pending(node):
+            return  # its copy to the host is on the way, and the write follows
+        if node.backuped:
+            cache.write_backup_storage(node.id)
+        elif not node.evicted and cache.cache_controller.write_policy != "write_back":
+            cache._apply_cache_action(self.link.core.build_backup_kv_action(node.id))

@@ -1,0 +1,176 @@
+"""SGLang's Mooncake backend, told what Canopy knows of each page.
+
+Mooncake Store is shared by many servers and evicts by itself: objects without a lease, those
+without a soft pin first. A page that Canopy gives a time to live is put with a soft pin of that
+time. The pin runs from the write: neither reads nor existence queries renew it. So the tree
+offers a page again that is used when half of the time is over (``disk_retry``), and the page is
+written once more. What does not map: docs/mooncake.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
+
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.ttl.table import TTLTable
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "mooncake"
+MAX_PIN_S = 86_400.0
+"""The master's own default for ``max_kv_soft_pin_ttl``: it refuses a put with a longer pin."""
+
+
+def install(ttl: TTLTable | None) -> None:
+    """Make SGLang's ``--hicache-storage-backend mooncake`` this class, with these TTLs."""
+    CanopyMooncakeStore.ttl = ttl
+    StorageBackendFactory._registry.pop(BACKEND, None)
+    StorageBackendFactory.register_backend(BACKEND, __name__, CanopyMooncakeStore.__name__)
+
+
+def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
+    """Seconds for which a page is to be pinned; 0 for not at all.
+
+    A TTL without end is pinned for as long as Mooncake pins anything (``MAX_PIN_S``). Pages of
+    which nothing is known, and all pages where no TTL was configured, are not pinned: a pin on
+    everything would be one on nothing.
+    """
+    if meta is None:
+        return 0.0
+    if ttl is not None:
+        seconds = ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
+    else:
+        seconds = meta.ttl_s or 0.0
+    if meta.keep_until is not None:
+        seconds = max(seconds, meta.keep_until - now)
+    return min(max(seconds, 0.0), MAX_PIN_S)
+
+
+class CanopyMooncakeStore(MooncakeStore):
+    """``MooncakeStore`` that pins by TTL. Runs on HiCache's own threads."""
+
+    ttl: TTLTable | None = None
+    """The server's disk TTLs; set by ``install`` before SGLang makes the backend."""
+
+    def __init__(self, storage_config: Any = None, mem_pool: Any = None) -> None:
+        super().__init__(storage_config, mem_pool)
+        self.pages = PAGES
+        """Where the tree notes what its pages are (it does so for a backend that has this)."""
+        self._pin_ms = 0
+        """Pin of the pages being put; one thread puts."""
+        self._refused = False
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
+    ) -> list[bool]:
+        _drop_uses()
+        now, done = time.time(), []
+        pins = [math.ceil(1000 * pin_s(PAGES.of(key), self.ttl, now)) for key in keys]
+        indices = host_indices.reshape(len(keys), -1)
+        start = 0
+        for (self._pin_ms, again), run in itertools.groupby(zip(pins, PAGES.renewals(keys))):
+            stop = start + len(list(run))
+            part, places = keys[start:stop], indices[start:stop].reshape(-1)
+            if again and self._pin_ms:
+                done += self._write_again(part, places)
+            else:
+                done += super().batch_set_v1(part, places, extra_info)
+            start = stop
+        self._pin_ms = 0
+        PAGES.written([key for key, stored in zip(keys, done) if stored])
+        if not all(done):
+            PAGES.refused()
+        return done
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        _drop_uses()
+        return super().batch_exists(keys, extra_info)
+
+    def pinned_s(self, meta: PageMeta, now: float) -> float:
+        """For how long a page is pinned that is written now; 0: for no time that can be renewed."""
+        return pin_s(meta, self.ttl, now) if hasattr(self.store, "batch_upsert_from") else 0.0
+
+    def _write_again(self, keys: list[str], places: torch.Tensor) -> list[bool]:
+        """Put pages that may be there, which begins a new pin; SGLang's own put skips them."""
+        tagged = self._tag_keys(keys)
+        names, pointers, sizes = self._batch_preprocess(tagged, places)
+        config = self._pinned()
+        if config is None or self._uses_multi_buffer(pointers):
+            return [True] * len(keys)  # there is no such call for pages in several pieces
+        if self._can_use_group_semantics():
+            config.group_ids = self._expand_group_ids(tagged, len(names) // len(keys))
+        results = self.store.batch_upsert_from(names, pointers, sizes, config)
+        self._say_if_refused(results)
+        return self._batch_postprocess(results, is_set_operate=True)
+
+    def set_ttl(self, table: TTLTable) -> None:
+        """New TTLs, for what is put from now on."""
+        self.ttl = table
+
+    def _put_batch_zero_copy_impl(
+        self,
+        key_strs: list[str],
+        buffer_ptrs: list[Any],
+        buffer_sizes: list[Any],
+        group_ids: list[str] | None = None,
+        session_ids: list[str] | None = None,
+    ) -> list[int]:
+        given = (key_strs, buffer_ptrs, buffer_sizes)
+        config = self._pinned() if self._pin_ms else None
+        if config is None:
+            return super()._put_batch_zero_copy_impl(*given, group_ids, session_ids)
+        if group_ids is not None:
+            config.group_ids = group_ids
+        if session_ids is not None:
+            config.session_ids = session_ids
+        if self._uses_multi_buffer(buffer_ptrs):
+            results = self.store.batch_put_from_multi_buffers(*given, config)
+        else:
+            results = self.store.batch_put_from(*given, config)
+        self._say_if_refused(results)
+        return results
+
+    def _say_if_refused(self, results: Sequence[int]) -> None:
+        if any(results) and not self._refused:
+            # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses every put with our pin.
+            self._refused = True
+            logger.warning(
+                "Mooncake took %d of %d objects with a pin of %d ms (codes %s); if its log says "
+                "soft_pin_ttl, start the master with a larger -max_kv_soft_pin_ttl. Said once.",
+                sum(r == 0 for r in results),
+                len(results),
+                self._pin_ms,
+                sorted({r for r in results if r}),
+            )
+
+    def _pinned(self) -> Any:
+        """A configuration with a pin of ``_pin_ms``; ``None`` if this Mooncake has none."""
+        config = self._replicate_config_cls() if self._replicate_config_cls else None
+        if hasattr(config, "soft_pin_ttl_ms"):
+            from mooncake.store import SoftPinAction
+
+            config.soft_pin_action = SoftPinAction.ENABLE
+            config.soft_pin_ttl_ms = self._pin_ms
+        elif hasattr(config, "with_soft_pin"):  # older: the master's own time for all
+            config.with_soft_pin = True
+        else:
+            return None
+        return config
+
+
+def _drop_uses() -> None:
+    """Nothing here learns, and no query would make a page stay longer."""
+    PAGES.uses()
+    PAGES.announced()

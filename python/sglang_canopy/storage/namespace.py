@@ -1,0 +1,149 @@
+"""Which pages on disk may be served: all that must be equal for a page to mean the same KV.
+
+The namespace of a store is a text of these facts. Whatever changes KV is in it: the model's
+configuration as SGLang uses it (overrides included), its weights' files, the adapters named at
+start, the layout of the pool, and the rank. A model or adapter whose files cannot be found is
+refused, since nothing would tell its pages from another's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, whole
+from sglang_canopy.storage.weights import adapter_id
+
+_BACKEND = "--hicache-storage-backend canopy"
+_ARGUMENTS = (
+    "context_length",
+    "dtype",
+    "json_model_override_args",
+    "kv_cache_dtype",
+    "load_format",
+    "model_impl",
+    "model_loader_extra_config",
+    "quantization",
+    "revision",
+    "modelopt_quant",
+)
+"""Arguments that change KV by themselves, besides what they do to the model's configuration."""
+_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "_commit_hash")
+
+
+def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
+    """The namespace of one rank's pages.
+
+    Of the weights at the start: ``weights.py`` has their updates. Raises ``CanopyError`` where
+    the model or an adapter cannot be told from another one.
+    """
+    fields = {
+        "model": config.model_name,
+        "config": _model(),
+        "adapters": _adapters(),
+        "pool": type(pool).__name__,
+        "tag": getattr(pool, "storage_format_tag", None),
+        "dtype": str(pool.dtype),
+        "layout": pool.layout,
+        "page_tokens": pool.page_size,
+        "layers": [getattr(pool, name, None) for name in ("start_layer", "end_layer", "layer_num")],
+        "heads": [getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")],
+        "tp": [config.tp_rank, config.tp_size],
+        "pp": [config.pp_rank, config.pp_size],
+        "cp": [config.attn_cp_rank, config.attn_cp_size],
+        "dp": [_replica(), config.dp_rank],
+        "dcp": [config.dcp_rank, config.dcp_size],
+    }
+    return "|".join(f"{name}={value}" for name, value in fields.items())
+
+
+def _replica() -> int:
+    """Which replica of ``--dp-size`` this is; the storage's configuration does not say."""
+    try:
+        return get_parallel().dp_rank or 0
+    except (RuntimeError, ValueError):  # no server around it (tests, benchmarks)
+        return 0
+
+
+def _model() -> str:
+    """A digest of the configuration in force and of the weights' files."""
+    try:
+        server = get_server_args()
+    except ValueError:  # no server around it (tests, benchmarks)
+        return "none"
+    arguments = get_context().resolved_server_args_dict()
+    name = str(arguments["model_path"])
+    if name.lower() in ("none", "dummy"):  # SGLang's own names for "no model"
+        return name
+    try:
+        path = local_files(name, arguments["revision"], arguments["download_dir"])
+        facts = {key: arguments.get(key) for key in _ARGUMENTS}
+        facts["files"] = _weights(path, str(arguments["load_format"]))
+        scales = arguments.get("quantization_param_path")
+        facts["scales"] = None if scales is None else whole(Path(scales))
+        facts["effective"] = _effective(server, path)
+    except (NotFound, OSError) as error:
+        raise CanopyError(
+            f"{_BACKEND}: cannot tell the pages of model {name} from another model's "
+            f"({error}); give --model-path a local folder, or run without the disk tier"
+        ) from error
+    return _digest(facts)
+
+
+def _weights(path: Path, load_format: str) -> str:
+    return "dummy" if load_format == "dummy" else sampled(path)
+
+
+def _effective(server: Any, path: Path) -> dict[str, Any]:
+    """The model's configuration as the server uses it, after ``--json-model-override-args``."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    # A snapshot may hold the weights alone; then the configuration is where SGLang found it.
+    here = str(path) if path.is_file() or (path / "config.json").exists() else None
+    config = ModelConfig.from_server_args(server, model_path=here).hf_config.to_dict()
+    return {key: value for key, value in config.items() if key not in _NOT_OF_THE_MODEL}
+
+
+def _digest(facts: Any) -> str:
+    text = json.dumps(facts, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know, the same in every process."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
+
+
+# ---- adapters ----
+
+
+def _adapters() -> str | None:
+    """A digest of the adapters of ``--lora-paths`` whose ids do not tell their content."""
+    try:
+        named = get_context().resolved_server_args_dict()["lora_paths"] or ()
+    except ValueError:
+        return None
+    by_name = inspect.unwrap(LoRARef.deterministic_id)
+    found = {}
+    for adapter in named:
+        if isinstance(adapter, str):  # not resolved by SGLang (tests)
+            continue
+        identity, name, path = (adapter[f"lora_{key}"] for key in ("id", "name", "path"))
+        if Path(path).exists() and identity == adapter_id(by_name, name, path):
+            continue
+        try:
+            found[identity] = whole(local_files(path))
+        except (NotFound, OSError) as error:
+            raise CanopyError(
+                f"{_BACKEND}: cannot tell the pages of adapter {name!r} from another one's "
+                f"({error}); give --lora-paths a local folder, or run without the disk tier"
+            ) from error
+    return _digest(found) if found else None

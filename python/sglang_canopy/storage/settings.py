@@ -1,0 +1,161 @@
+"""The options of ``--hicache-storage-backend canopy``, validated by name."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.ttl.table import TTLTable
+
+FLAG = "--hicache-storage-backend-extra-config"
+PATH_VARIABLE = "CANOPY_DISK_PATH"
+CAPACITY_VARIABLE = "CANOPY_DISK_CAPACITY_GB"
+DEFAULT_CAPACITY_GB = 10.0
+
+_OF_SGLANG = frozenset(
+    {
+        "backend_name",
+        "module_path",
+        "class_name",
+        "interface_v1",
+        "file_storage_path",
+        "tp_lcm_size",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "hicache_storage_pass_prefix_keys",
+    }
+)
+"""Keys of the same object that are not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """Keys of the extra configuration. Raises ``CanopyError`` naming the one that is wrong."""
+
+    path: str = ""
+    """Folder of the store, ours alone. Default: ``$CANOPY_DISK_PATH``, then
+    ``~/.cache/sglang-canopy/disk``."""
+    capacity_bytes: int = 0
+    """Bytes on disk, for each rank. ``capacity_gb`` says the same in 10^9 bytes. Default:
+    ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
+    policy: str = "lru"
+    """Eviction policy, as ``canopy simulate --policy`` takes it or with ``canopy-``."""
+    policy_config: Mapping[str, Any] = field(default_factory=dict)
+    ttl: TTLTable = field(default_factory=TTLTable)
+    """Seconds for every page, or a table (docs/tiers.md), as an object."""
+    quota_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
+    pin_bytes: int | None = None
+    """Bytes that pins may hold; a quarter of the capacity unless given."""
+    pin_tenant_bytes: int | None = None
+    """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given, which is
+    a tenth of the capacity where that is not given either."""
+    compress: bool = False
+    """Compress pages with zstd."""
+    sweep_s: float = 1.0
+    """Seconds between two rounds of the sweeper."""
+
+    def __post_init__(self) -> None:
+        _check(isinstance(self.path, str) and "\0" not in self.path, "path", self.path, "a path")
+        _check(_is_bytes(self.capacity_bytes, 1), "capacity_bytes", self.capacity_bytes, _BYTES)
+        _check(isinstance(self.policy, str), "policy", self.policy, "a policy's name")
+        _check(
+            isinstance(self.policy_config, Mapping),
+            "policy_config",
+            self.policy_config,
+            "an object",
+        )
+        _check(isinstance(self.ttl, TTLTable), "ttl", self.ttl, "seconds, or a TTL table")
+        ok = isinstance(self.quota_bytes, Mapping) and all(
+            isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items()
+        )
+        _check(ok, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
+        for key in ("pin_bytes", "pin_tenant_bytes"):
+            pin = getattr(self, key)
+            _check(pin is None or _is_bytes(pin, 0), key, pin, _BYTES)
+        _check(isinstance(self.compress, bool), "compress", self.compress, "true or false")
+        _check(
+            _is_number(self.sweep_s) and 0.01 <= self.sweep_s <= 3600,
+            "sweep_s",
+            self.sweep_s,
+            "seconds from 0.01 to 3600",
+        )
+        self.make_policy()
+
+    def make_policy(self) -> Policy:
+        """A policy of its own: it learns on the storage's thread, not on the scheduler's."""
+        return make_policy(self.policy, self.policy_config)
+
+    @classmethod
+    def from_extra(
+        cls, extra: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ
+    ) -> StorageSettings:
+        """The settings of a server's extra configuration and environment."""
+        given = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
+        allowed = [*(f.name for f in fields(cls)), "capacity_gb"]
+        for key in given:
+            if key not in allowed:
+                raise CanopyError(f"{FLAG}: unknown key {key!r:.60}; allowed: {', '.join(allowed)}")
+        gigabytes = given.pop("capacity_gb", None)
+        if gigabytes is not None and "capacity_bytes" in given:
+            raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
+        if "capacity_bytes" not in given:
+            if gigabytes is None:
+                gigabytes = _of_environment(environment)
+            ok = _is_number(gigabytes) and 0 < gigabytes < 1e9
+            _check(ok, "capacity_gb", gigabytes, "a number of gigabytes above 0")
+            given["capacity_bytes"] = int(gigabytes * 1e9)
+        given["path"] = given.get("path") or environment.get(PATH_VARIABLE) or str(_home())
+        given["ttl"] = _table(given.get("ttl"))
+        return cls(**given)
+
+
+_BYTES = "a whole number of bytes"
+
+
+def _home() -> Path:
+    return Path.home() / ".cache" / "sglang-canopy" / "disk"
+
+
+def _of_environment(environment: Mapping[str, str]) -> float:
+    text = environment.get(CAPACITY_VARIABLE)
+    try:
+        return DEFAULT_CAPACITY_GB if not text else float(text)
+    except ValueError:
+        raise CanopyError(
+            f"environment variable {CAPACITY_VARIABLE} must be a number of gigabytes, got {text!r}"
+        ) from None
+
+
+def _table(given: Any) -> TTLTable:
+    if given is None:
+        return TTLTable()
+    if isinstance(given, TTLTable):
+        return given
+    try:
+        if _is_number(given):
+            return TTLTable(residual_ttl_s=float(given))
+        return TTLTable.from_json(given)
+    except CanopyError as error:
+        raise CanopyError(f"{FLAG}: key 'ttl': {error}") from None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and not math.isnan(value)
+
+
+def _is_bytes(value: Any, low: int) -> bool:
+    return type(value) is int and low <= value < 1 << 60
+
+
+def _check(ok: bool, key: str, value: Any, allowed: str) -> None:
+    if not ok:
+        raise CanopyError(f"{FLAG}: key {key!r} must be {allowed}, got {value!r:.80}")

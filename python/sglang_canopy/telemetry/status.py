@@ -1,0 +1,244 @@
+"""What one rank's cache holds and does, as plain data: for ``/canopy/status`` and Prometheus."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from sglang_canopy.telemetry.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.cache import CanopyRadixCache
+
+WINDOW_S = 60.0
+"""The "last minute"."""
+POINT_S = 5.0
+"""Seconds that one point of the history stands for."""
+POINTS = 60
+MAX_GROUPS = 64
+"""Groups of one tier that are shown, the first of the table."""
+
+_SLICE = 1000
+"""Nodes looked at before the scheduler's thread is let in again."""
+
+
+@dataclass(slots=True)
+class History:
+    """Prompt tokens and hits over time, from sums that only grow. Times in seconds, any clock."""
+
+    points: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=POINTS))
+    """For every ``POINT_S``: prompt tokens, and how many of them any tier had."""
+    _recent: deque[tuple[float, tuple[int, ...]]] = field(default_factory=deque)
+    _last: tuple[float, tuple[int, ...]] | None = None
+
+    def add(self, now: float, sums: tuple[int, ...]) -> None:
+        """``sums``: prompt tokens, then the tokens hit in each tier, since the start."""
+        self._recent.append((now, sums))
+        while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW_S:
+            self._recent.popleft()
+        if self._last is None:
+            self._last = (now, sums)
+        elif now - self._last[0] >= POINT_S:
+            prompts, *hits = _difference(self._last[1], sums)
+            self.points.append((prompts, sum(hits)))
+            self._last = (now, sums)
+
+    def last_minute(self) -> tuple[int, ...]:
+        """``sums`` over the last ``WINDOW_S``."""
+        return _difference(self._recent[0][1], self._recent[-1][1])
+
+
+class Status:
+    """Takes the status of one cache. All calls from one thread, which is not the scheduler's.
+
+    ``let_in`` is called between slices of work, so that no slice holds up the scheduler; it
+    gives the interpreter away (``time.sleep``).
+    """
+
+    def __init__(self, cache: CanopyRadixCache, rank: int) -> None:
+        self.cache = cache
+        self.rank = rank
+        self.counters: Counters = cache.tree_core.counters
+        self.history = History()
+        self.started = time.time()
+        self._held: dict[str, list[int]] = {}
+        self._held_next = -math.inf
+        self._scan_s = 0.0
+        """CPU seconds of the last walk; at most half a percent of the time goes into them."""
+
+    def take(self, now: float, let_in: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Everything, as JSON takes it. ``now``: seconds on a clock that never goes back."""
+        rows = self.counters.rows()
+        hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
+        prompts = sum(row.prompt_tokens for row in rows)
+        self.history.add(now, (prompts, *hits))
+        if now >= self._held_next:
+            self._held = self._count_held(let_in)
+            self._held_next = now + max(POINT_S, 200 * self._scan_s)
+        minute = self.history.last_minute()
+        disk = self._disk()
+        sizes = self._sizes(disk)
+        page = self.cache.tree_core.page_size
+        status: dict[str, Any] = {
+            "rank": self.rank,
+            "time": time.time(),
+            "uptime_s": time.time() - self.started,
+            "policies": self._policies(disk),
+            "page_tokens": page,
+            "kv_bytes_per_token": self.kv_bytes_per_token(),
+            "nodes": len(self.cache.tree_core._node_arena),
+            "prompt_tokens": prompts,
+            "prompt_tokens_last_minute": minute[0],
+            "history": list(self.history.points),
+            "history_point_s": POINT_S,
+            "tiers": {
+                name: {
+                    **sizes[name],
+                    "hit_tokens": hits[tier],
+                    "hit_tokens_last_minute": minute[1 + tier],
+                    "entered_tokens": sum(row.tiers[tier].entered for row in rows),
+                    "demoted_tokens": sum(row.tiers[tier].demoted for row in rows),
+                    "evicted_tokens": {
+                        reason: sum(row.tiers[tier].evicted[i] for row in rows)
+                        for i, reason in enumerate(REASONS)
+                    },
+                }
+                for tier, name in enumerate(TIERS)
+                if name in sizes
+            },
+            "categories": [self._category(row) for row in rows],
+            "groups": list(self._groups()),
+            "keep": self.cache.tree_core.keeps.stats(),
+            "awaited": self.cache.tree_core.waiting.budget.stats(),
+            "disk": disk,
+            "agreement": agreement(self.counters),
+            "profile": self._profile(),
+        }
+        if disk is not None:  # its store counts for itself, in pages
+            status["tiers"][TIERS[DISK]] |= {
+                "entered_tokens": disk["written_pages"] * page,
+                "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
+            }
+        return status
+
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of one token's KV on this rank."""
+        allocator = self.cache.token_to_kv_pool_allocator
+        size = allocator.get_kvcache().get_kv_size_bytes()
+        total = sum(size) if isinstance(size, tuple) else size
+        return total / (allocator.size + allocator.page_size)
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """The TTL of each subtree group, by tier; ``None`` never expires."""
+        groups = self.cache.tree_core.groups
+        for tier, table in ((HOST, groups.host), (DISK, groups.disk)):
+            if table is None:
+                continue
+            for i, group in enumerate(table.groups[:MAX_GROUPS]):
+                yield _group(tier, str(i), group.name, group.ttl_s)
+            for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
+                yield _group(tier, f"category {category}", category, ttl_s)
+            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s)
+
+    def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
+        live, controller = self.cache.tree_core.live, self.cache.cache_controller
+        found = {TIERS[DEVICE]: live.device_policy.name}
+        if controller is not None:
+            found[TIERS[HOST]] = live.host_policy.name
+            if controller.enable_storage:
+                backend = type(controller.storage_backend).__name__
+                found[TIERS[DISK]] = disk["policy"] if disk is not None else backend
+        return found
+
+    def _profile(self) -> dict[str, Any] | None:
+        """The device policy's profile, and whether this server is the one that saves it."""
+        mine = self.cache.tree_core.live.profile
+        return None if mine is None else {"path": str(mine.path), "saved_here": mine.saves}
+
+    def _disk(self) -> dict[str, Any] | None:
+        """What our own storage backend says of itself; ``None`` for another one."""
+        controller = self.cache.cache_controller
+        backend = controller.storage_backend if controller is not None else None
+        ask = getattr(backend, "status", None)
+        return ask() if callable(ask) else None
+
+    def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Capacity and use of each tier there is, in bytes on this rank; ``None``: not known."""
+        allocator = self.cache.token_to_kv_pool_allocator
+        token = self.kv_bytes_per_token()
+        sizes = {TIERS[DEVICE]: _size(allocator.size, allocator.available_size(), token)}
+        controller = self.cache.cache_controller
+        if controller is not None:
+            pool = controller.mem_pool_host
+            sizes[TIERS[HOST]] = _size(pool.size, pool.available_size(), pool.size_per_token)
+            if controller.enable_storage:
+                of = disk or {"capacity_bytes": None, "used_bytes": None}
+                sizes[TIERS[DISK]] = {k: of[k] for k in ("capacity_bytes", "used_bytes")}
+        return sizes
+
+    def _category(self, row: Any) -> dict[str, Any]:
+        held = self._held.get(row.category, (0, 0))
+        return {
+            "category": row.category,
+            "requests": row.requests,
+            "prompt_tokens": row.prompt_tokens,
+            "miss_tokens": row.misses,
+            "hit_tokens": {name: row.tiers[i].hits for i, name in enumerate(TIERS)},
+            "evicted_tokens": {name: sum(row.tiers[i].evicted) for i, name in enumerate(TIERS)},
+            "held_tokens": {TIERS[DEVICE]: held[DEVICE], TIERS[HOST]: held[HOST]},
+        }
+
+    def _count_held(self, let_in: Callable[[], None]) -> dict[str, list[int]]:
+        """Tokens of each category on the device and on the host: a walk over all nodes.
+
+        The tree may change between two slices: the sums are of about now, not of one moment.
+        """
+        begin = time.thread_time()
+        held: dict[str, list[int]] = {}
+        nodes = list(self.cache.tree_core._node_arena.values())
+        for start in range(0, len(nodes), _SLICE):
+            for node in nodes[start : start + _SLICE]:
+                data, key = node.component_data[ComponentType.FULL], node.key
+                if key is None or node.parent is None:
+                    continue
+                category = self.counters.category_of(node.canopy.category)
+                tokens = held.setdefault(category, [0, 0])
+                tokens[DEVICE] += len(key) if data.value is not None else 0
+                tokens[HOST] += len(key) if data.host_value is not None else 0
+            let_in()
+        self._scan_s = time.thread_time() - begin
+        return held
+
+
+def agreement(counters: Counters) -> dict[str, Any]:
+    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves."""
+    count, digest = counters.victims.sum
+    return {
+        "victims": count,
+        "victims_digest": f"{digest:016x}",
+        "records_compared": counters.records_compared,
+        "records_disagreed": counters.records_disagreed,
+    }
+
+
+def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:
+    return {
+        "tier": TIERS[tier],
+        "group": group,
+        "name": name,
+        "ttl_s": None if math.isinf(ttl_s) else ttl_s,
+    }
+
+
+def _difference(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(b - a for a, b in zip(old, new))
+
+
+def _size(tokens: int, free: int, token_bytes: float) -> dict[str, Any]:
+    return {"capacity_bytes": tokens * token_bytes, "used_bytes": (tokens - free) * token_bytes}

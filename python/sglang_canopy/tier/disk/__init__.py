@@ -1,5 +1,0 @@
-"""The disk tier. ``DiskStore`` is all that others need."""
-
-from sglang_canopy.tier.disk.store import DiskStore
-
-__all__ = ["DiskStore"]

@@ -1,1 +1,0 @@
-"""What ``canopy top`` shows: a server's tiers, live in a terminal."""

@@ -1,0 +1,233 @@
+"""Which TTL each group gets, under a budget of bytes on the disk.
+
+Kareto, section 4.3 (arXiv 2603.08739), reconstructed from its description, not from its text:
+
+    maximise  sum H_g(t_g)   subject to  sum B_g(t_g) <= budget
+
+with H_g the hits and B_g the mean bytes of group g at TTL t_g. Each group starts from the TTL
+with the most hits per byte-second (its best return on investment); all are scaled by one factor
+to the budget; SLSQP improves that, and ``floor(sqrt(K))`` perturbed copies of it, on monotone
+cubics through the counts. Solutions are rounded to the grid, what they leave of the budget is
+spent by return, and the integer hit counts decide among them.
+
+Two more stand for election, so that the result is never below either: one TTL for all groups,
+and the Lagrangian solution (each group's best H - price * B), which lies on the concave envelope
+of the curves; SLSQP tries to improve that as well. Everything is in tokens; bytes are tokens times a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import minimize
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.histogram import GRID_S, Curves
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_PERTURBATION_STEPS = 8.0
+"""Standard deviation of a perturbed start, in grid steps: one octave."""
+_SLSQP_STEPS = 60
+_SLACK = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A TTL for each group, in the order of the curves, and what they say it is worth."""
+
+    steps: Ints
+    """(G,) index into ``GRID_S``."""
+    hits: float
+    """Tokens hit, in all."""
+    mean_tokens: float
+    """On the disk, in all."""
+    found_by: str
+    """``fixed``, ``lagrange``, ``roi`` or ``slsqp``: whose solution it is."""
+    candidates: dict[str, float]
+    """Hits of the best solution of each kind."""
+
+    @property
+    def ttl_s(self) -> Floats:
+        return GRID_S[self.steps]
+
+
+def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocation:
+    """The best TTLs found for ``curves`` within ``budget_tokens`` of mean disk content.
+
+    Deterministic given ``seed``. Raises ``CanopyError`` for a budget that is not positive.
+    """
+    check_budget(budget_tokens)
+    if not len(curves):
+        raise CanopyError("there is no group to allocate a TTL for")
+    best: dict[str, tuple[float, float, Ints]] = {}
+    for name, steps in _solutions(curves, budget_tokens, seed):
+        hits, mean = _value(curves, steps)
+        if mean <= budget_tokens * _SLACK and (name not in best or hits > best[name][0]):
+            best[name] = (hits, mean, steps)
+    # Of equal hits the fewest bytes; then the first, which is the simplest.
+    found_by = max(best, key=lambda name: (best[name][0], -best[name][1]))
+    hits, mean, steps = best[found_by]
+    return Allocation(steps, hits, mean, found_by, {n: b[0] for n, b in best.items()})
+
+
+def fixed_step(curves: Curves, budget_tokens: float) -> int:
+    """Index into ``GRID_S`` of the largest single TTL within the budget."""
+    total = curves.mean_tokens.sum(axis=0)
+    return int(np.searchsorted(total, budget_tokens * _SLACK, side="right")) - 1
+
+
+def price_of(curves: Curves, budget_tokens: float) -> float:
+    """Hits that one more token of mean disk content buys at the budget, at best.
+
+    The Lagrange multiplier: every group kept at its best H - price * B spends the budget.
+    """
+    low, high = 0.0, 1.0
+    while _spent(curves, high) > budget_tokens:
+        low, high = high, high * 4
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _spent(curves, middle) > budget_tokens:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def check_budget(budget_tokens: float) -> None:
+    """Raise ``CanopyError`` unless it is a positive number."""
+    if not 0 < budget_tokens < math.inf:
+        raise CanopyError(
+            f"the disk budget must be positive, got {budget_tokens:g} tokens; give more bytes"
+        )
+
+
+def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[tuple[str, Ints]]:
+    groups = len(curves)
+    yield "fixed", np.full(groups, fixed_step(curves, budget))
+    lagrange = _fill(curves, _best_at(curves, price_of(curves, budget)), budget)
+    yield "lagrange", lagrange
+    roi = _scaled(curves, _roi(curves), budget)
+    yield "roi", _fill(curves, np.floor(roi).astype(np.int64), budget)
+    smooth = _Smooth(curves, budget)
+    polished = _scaled(curves, smooth.improve(lagrange.astype(np.float64)), budget)
+    yield "slsqp", _fill(curves, np.floor(polished).astype(np.int64), budget)
+    draw = np.random.default_rng(seed)
+    for start in range(math.isqrt(groups) + 1):
+        steps = roi
+        if start:
+            shaken = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
+            steps = _scaled(curves, np.clip(shaken, 0, len(GRID_S) - 1), budget)
+        found = _scaled(curves, smooth.improve(steps), budget)
+        yield "slsqp", _fill(curves, np.floor(found).astype(np.int64), budget)
+
+
+def _value(curves: Curves, steps: Ints) -> tuple[float, float]:
+    rows = np.arange(len(steps))
+    return float(curves.hits[rows, steps].sum()), float(curves.mean_tokens[rows, steps].sum())
+
+
+def _best_at(curves: Curves, price: float) -> Ints:
+    return np.argmax(curves.hits - price * curves.mean_tokens, axis=1)
+
+
+def _spent(curves: Curves, price: float) -> float:
+    return _value(curves, _best_at(curves, price))[1]
+
+
+def _roi(curves: Curves) -> Floats:
+    """Each group's TTL with the most hits per byte-second; 0 for one that never hits."""
+    ratio = np.where(
+        curves.mean_tokens > 0, curves.hits / np.maximum(curves.mean_tokens, 1e-12), 0.0
+    )
+    return np.argmax(ratio, axis=1).astype(np.float64)
+
+
+def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
+    """All TTLs times the one factor that spends the budget (a shift on the logarithmic grid)."""
+    rows = np.arange(len(steps))
+    live = steps > 0
+    top = len(GRID_S) - 1
+
+    def shifted(by: float) -> Floats:
+        return np.where(live, np.clip(steps + by, 1, top), 0.0)
+
+    def spent(by: float) -> float:
+        return float(curves.mean_tokens[rows, np.floor(shifted(by)).astype(np.int64)].sum())
+
+    low, high = -float(top), float(top)
+    if spent(low) > budget:
+        return np.zeros(len(steps))
+    for _ in range(30):
+        middle = (low + high) / 2
+        if spent(middle) > budget:
+            high = middle
+        else:
+            low = middle
+    return shifted(low)
+
+
+def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
+    """Spend what is left, raise by raise, where a token on the disk buys most hits."""
+    steps = steps.copy()
+    rows = np.arange(len(steps))
+    columns = np.arange(len(GRID_S))
+    left = budget - _value(curves, steps)[1]
+    for _ in range(4 * len(steps) + 64):
+        gain = curves.hits - curves.hits[rows, steps][:, None]
+        cost = curves.mean_tokens - curves.mean_tokens[rows, steps][:, None]
+        can = (columns > steps[:, None]) & (gain > 0) & (cost <= left)
+        if not can.any():
+            break
+        ratio = np.where(can, gain / np.maximum(cost, 1e-12), -1.0)
+        at = int(np.argmax(ratio))
+        row, step = divmod(at, len(GRID_S))
+        left -= float(cost[row, step])
+        steps[row] = step
+    return steps
+
+
+class _Smooth:
+    """Objective and constraint as monotone cubics in the grid step, for SLSQP."""
+
+    def __init__(self, curves: Curves, budget: float) -> None:
+        x = np.arange(len(GRID_S), dtype=np.float64)
+        self.hits = PchipInterpolator(
+            x, curves.hits / max(curves.hits[:, -1].sum(), 1e-9), axis=1
+        ).c
+        self.cost = PchipInterpolator(x, curves.mean_tokens / budget, axis=1).c
+        self.rows = np.arange(len(curves))
+        self.top = len(GRID_S) - 1
+
+    def improve(self, steps: Floats) -> Floats:
+        """A local optimum from ``steps``; always within the grid."""
+        found = minimize(
+            lambda x: -self._at(self.hits, x)[0],
+            steps,
+            jac=lambda x: -self._at(self.hits, x)[1],
+            method="SLSQP",
+            bounds=[(0.0, float(self.top))] * len(steps),
+            constraints=[
+                {
+                    "type": "ineq",
+                    "fun": lambda x: 1 - self._at(self.cost, x)[0],
+                    "jac": lambda x: -self._at(self.cost, x)[1],
+                }
+            ],
+            options={"maxiter": _SLSQP_STEPS, "ftol": 1e-7},
+        )
+        return np.clip(np.nan_to_num(found.x), 0.0, self.top)
+
+    def _at(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
+        """Sum over the groups, and its gradient."""
+        x = np.clip(np.nan_to_num(x), 0.0, self.top)
+        cell = np.minimum(x.astype(np.int64), self.top - 1)
+        d = x - cell
+        a, b, c, e = cubics[:, cell, self.rows]
+        return float((((a * d + b) * d + c) * d + e).sum()), (3 * a * d + 2 * b) * d + c

@@ -1,0 +1,248 @@
+"""Which prefix subtrees become groups.
+
+Kareto (section 4.3, arXiv 2603.08739) takes the top K by reuse. A subtree above them all has
+the most reuse and tells nothing apart, so reuse alone only nominates: of the ``CANDIDATES``
+subtrees with the most reused tokens, those become groups whose own TTL is worth most against
+staying in the group around them, one after another. With ``by="reuse"`` the K with the most
+reuse are taken, passing over a subtree most of whose reuse lies below one of its children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.allocate import fixed_step, price_of
+from sglang_canopy.ttl.histogram import Curves, Histograms, histograms
+from sglang_canopy.ttl.path_segments import Segments
+from sglang_canopy.ttl.table import MAX_GROUPS
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CANDIDATES = 1024
+MIN_REUSES = 4
+"""Requests that came back to a subtree, below which a subtree says nothing about itself."""
+_TRIVIAL = 0.8
+"""Share of a subtree's reuse that lies below one child and makes it a mere way to the child."""
+_EVERYTHING = 0.5
+"""Share of the requests above which a subtree is no group."""
+_EARLY = 0.02
+"""What was used in the first so much of a window is taken to be older than the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How groups are to be found in a window; see ``choose_groups``."""
+
+    groups: int = 64
+    by: str = "gain"
+    categories: bool = False
+    """Give each category of the requests outside all groups a TTL of its own."""
+    prior_requests: float | None = None
+    """Of ``Histograms.expected``; ``None``: count, do not expect (a plan in hindsight)."""
+    lag_s: float = 0.0
+    """How old a subtree is before a table can list it: what it did until then is the residual
+    group's, whose TTL decides over everything new."""
+    min_reuses: int = MIN_REUSES
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.groups <= MAX_GROUPS:
+            raise CanopyError(
+                f"the number of groups must be from 0 to {MAX_GROUPS}, got {self.groups}"
+            )
+        if self.by not in ("gain", "reuse"):
+            raise CanopyError(f"groups are chosen by 'gain' or 'reuse', got {self.by!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Chosen roots, and what the allocator is to believe of them.
+
+    Rows of ``curves``: the roots, then the categories, the first of which is the residual group.
+    """
+
+    roots: tuple[int, ...]
+    categories: tuple[str, ...]
+    histograms: Histograms
+    curves: Curves
+
+
+def choose_groups(segments: Segments, budget_tokens: float, choice: Choice) -> Groups:
+    """Subtrees of the window to give TTLs of their own, on a disk of ``budget_tokens``."""
+    candidates = np.zeros(0, dtype=np.int64)
+    if choice.groups and len(segments):
+        candidates = _candidates(segments, choice.min_reuses)
+    roots = [int(r) for r in segments.first[candidates]]
+    under = segments.under(roots)
+    parent = segments.parent[candidates]
+    above = np.where(parent >= 0, under[parent], -1)
+    parts = _counted(segments, under[segments.use_segment], len(roots))
+    if choice.by == "gain":
+        chosen = _by_gain(_believed(parts, choice), above, choice.groups, budget_tokens)
+    else:
+        chosen = _by_reuse(parts.reused.sum(axis=1), above, choice.groups)
+    kept = tuple(roots[c] for c in chosen)
+    return group_curves(segments, kept, choice)
+
+
+def group_curves(segments: Segments, roots: tuple[int, ...], choice: Choice) -> Groups:
+    """The histograms and curves of given groups, and of the residual group."""
+    count = len(roots)
+    names = segments.categories if choice.categories else segments.categories[:1]
+    group = segments.under(roots)[segments.use_segment]
+    at = segments.times_s[segments.use_request]
+    category = np.zeros(len(group), dtype=np.int64)
+    if choice.categories:
+        category = segments.category[segments.use_request]
+    known = np.zeros(len(group), dtype=bool)
+    if count:
+        listed = _first_use_s(segments, roots) + choice.lag_s
+        known = (group >= 0) & (at >= listed[group])
+    own = np.where(group >= 0, group, count + category)
+    rest = count + category
+    size = count + len(names)
+    everything = _histograms(segments, own, size)
+    if choice.prior_requests is None:
+        return Groups(roots, names, everything, everything.exact())
+    # What was too young to be listed is evidence of its group, but volume of the residual group.
+    volume = _histograms(segments, np.where(known | (group < 0), own, rest), size)
+    believed = everything.expected(choice.prior_requests)
+    residual = volume.expected(choice.prior_requests)
+    share = volume.weight / np.maximum(everything.weight, 1)
+    share[count:] = 0.0
+    hits = believed.hits * share[:, None]
+    mean = believed.mean_tokens * share[:, None]
+    hits[count:], mean[count:] = residual.hits[count:], residual.mean_tokens[count:]
+    # A group without volume still gets a TTL: as if it had a thousandth of its own.
+    tiny = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
+    hits[:count] += believed.hits[:count] * tiny
+    mean[:count] += believed.mean_tokens[:count] * tiny
+    return Groups(roots, names, everything, Curves(hits, mean))
+
+
+def _first_use_s(segments: Segments, roots: tuple[int, ...]) -> Floats:
+    """When each root was first used; ``-inf`` for one there since the window's beginning."""
+    place = {int(block): s for s, block in enumerate(segments.first.tolist())}
+    begins = np.searchsorted(segments.use_segment, [place[root] for root in roots])
+    first = segments.times_s[segments.use_request[begins]]
+    early = segments.start_s + _EARLY * (segments.end_s - segments.start_s)
+    return np.where(first <= early, -np.inf, first)
+
+
+def _counted(segments: Segments, group: Ints, groups: int) -> Histograms:
+    """Histograms by the group of each use (u,); -1 becomes one more row, the last."""
+    return _histograms(segments, np.where(group < 0, groups, group), groups + 1)
+
+
+def _histograms(segments: Segments, row: Ints, rows: int) -> Histograms:
+    segment = segments.use_segment
+    times = segments.times_s[segments.use_request]
+    return histograms(
+        row,
+        segments.use_request,
+        segments.gaps_s,
+        segments.end_s - times,
+        segments.tokens[segment],
+        rows,
+        segments.end_s - segments.start_s,
+    )
+
+
+def _believed(counted: Histograms, choice: Choice) -> Curves:
+    return (
+        counted.exact()
+        if choice.prior_requests is None
+        else counted.expected(choice.prior_requests)
+    )
+
+
+def _candidates(segments: Segments, min_reuses: int) -> Ints:
+    """Segments with the most reused tokens at and below them; parents before children."""
+    again = np.isfinite(segments.gaps_s)
+    segment = segments.use_segment
+    size = len(segments)
+    # Every request of a subtree uses its first segment.
+    reuses = np.bincount(segment[again], minlength=size)
+    tokens = np.bincount(segment[again], weights=segments.tokens[segment[again]], minlength=size)
+    below = segments.subtree_sum(tokens)
+    # What most requests run through tells nothing apart, and would leave no residual group.
+    through = np.bincount(segment, minlength=size)
+    apart = through <= _EVERYTHING * len(segments.times_s)
+    fit = np.flatnonzero((reuses >= min_reuses) & (below > 0) & apart)
+    most = fit[np.argsort(-below[fit], kind="stable")[:CANDIDATES]]
+    return np.sort(most)
+
+
+def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> list[int]:
+    """Greedy: the candidate whose own TTL gains most at the price of a token on the disk."""
+    count = len(above)
+    if not count:
+        return []
+    fixed = fixed_step(curves, budget_tokens)
+    price = price_of(_all_in_one(curves), budget_tokens)
+    worth = curves.hits - price * curves.mean_tokens
+    whole = worth[:-1].copy()
+    """Worth by TTL of each candidate's subtree, less the groups chosen inside it."""
+    for c in range(count - 1, -1, -1):
+        if above[c] >= 0:
+            whole[above[c]] += whole[c]
+    step = np.full(count, fixed)
+    chosen: list[int] = []
+    taken = np.zeros(count, dtype=bool)
+    rows = np.arange(count)
+    for _ in range(groups):
+        gain = np.where(taken, 0.0, whole.max(axis=1) - whole[rows, step])
+        best = int(np.argmax(gain))
+        if gain[best] <= 0:
+            break
+        chosen.append(best)
+        taken[best] = True
+        own = whole[best].copy()
+        ttl = int(np.argmax(own))
+        for c in range(best + 1, count):
+            # Those inside now compare with this group's TTL, unless in a group further in.
+            if not taken[c] and above[c] >= 0 and (above[c] == best or step[above[c]] < 0):
+                step[c] = -1
+        inside = step < 0
+        step[inside] = ttl
+        step[best] = ttl
+        up = int(above[best])
+        while up >= 0:
+            whole[up] -= own
+            if taken[up]:
+                break
+            up = int(above[up])
+    return sorted(chosen)
+
+
+def _by_reuse(reused: Ints, above: Ints, groups: int) -> list[int]:
+    count = len(above)
+    whole = reused[:count].copy()
+    largest = np.zeros(count, dtype=np.int64)
+    for c in range(count - 1, -1, -1):
+        if above[c] >= 0:
+            whole[above[c]] += whole[c]
+            largest[above[c]] = max(largest[above[c]], whole[c])
+    trivial = largest >= _TRIVIAL * whole
+    order = [c for c in np.argsort(-whole, kind="stable").tolist() if not trivial[c]]
+    chosen: list[int] = []
+    inside = np.zeros(count, dtype=bool)
+    for c in order:
+        # Parents have more reuse and come first: what lies inside a chosen one is in a group.
+        a = c
+        while a >= 0 and not inside[a]:
+            a = int(above[a])
+        if a < 0 and len(chosen) < groups:
+            chosen.append(c)
+            inside[c] = True
+    return sorted(chosen)
+
+
+def _all_in_one(curves: Curves) -> Curves:
+    return Curves(
+        curves.hits.sum(axis=0, keepdims=True), curves.mean_tokens.sum(axis=0, keepdims=True)
+    )

@@ -1,0 +1,136 @@
+"""A disk tier of TTLs and no capacity, over a window: what would be hit, and what it holds.
+
+A use gives a page the time it stays: the largest TTL among the pages from it to the end of the
+request's path, so that no page outlives its prefix. A later use can only prolong that. TTLs are
+those of the table in force when the request comes. Exact, to the microsecond, and vectorised: no
+event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.path_log import PathSnapshot
+from sglang_canopy.ttl.path_segments import Segments, segments_of
+from sglang_canopy.ttl.table import TTLTable
+
+Schedule = Sequence[tuple[float, TTLTable]]
+"""(since when in seconds, table), by time; the first counts from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class TTLOutcome:
+    """What a schedule of TTLs won on a trace, and held for it."""
+
+    tokens: int
+    """Asked for, over all prompts."""
+    hits: int
+    """Of these, found on the disk."""
+    mean_tokens: float
+    """On the disk, averaged over the time that was measured."""
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hits / self.tokens if self.tokens else 0.0
+
+
+def fixed_ttls(
+    segments: Segments, ttls_s: Iterable[float], since_s: float = -np.inf
+) -> list[TTLOutcome]:
+    """One TTL for everything, for each of ``ttls_s``, from one pass."""
+    times = segments.times_s[segments.use_request]
+    weights = segments.tokens[segments.use_segment]
+    gaps = segments.gaps_s
+    begin = max(since_s, segments.start_s)
+    next_at = np.minimum(times + gaps, segments.end_s)
+    tokens = int(segments.tokens[segments.use_segment[times >= begin]].sum())
+    outcomes = []
+    for ttl_s in ttls_s:
+        hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times + gaps >= begin)
+        until = np.minimum(next_at, times + ttl_s)
+        held = np.maximum(until - np.maximum(times, begin), 0.0)
+        outcomes.append(
+            TTLOutcome(
+                tokens,
+                int(weights[hit].sum()),
+                float((held * weights).sum() / max(segments.end_s - begin, 1e-9)),
+            )
+        )
+    return outcomes
+
+
+def simulate_ttl(log: PathSnapshot, schedule: Schedule, since_s: float = -np.inf) -> TTLOutcome:
+    """What ``schedule`` wins on ``log``; requests before ``since_s`` only fill the disk.
+
+    Raises ``CanopyError`` for a schedule that is empty or not in order of time.
+    """
+    starts = [start for start, _ in schedule]
+    if not starts or sorted(starts) != starts:
+        raise CanopyError(f"a schedule of TTL tables must be in order of time, got {starts}")
+    roots = {group.root for _, table in schedule for group in table.groups}
+    segments = segments_of(log, roots)
+    in_force = np.maximum(np.searchsorted(starts, segments.times_s, side="right") - 1, 0)
+    return _outcome(segments, _stay_s(segments, schedule, in_force), since_s)
+
+
+def _stay_s(segments: Segments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
+    """(u,) for each use, the largest TTL from the page on to the end of the request's path."""
+    stay = np.zeros(len(segments.use_request))
+    horizon = segments.end_s - segments.start_s + 1.0
+    own = np.stack(
+        [
+            np.minimum(_ttl_matrix(segments, table), horizon)
+            for _, table in schedule
+        ]
+    )  # fmt: skip
+    largest = np.zeros(len(segments.times_s))
+    category = segments.category
+    for requests, at in segments.levels:
+        ttl = own[in_force[requests], category[requests], segments.use_segment[at]]
+        largest[requests] = np.maximum(largest[requests], ttl)
+        stay[at] = largest[requests]
+    return stay
+
+
+def _ttl_matrix(segments: Segments, table: TTLTable) -> NDArray[np.float64]:
+    """(categories, s) TTL of each segment by a request of each category."""
+    group = segments.under(g.root for g in table.groups)
+    by_group = np.array([g.ttl_s for g in table.groups] + [0.0])
+    rows = []
+    for name in segments.categories:
+        residual = table.ttl_s(-1, name)
+        rows.append(np.where(group >= 0, by_group[group], residual))
+    return np.stack(rows)
+
+
+def _outcome(segments: Segments, stay_s: NDArray, since_s: float) -> TTLOutcome:
+    times = segments.times_s[segments.use_request]
+    segment = segments.use_segment
+    weights = segments.tokens[segment]
+    begin = max(since_s, segments.start_s)
+    # A page goes at the latest of what its uses gave it: a running maximum within each segment.
+    # Whole microseconds, so that a segment's number can stand in front.
+    origin = segments.start_s
+    span = int((3 * (segments.end_s - origin) + 4) * 1e6)
+    expiry = np.round((times - origin + stay_s) * 1e6).astype(np.int64)
+    expiry = np.maximum.accumulate(segment * span + expiry) - segment * span
+    at = np.round((times - origin) * 1e6).astype(np.int64)
+    end = round((segments.end_s - origin) * 1e6)
+    next_at = np.full(len(at), end)
+    again = segment[1:] == segment[:-1]
+    next_at[:-1][again] = at[1:][again]
+    hit = np.zeros(len(at), dtype=bool)
+    hit[1:] = again & (at[1:] <= expiry[:-1])
+    counted = times >= begin
+    start = round((begin - origin) * 1e6)
+    held = np.maximum(np.minimum(next_at, expiry) - np.maximum(at, start), 0)
+    return TTLOutcome(
+        int(weights[counted].sum()),
+        int(weights[hit & counted].sum()),
+        float((held * weights.astype(np.float64)).sum() / max(end - start, 1)),
+    )

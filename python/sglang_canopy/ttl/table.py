@@ -1,0 +1,242 @@
+"""How long a tier keeps what: one TTL a group, a group being the subtree below one prefix.
+
+Kareto, section 4.3 (arXiv 2603.08739): the prefix subtrees that are reused most are groups with
+TTLs of their own, everything else is the residual group. A page's group is that of the deepest
+listed root on its path.
+
+Which TTL a page gets, the first that speaks:
+
+1. the request's own (``own_ttl_s``);
+2. its group's, where a listed root lies on its path;
+3. its category's, where the table lists the category;
+4. the residual group's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+RESIDUAL = -1
+"""The group of every path without a listed root."""
+
+SERVER_HASH = "xxh3-chained"
+"""Roots are the ids a server makes of token blocks (``radix/live_request.py``), salts included."""
+TRACE_HASH = "trace"
+"""Roots are block ids of a trace, which no server knows."""
+HASHES = (SERVER_HASH, TRACE_HASH)
+
+MAX_GROUPS = 4096
+MAX_CATEGORIES = 1024
+MAX_NAME = 128
+
+_KEYS = ("groups", "residual_ttl_s", "block_tokens", "hash", "categories")
+_GROUP_KEYS = ("root", "ttl_s", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One prefix subtree."""
+
+    root: int
+    """Id of the block at whose end the subtree begins; the root's own pages are in the group."""
+    ttl_s: float
+    """Seconds a page stays after its last use; ``inf`` never expires, 0 is not kept at all."""
+    name: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class TTLTable:
+    """The TTLs of one tier. Immutable, so that threads may share it.
+
+    Raises ``CanopyError`` for a value out of range or a root listed twice.
+    """
+
+    groups: tuple[Group, ...] = ()
+    residual_ttl_s: float = math.inf
+    block_tokens: int = 64
+    """Tokens a block of the ids that ``root`` is one of."""
+    hash: str = SERVER_HASH
+    categories: Mapping[str, float] = field(default_factory=dict)
+    """Category -> TTL in seconds, where no root lies on the path."""
+    _index: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.hash not in HASHES:
+            raise CanopyError(
+                f"TTL table: hash must be one of {', '.join(HASHES)}, got {self.hash!r}"
+            )
+        if type(self.block_tokens) is not int or not 1 <= self.block_tokens <= 65536:
+            raise CanopyError(
+                f"TTL table: block_tokens must be a whole number from 1 to 65536, "
+                f"got {self.block_tokens!r}"
+            )
+        if len(self.groups) > MAX_GROUPS:
+            raise CanopyError(f"TTL table: at most {MAX_GROUPS} groups, got {len(self.groups)}")
+        if len(self.categories) > MAX_CATEGORIES:
+            raise CanopyError(
+                f"TTL table: at most {MAX_CATEGORIES} categories, got {len(self.categories)}"
+            )
+        _check_ttl("residual_ttl_s", self.residual_ttl_s)
+        for name, ttl_s in self.categories.items():
+            _check_name("category", name, empty=False)
+            _check_ttl(f"category {name!r}", ttl_s)
+        index: dict[int, int] = {}
+        for i, group in enumerate(self.groups):
+            if type(group.root) is not int or not 0 <= group.root < 1 << 64:
+                raise CanopyError(
+                    f"TTL table: group {i}: root must be a whole number of 64 bits, "
+                    f"got {group.root!r}"
+                )
+            _check_ttl(f"group {i}: ttl_s", group.ttl_s)
+            _check_name(f"group {i}: name", group.name, empty=True)
+            if group.root in index:
+                raise CanopyError(
+                    f"TTL table: groups {index[group.root]} and {i} have the same root "
+                    f"{group.root:#x}; list it once"
+                )
+            index[group.root] = i
+        object.__setattr__(self, "_index", index)
+
+    def group_of(self, path: Sequence[int]) -> int:
+        """Index of the deepest listed root on ``path`` (ids, shallowest first), else RESIDUAL."""
+        get = self._index.get
+        if self._index:
+            for block in reversed(path):
+                found = get(block)
+                if found is not None:
+                    return found
+        return RESIDUAL
+
+    def groups_along(self, path: Sequence[int]) -> list[int]:
+        """The group of each block of ``path``: a block above a root is not in its group."""
+        get, group, along = self._index.get, RESIDUAL, []
+        for block in path:
+            group = get(block, group)
+            along.append(group)
+        return along
+
+    def ttl_s(
+        self, group: int, category: str | None = None, own_ttl_s: float | None = None
+    ) -> float:
+        """Seconds a page of ``group`` stays after its last use.
+
+        ``category`` is the page's; one that a policy refined (``api|end|turn1``) is also looked
+        for by its coarser names (``api|end``, ``api``). ``own_ttl_s`` is what the request asked
+        for. A group this table does not have counts as
+        residual: an older table's index does no harm.
+        """
+        if own_ttl_s is not None:
+            return own_ttl_s
+        if 0 <= group < len(self.groups):
+            return self.groups[group].ttl_s
+        if category is not None and self.categories:
+            while True:
+                found = self.categories.get(category)
+                if found is not None:
+                    return found
+                category, refined, _ = category.rpartition("|")
+                if not refined:
+                    break
+        return self.residual_ttl_s
+
+    def groups_after(self, old: TTLTable) -> tuple[int, ...]:
+        """For each group of the table before this one, its index here; RESIDUAL if it is gone."""
+        return tuple(self._index.get(group.root, RESIDUAL) for group in old.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able; ``null`` is "no expiry", roots are hexadecimal (64 bits outgrow a double)."""
+        return {
+            "groups": [
+                {"root": f"{g.root:#x}", "ttl_s": _finite(g.ttl_s), "name": g.name}
+                for g in self.groups
+            ],
+            "residual_ttl_s": _finite(self.residual_ttl_s),
+            "block_tokens": self.block_tokens,
+            "hash": self.hash,
+            "categories": {name: _finite(ttl_s) for name, ttl_s in self.categories.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> TTLTable:
+        """The table that ``to_json`` wrote, or a person. Raises ``CanopyError``."""
+        _check_keys("TTL table", data, _KEYS)
+        groups = data.get("groups", [])
+        if not isinstance(groups, list):
+            raise CanopyError(f"TTL table: groups must be a list, got {groups!r:.60}")
+        if len(groups) > MAX_GROUPS:
+            raise CanopyError(f"TTL table: at most {MAX_GROUPS} groups, got {len(groups)}")
+        categories = data.get("categories", {})
+        if not isinstance(categories, Mapping):
+            raise CanopyError(
+                'TTL table: categories must be an object like {"api": 3600}, '
+                f"got {categories!r:.60}"
+            )
+        return cls(
+            groups=tuple(_group(i, g) for i, g in enumerate(groups)),
+            residual_ttl_s=_ttl("residual_ttl_s", data.get("residual_ttl_s")),
+            block_tokens=data.get("block_tokens", 64),
+            hash=data.get("hash", SERVER_HASH),
+            categories={
+                name: _ttl(f"category {name!r}", ttl_s) for name, ttl_s in categories.items()
+            },
+        )
+
+
+def _group(i: int, data: Any) -> Group:
+    _check_keys(f"TTL table: group {i}", data, _GROUP_KEYS)
+    for key in ("root", "ttl_s"):
+        if key not in data:
+            raise CanopyError(f"TTL table: group {i} has no {key!r}; it needs root and ttl_s")
+    root = data["root"]
+    if isinstance(root, str):
+        try:
+            root = int(root, 16)
+        except ValueError:
+            raise CanopyError(
+                f"TTL table: group {i}: root must be hexadecimal like '0x1f', got {root!r:.60}"
+            ) from None
+    return Group(root, _ttl(f"group {i}: ttl_s", data["ttl_s"]), data.get("name", ""))
+
+
+def _check_keys(what: str, data: Any, allowed: tuple[str, ...]) -> None:
+    if not isinstance(data, Mapping):
+        raise CanopyError(f"{what} must be a JSON object, got {data!r:.60}")
+    for key in data:
+        if key not in allowed:
+            raise CanopyError(
+                f"{what}: unknown key {key!r:.60}; allowed keys: {', '.join(allowed)}"
+            )
+
+
+def _ttl(what: str, value: Any) -> float:
+    if value is None:
+        return math.inf
+    _check_ttl(what, value)
+    return float(value)
+
+
+def _check_ttl(what: str, value: Any) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not ok or math.isnan(value) or value < 0:
+        raise CanopyError(
+            f"TTL table: {what} must be seconds, 0 or more (null in JSON: no expiry), "
+            f"got {value!r:.60}"
+        )
+
+
+def _check_name(what: str, value: Any, *, empty: bool) -> None:
+    if not isinstance(value, str) or len(value) > MAX_NAME or not (value or empty):
+        raise CanopyError(
+            f"TTL table: {what} must be a string of {'0' if empty else '1'} to {MAX_NAME} "
+            f"characters, got {value!r:.60}"
+        )
+
+
+def _finite(ttl_s: float) -> float | None:
+    return None if math.isinf(ttl_s) else ttl_s

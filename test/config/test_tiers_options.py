@@ -1,0 +1,228 @@
+"""The options of the tiers: flags, the plan file, and what each mistake is told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.config.plan_file import ServerPlan, write_plan
+from sglang_canopy.config.tiers import FLAGS, arguments_of_plan, field_of, tier_options
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.server import flags as options
+from sglang_canopy.ttl.table import Group, TTLTable
+
+
+def arguments(**changes):
+    """The fields of ``ServerArgs`` that are looked at."""
+    given = {
+        "radix_eviction_policy": "wa",
+        "radix_eviction_policy_config": None,
+        "enable_hierarchical_cache": True,
+        "hicache_storage_backend": "canopy",
+        "hicache_storage_backend_extra_config": None,
+        "hicache_size": 0,
+        "hicache_ratio": None,
+    }
+    return SimpleNamespace(**{**given, **changes})
+
+
+def typed(**flags):
+    return SimpleNamespace(**{**{field_of(f): None for f in FLAGS}, **flags})
+
+
+def plan_file(tmp_path: Path, **said) -> str:
+    path = tmp_path / "plan.json"
+    write_plan(path, ServerPlan(**said))
+    return str(path)
+
+
+def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() -> None:
+    server = arguments(radix_eviction_policy_config={"min_samples": 9, "quantum_tokens": 16})
+    tiers = options.apply(server, typed(), ours=True)
+    live = live_cache("wa", server.radix_eviction_policy_config, tiers)
+    assert live.host_policy.model is live.device_policy.model  # type: ignore[attr-defined]
+    extra = json.loads(server.hicache_storage_backend_extra_config)
+    assert (extra["policy"], extra["policy_config"]) == ("wa", {"min_samples": 9})
+    assert server.hicache_storage_backend == "dynamic"
+    assert (extra["class_name"], extra["interface_v1"]) == ("CanopyStorage", 1)
+
+
+def test_each_tier_takes_its_own_policy() -> None:
+    server = arguments(radix_eviction_policy="canopy-lru")
+    given = typed(
+        canopy_host_eviction="wa",
+        canopy_host_eviction_config='{"min_samples": 5}',
+        canopy_disk_eviction="s3fifo",
+    )
+    tiers = options.apply(server, given, ours=True)
+    live = live_cache("canopy-lru", None, tiers)
+    assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
+    assert live.host_policy.config.min_samples == 5
+    assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "s3fifo"
+
+
+def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
+    live = live_cache("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
+    assert live.listeners[0] is live.host_policy
+    live = live_cache("wa", None, tier_options({"canopy_host_eviction": "s3fifo"}))
+    assert live.listeners[0] is live.device_policy
+    live = live_cache("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
+    assert live.listeners[0].name == "wa"
+    assert live.disk_learns
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"canopy_host_eviction": "magic"}, "--canopy-host-eviction: unknown policy 'magic'"),
+        ({"canopy_host_eviction_config": "{}"}, "needs --canopy-host-eviction"),
+        (
+            {"canopy_disk_eviction": "wa", "canopy_disk_eviction_config": '{"colour": 1}'},
+            "--canopy-disk-eviction: policy 'wa': unknown key 'colour'",
+        ),
+        (
+            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": "[1]"},
+            "--canopy-host-eviction-config must be a JSON object",
+        ),
+        (
+            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": "{"},
+            "--canopy-host-eviction-config is not JSON",
+        ),
+        (
+            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": '{"profile": "x.json"}'},
+            "profile",
+        ),
+        ({"canopy_ttl_window": "0"}, "minutes from 0.01"),
+        ({"canopy_ttl_window": "soon"}, "minutes from 0.01"),
+        ({"canopy_tenant_quota_gb": "lots"}, "--canopy-tenant-quota-gb is not JSON"),
+        ({"canopy_tenant_quota_gb": '{"a": -1}'}, "tenant 'a' must have a number of GB"),
+        ({"canopy_tenant_quota_gb": '{"a": true}'}, "tenant 'a' must have a number of GB"),
+        ({"canopy_plan": "no/such/plan.json"}, "--canopy-plan: cannot read the plan file"),
+    ],
+)
+def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) -> None:
+    with pytest.raises(CanopyError) as refusal:
+        tier_options(given)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "ours", "says"),
+    [
+        ({}, {"canopy_host_eviction": "wa"}, False, "needs --radix-eviction with a policy"),
+        (
+            {"enable_hierarchical_cache": False, "hicache_storage_backend": None},
+            {"canopy_host_eviction": "wa"},
+            True,
+            "add --enable-hierarchical-cache",
+        ),
+        (
+            {"hicache_storage_backend": "file"},
+            {"canopy_tenant_quota_gb": "1"},
+            True,
+            "--hicache-storage-backend canopy",
+        ),
+        ({"enable_hierarchical_cache": False}, {}, True, "needs a host tier"),
+        (
+            {"hicache_storage_backend_extra_config": "{"},
+            {},
+            True,
+            "--hicache-storage-backend-extra-config",
+        ),
+        (
+            {"hicache_storage_backend_extra_config": '{"colour": 1}'},
+            {},
+            True,
+            "unknown key 'colour'",
+        ),
+        (
+            {"hicache_storage_backend_extra_config": '{"capacity_gb": "much"}'},
+            {},
+            True,
+            "key 'capacity_gb' must be a number of gigabytes",
+        ),
+        ({}, {"canopy_ttl_window": "5"}, False, "--canopy-ttl-window needs --radix-eviction"),
+    ],
+)
+def test_options_without_their_tier_are_refused(changes, given, ours, says) -> None:
+    with pytest.raises(CanopyError) as refusal:
+        options.apply(arguments(**changes), typed(**given), ours)
+    assert says in str(refusal.value)
+
+
+def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
+    assert tier_options({"canopy_tenant_quota_gb": "1.5"}).quotas == {"*": 1_500_000_000}
+    some = tier_options({"canopy_tenant_quota_gb": '{"a": 2, "*": 0.5}'}).quotas
+    assert some == {"a": 2_000_000_000, "*": 500_000_000}
+
+
+def test_a_plan_configures_every_tier(tmp_path: Path) -> None:
+    table = TTLTable((Group(0x1F, 60.0, "system prompt"),), residual_ttl_s=30.0)
+    path = plan_file(
+        tmp_path,
+        radix_eviction="wa",
+        radix_eviction_config={"min_samples": 7},
+        host_eviction="canopy-lru",
+        disk_eviction="s3fifo",
+        host_bytes=1_500_000_000,
+        disk_bytes=10**9,
+        disk_path="/tmp/kv",
+        ttl=table,
+        host_ttl=TTLTable(residual_ttl_s=10.0),
+    )
+    added, overruled = arguments_of_plan(path, ["--model-path", "m"])
+    assert added[:2] == ["--radix-eviction-policy", "wa"]
+    assert json.loads(added[3]) == {"min_samples": 7}
+    assert not overruled
+    server = arguments()
+    tiers = options.apply(server, typed(canopy_plan=path), ours=True)
+    extra = json.loads(server.hicache_storage_backend_extra_config)
+    assert TTLTable.from_json(extra["ttl"]) == table
+    assert (extra["capacity_bytes"], extra["path"]) == (10**9, "/tmp/kv")
+    assert (extra["policy"], tiers.host.name) == ("s3fifo", "canopy-lru")  # type: ignore[union-attr]
+    assert server.hicache_size == 1.5
+    assert tiers.host_ttl is not None
+
+
+def test_what_is_typed_wins_over_the_plan_and_it_says_so(tmp_path: Path) -> None:
+    path = plan_file(
+        tmp_path, radix_eviction="wa", host_eviction="wa", host_bytes=10**9, disk_bytes=10**9
+    )
+    argv = ["--radix-eviction-policy=canopy-lru", "--canopy-host-eviction", "gdfs"]
+    added, overruled = arguments_of_plan(path, [*argv, "--hicache-size", "3"])
+    assert not added
+    assert [line.split()[0] for line in overruled] == [
+        "radix_eviction",
+        "host_eviction",
+        "host_bytes",
+    ]
+    server = arguments(
+        hicache_size=3, hicache_storage_backend_extra_config='{"capacity_bytes": 7, "policy": "wa"}'
+    )
+    tiers = options.apply(server, typed(canopy_plan=path, canopy_host_eviction="gdfs"), ours=True)
+    assert tiers.host.name == "gdfs"  # type: ignore[union-attr]
+    assert server.hicache_size == 3
+    assert json.loads(server.hicache_storage_backend_extra_config)["capacity_bytes"] == 7
+
+
+def test_groups_of_other_blocks_than_the_servers_are_refused(tmp_path: Path) -> None:
+    table = TTLTable((Group(1, 60.0),), block_tokens=16)
+    path = plan_file(tmp_path, ttl=table)
+    with pytest.raises(CanopyError, match="blocks of 16 tokens, this server's have 64"):
+        tier_options({"canopy_plan": path})
+    assert tier_options({"canopy_plan": path}, block_tokens=16).ttl == table
+
+
+def test_the_backend_is_one_of_the_choices() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hicache-storage-backend", choices=["file"])
+    names = {name: action for action in parser._actions for name in action.option_strings}
+    options.add_flags(parser.add_argument_group("canopy"), names)
+    given = ["--hicache-storage-backend", "canopy", "--canopy-disk-eviction", "wa"]
+    parsed = parser.parse_args(given)
+    assert (parsed.hicache_storage_backend, parsed.canopy_disk_eviction) == ("canopy", "wa")

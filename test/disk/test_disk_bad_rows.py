@@ -1,0 +1,112 @@
+"""Any row in the index file: the store starts, drops what it cannot use, and counts it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.disk.journal import FIELDS, FILE, pack_units
+from support.disk_pages import chain, get, put, store_at
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+_edges = [
+    sign * (1 << bits) + near
+    for bits in (0, 7, 8, 31, 32, 40, 53, 62)
+    for sign in (-1, 1)
+    for near in (-1, 0, 1)
+]
+values = st.one_of(
+    st.none(),
+    st.sampled_from([*_edges, LOW, HIGH, 0]),
+    st.integers(-16, 16),
+    st.floats(allow_nan=False),
+    st.sampled_from([math.inf, -math.inf, 1e308, 1e13, 1e14]),
+    st.text(max_size=300),
+    st.binary(max_size=40),
+    st.lists(st.integers(0, (1 << 40) - 1), min_size=1, max_size=16).map(pack_units),
+    st.binary(min_size=1, max_size=3).map(lambda raw: ("text", raw)),
+)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "compressed"])
+def compress(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def written(compress: bool) -> Iterator[Path]:
+    """A folder with three paths of three pages each."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_at(Path(folder) / "store", pages=16, compress=compress)
+        for name in "abc":
+            put(store, chain(name, 3), tenant="t", category="chat", conversation=7)
+        store.close()
+        yield Path(folder) / "store"
+
+
+def damage(folder: Path, row: int, field: str, value: Any) -> None:
+    """Put ``value`` there; ``("text", raw)`` are bytes that say that they are text."""
+    with closing(sqlite3.connect(next(folder.rglob(FILE)))) as index, index:
+        cell = "?"
+        if isinstance(value, tuple):
+            value, cell = value[1], "CAST(? AS TEXT)"
+        ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
+        try:
+            index.execute(f"UPDATE pages SET {field}={cell} WHERE id=?", (value, ids[row]))
+        except sqlite3.Error:  # not even SQLite takes it as a row's id
+            index.rollback()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), values), max_size=4))
+@example([(0, "stored", 255)])
+@example([(1, "tokens", 1 << 32)])
+@example([(1, "turn", 1 << 31)])
+@example([(1, "category", ("text", b"\xff\xfe"))])
+@example([(0, "id", -1)])
+@example([(0, "id", HIGH)])
+def test_a_store_with_any_rows_starts_and_works(written, compress, changes) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "store"
+        shutil.copytree(written, folder)
+        for change in changes:
+            damage(folder, *change)
+        store = store_at(folder, pages=16, compress=compress)
+        assert store.unavailable is None
+        kept = len(store)
+        assert kept + store.counters.dropped_at_start == 9
+        for name in "abc":
+            get(store, chain(name, 3))  # asserts that what is served is right
+        put(store, chain("new", 3))
+        assert all(get(store, chain("new", 3)))
+        store.sweep()
+        store.verify()
+        store.close()
+        again = store_at(folder, pages=16, compress=compress)
+        assert again.unavailable is None
+        assert again.counters.dropped_at_start == 0
+        assert all(get(again, chain("new", 3)))
+        again.verify()
+        again.close()
+
+
+@pytest.mark.parametrize("field", ["tokens", "turn", "offset"])
+def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(
+    written, compress, tmp_path, field
+) -> None:
+    folder = tmp_path / "store"
+    shutil.copytree(written, folder)
+    damage(folder, 2, "pos" if field == "offset" else field, 1 << 62)
+    store = store_at(folder, pages=16, compress=compress)
+    assert (len(store), store.counters.dropped_at_start) == (8, 1)
+    assert store.counters.faults["index"] == 1

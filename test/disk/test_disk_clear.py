@@ -1,0 +1,100 @@
+"""Clearing the store: at once, for good, under readers and writers; and no thread waits forever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from support.disk_pages import chain, get, put, store_at
+
+WAIT_S = 5.0
+
+
+def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
+    store = store_at(tmp_path, pages=64, quotas={"t": 1 << 20})
+    for i in range(10):
+        put(store, chain(i, 3), tenant="t" if i % 2 else None)
+    store.pin(chain(1, 3), store.clock() + 100)
+    store.clock.now += 20
+    store.clear()
+    assert len(store) == store.units.used == 0
+    assert store.shelf.tenant_bytes == {}
+    assert store.counters.evicted == {"cleared": 30}
+    assert sum(store.counters.residency_s) == 30
+    assert store.counters.page_seconds == 30 * 20
+    store.verify()
+    put(store, chain("new", 3))
+    store.close()
+    again = store_at(tmp_path, pages=64)
+    assert len(again) == 3
+    assert all(get(again, chain("new", 3)))
+
+
+def test_clearing_many_roots_sorts_nothing_for_each(tmp_path, monkeypatch) -> None:
+    store = store_at(tmp_path, pages=256)
+    for i in range(200):
+        put(store, chain(i, 1))
+    sorts = []
+    argsort = np.argsort
+    monkeypatch.setattr(np, "argsort", lambda *a, **k: sorts.append(1) or argsort(*a, **k))
+    store.clear()
+    assert len(store) == 0
+    assert len(sorts) <= 1
+
+
+def test_a_reader_and_a_writer_under_way_meet_an_empty_store(tmp_path) -> None:
+    store = store_at(tmp_path, pages=8)
+    put(store, chain("a", 4))
+    read, write = store.segments.read, store.segments.write
+
+    def cleared_before(method: Callable) -> Callable:
+        def through(pieces):
+            store.segments.read, store.segments.write = read, write
+            store.clear()
+            assert all(put(store, chain("b", 3)))
+            return method(pieces)
+
+        return through
+
+    store.segments.read = cleared_before(read)
+    get(store, chain("a", 4))  # asserts that what is served is right
+    store.verify(pages=True)
+    put(store, chain("c", 3))
+    store.segments.write = cleared_before(write)
+    assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
+    assert [store.leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
+    assert store.verify(pages=True) == 0
+
+
+class Announced:
+    """A lock that says when somebody comes for it."""
+
+    def __init__(self, lock) -> None:
+        self.lock, self.wanted = lock, threading.Event()
+
+    def __enter__(self):
+        self.wanted.set()
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        return self.lock.__exit__(*error)
+
+
+@pytest.mark.parametrize("call", ["close", "clear", "flush", "sweep"])
+def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call) -> None:
+    """One commits (it has the file's lock) and then looks at the store, as ``flush`` does."""
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    store.journal.lock = waiting = Announced(store.journal.lock)
+    other = threading.Thread(target=getattr(store, call))
+    with waiting.lock:
+        other.start()
+        assert waiting.wanted.wait(WAIT_S)
+        free = store.lock.acquire(timeout=WAIT_S)
+        if free:
+            store.lock.release()
+    other.join()
+    assert free, f"{call} and a commit would wait for each other"

@@ -1,0 +1,345 @@
+"""Every fault of the disk: said once, counted, and answered by "not there"."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.disk.clock import SteadyClock
+from sglang_canopy.disk.journal import FILE
+from sglang_canopy.ttl.table import TTLTable
+from support.disk_pages import PAGE, Clock, chain, content, get, metas, put, store_at
+
+
+def segment_of(store) -> Path:
+    return next(store.path.glob("segment-*.kv"))
+
+
+def said(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB, where the machine lets us make one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("needs the right to mount a tmpfs; the next test covers EFBIG without it")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_keeps_what_is_there_and_reuses_its_room(small_disk, caplog):
+    store = store_at(small_disk / "store", pages=1000)
+    written = [put(store, chain(i, 10)) for i in range(60)]
+    stored = sum(map(sum, written))
+    assert 0 < stored < 600
+    assert store.counters.faults["full"] >= 1
+    assert len([m for m in said(caplog) if "full" in m]) == 1
+    # Everything that was accepted and is still there is right.
+    there = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
+    assert len(there) == 60
+    # The disk is still full, and newer pages take the place of older ones. (That they are not
+    # acknowledged is right: the index had no room for a record of them.)
+    store.clock.now += 10
+    put(store, chain("late", 4))
+    assert get(store, chain("late", 4)) == [True] * 4
+    assert store.counters.evicted["capacity"] >= 1
+    assert store.verify(pages=True) == 0
+
+
+def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(tmp_path / "store"), str(Path(__file__).parents[1])],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, 128 << 10)),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 < found["stored"] < 600
+    assert found["full"] >= 1
+    assert found["bad"] == 0
+    # What was acknowledged comes back without the limit, or was evicted; nothing is wrong.
+    again = store_at(tmp_path / "store", pages=1000)
+    assert len(again) > 0
+    for i in range(60):
+        get(again, chain(i, 10))
+    assert again.verify(pages=True) == 0
+
+
+_LIMITED = """
+import json, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from support.disk_pages import store_at, put, chain
+store = store_at(Path(sys.argv[1]), pages=1000)
+stored = sum(sum(put(store, chain(i, 10))) for i in range(60))
+full = store.counters.faults["full"]
+print(json.dumps({"stored": stored, "full": full, "bad": store.verify(pages=True)}))
+"""
+
+
+def test_room_that_comes_back_is_used(small_disk):
+    """A disk that was full is tried again after a while."""
+    time = [0.0]
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(150 << 10))
+    store = store_at(small_disk / "store", pages=400, monotonic=lambda: time[0])
+    for i in range(30):
+        put(store, chain(i, 10))
+    before = len(store)
+    assert store.counters.faults["full"] >= 1
+    ballast.unlink()
+    put(store, chain("x", 10))
+    assert len(store) <= before
+    time[0] = 31.0
+    for i in range(30):
+        put(store, chain(("y", i), 10))
+    assert len(store) > before
+    assert store.verify(pages=True) == 0
+
+
+def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    store = store_at(small_disk / "store")
+    assert "Read-only" in store.unavailable
+    assert put(store, chain("a", 2)) == [False, False]
+    assert store.leading(chain("a", 2)) == 0
+    assert get(store, chain("a", 2)) == [False, False]
+    assert store.sweep() == 0
+    store.close()
+    assert store.counters.faults == {"read-only": 1}
+    assert store.counters.refused == {"unavailable": 2}
+    assert len(said(caplog)) == 1
+
+
+def test_a_disk_that_turns_read_only_still_serves_what_it_has(tmp_path, monkeypatch, caplog):
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+
+    # Nothing but the kernel makes a mounted disk read-only under an open file.
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    for i in range(3):
+        assert put(store, chain(i, 2)) == [False, False]
+    assert get(store, chain("a", 2)) == [True, True]
+    assert store.counters.faults["read-only"] == 6
+    assert len(said(caplog)) == 1
+    assert store.verify(pages=True) == 0
+
+
+def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monkeypatch, caplog):
+    store = store_at(tmp_path)
+    put(store, chain("a", 3))
+
+    def fail(*_):  # a bad sector cannot be made on purpose
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    assert get(store, chain("a", 3)) == [False] * 3
+    assert store.counters.faults == {"io": 1}
+    assert len(store) == 0
+    assert len(said(caplog)) == 1
+
+
+def test_a_corrupted_page_goes_with_everything_below_it(tmp_path, caplog):
+    store = store_at(tmp_path, pages=16)
+    trunk = chain("a", 3)
+    put(store, trunk)
+    put(store, chain("b", 2), parent=trunk[1])
+    put(store, chain("c", 2))
+    row = store.index.rows[bytes.fromhex(trunk[1])]
+    with open(segment_of(store), "r+b") as file:
+        file.seek(store.index.unit[row] * PAGE + 100)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    assert get(store, trunk) == [True, False, False]
+    assert store.leading(trunk) == 1
+    assert store.meta(chain("b", 2)) == [None, None]
+    assert get(store, chain("c", 2)) == [True, True]
+    assert store.counters.faults == {"corrupt": 1}
+    assert store.counters.evicted == {"corrupt": 4}
+    assert len(said(caplog)) == 1
+    store.close()
+    assert store_at(tmp_path, pages=16).leading(trunk) == 1
+
+
+def test_a_segment_cut_short_loses_only_what_was_cut(tmp_path):
+    store = store_at(tmp_path)
+    put(store, chain("a", 6))
+    store.close()
+    os.truncate(segment_of(store), 4 * PAGE + 10)
+    again = store_at(tmp_path)
+    assert again.leading(chain("a", 6)) == 4
+    assert get(again, chain("a", 4)) == [True] * 4
+    assert again.counters.dropped_at_start == 2
+    assert again.verify(pages=True) == 0
+
+
+@pytest.mark.parametrize("damage", ["garbage", "cut", "empty", "missing", "foreign"])
+def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
+    store = store_at(tmp_path, pages=400)
+    for i in range(30):
+        put(store, chain(i, 10))
+    store.close()
+    index = store.path / FILE
+    size = index.stat().st_size
+    if damage == "garbage":
+        index.write_bytes(os.urandom(size))
+    elif damage == "cut":
+        os.truncate(index, size // 2)
+    elif damage == "empty":
+        os.truncate(index, 0)
+    elif damage == "missing":
+        index.unlink()
+    else:
+        index.unlink()
+        with sqlite3.connect(index) as other:
+            other.execute("CREATE TABLE pages (a, b)")
+    again = store_at(tmp_path, pages=400)
+    assert again.unavailable is None
+    for i in range(30):
+        keys = chain(i, 10)
+        there = again.leading(keys)
+        assert get(again, keys[:there]) == [True] * there
+    if damage in ("garbage", "foreign"):
+        assert len(again) == 0
+        assert again.counters.faults["index"] == 1
+    if damage in ("empty", "missing"):
+        assert len(again) == 0
+        assert again.counters.orphans == 300
+    assert put(again, chain("new", 3)) == [True] * 3
+    assert again.verify(pages=True) == 0
+
+
+def test_an_index_that_breaks_under_us_is_made_anew(tmp_path):
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    store.journal._connection.execute("DROP TABLE pages")
+    assert put(store, chain("b", 2)) == [True, True]
+    assert store.counters.faults["index"] == 1
+    store.close()
+    again = store_at(tmp_path)
+    assert again.leading(chain("a", 2)) == again.leading(chain("b", 2)) == 2
+
+
+def test_an_index_that_lies_serves_nothing_wrong(tmp_path):
+    """Rows that point at other pages' bytes, share units, or lack their prefix."""
+    store = store_at(tmp_path, pages=16)
+    for name in "abc":
+        put(store, chain(name, 3))
+    store.close()
+    with sqlite3.connect(store.path / FILE) as index:
+        ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
+        first = index.execute("SELECT units FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
+        index.execute("UPDATE pages SET units=? WHERE id=?", (first, ids[1]))
+        swap = [
+            index.execute("SELECT units FROM pages WHERE id=?", (i,)).fetchone()[0]
+            for i in ids[3:5]
+        ]
+        index.execute("UPDATE pages SET units=? WHERE id=?", (swap[1], ids[3]))
+        index.execute("UPDATE pages SET units=? WHERE id=?", (swap[0], ids[4]))
+        index.execute("UPDATE pages SET parent=999 WHERE id=?", (ids[7],))
+        index.execute("UPDATE pages SET hits='many' WHERE id=?", (ids[8],))
+    again = store_at(tmp_path, pages=16)
+    for name in "abc":
+        get(again, chain(name, 3))  # asserts that what is served is right
+    assert again.leading(chain("c", 3)) == 1
+    assert again.counters.dropped_at_start >= 3
+    assert again.counters.faults["corrupt"] == 1
+    again.verify(pages=True)
+    again.close()
+    assert store_at(tmp_path, pages=16).counters.dropped_at_start == 0
+
+
+@pytest.mark.parametrize("jump", [10 * 365 * 86400.0, -10 * 365 * 86400.0])
+def test_a_clock_that_jumps_changes_no_ttl(tmp_path, jump, caplog):
+    wall, steady = [1e9], [0.0]
+    clock = SteadyClock(lambda: wall[0], lambda: steady[0])
+    store = store_at(tmp_path, now=clock, ttl=TTLTable(residual_ttl_s=100.0))
+    keys = chain("a", 2)
+    put(store, keys)
+    wall[0] += jump + 50
+    steady[0] += 50
+    assert store.leading(keys) == 2
+    assert store.sweep() == 0
+    assert store.counters.faults == {"clock": 1}
+    # Requests carry the new wall time; the store translates.
+    store.touch(keys, metas(1, wall[0])[0])
+    wall[0] += 99
+    steady[0] += 99
+    assert store.leading(keys) == 2
+    wall[0] += 2
+    steady[0] += 2
+    assert store.leading(keys) == 0
+    assert store.sweep() == 2
+    assert len(said(caplog)) == 1
+
+
+def test_pages_from_the_future_are_as_old_as_the_restart(tmp_path):
+    store = store_at(tmp_path, now=Clock(5e9), ttl=TTLTable(residual_ttl_s=100.0))
+    put(store, chain("a", 2))
+    store.close()
+    again = store_at(tmp_path, now=Clock(1000.0), ttl=TTLTable(residual_ttl_s=100.0))
+    assert again.leading(chain("a", 2)) == 2
+    assert again.counters.faults == {"clock": 2}
+    again.clock.now += 101
+    assert again.leading(chain("a", 2)) == 0
+
+
+def test_a_second_server_on_the_folder_does_without(tmp_path, caplog):
+    first = store_at(tmp_path)
+    put(first, chain("a", 2))
+    second = store_at(tmp_path)
+    assert "another server" in second.unavailable
+    assert second.leading(chain("a", 2)) == 0
+    assert put(second, chain("b", 2)) == [False, False]
+    assert get(second, chain("a", 2)) == [False, False]
+    assert second.counters.faults == {"locked": 1}
+    assert len(said(caplog)) == 1
+    assert get(first, chain("a", 2)) == [True, True]
+    second.close()
+    first.close()
+    assert store_at(tmp_path).leading(chain("a", 2)) == 2
+
+
+def test_data_without_a_record_is_swept_at_start(tmp_path):
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    store.close()
+    with open(segment_of(store), "ab") as file:
+        file.write(content("nobody's") * 3)
+    again = store_at(tmp_path)
+    assert again.counters.orphans == 3
+    assert segment_of(again).stat().st_size == 2 * PAGE
+
+
+def test_a_slot_written_before_the_crash_hides_the_page_it_held(tmp_path):
+    """New bytes in a slot whose old row is still on record: absent, never wrong."""
+    store = store_at(tmp_path)
+    keys = chain("a", 3)
+    put(store, keys)
+    store.close()
+    with open(segment_of(store), "r+b") as file:
+        file.seek(2 * PAGE)
+        file.write(content("the next page"))
+    again = store_at(tmp_path)
+    assert get(again, keys) == [True, True, False]
+    assert again.counters.faults == {"corrupt": 1}

@@ -1,0 +1,135 @@
+"""A store whose folder cannot be had at the start takes it later, and one may be left behind."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sglang_canopy.disk.folder import remove_abandoned
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
+from sglang_canopy.ttl.table import TTLTable
+from support.disk_pages import PAGE, chain, get, put, store_at
+
+
+def test_a_busy_folder_is_taken_once_it_is_free_with_its_pages(tmp_path, caplog) -> None:
+    first = store_at(tmp_path)
+    put(first, chain("a", 3))
+    second = store_at(tmp_path)
+    for _ in range(5):
+        assert not second.open()
+        assert "another server" in second.unavailable
+    first.close()
+    assert second.open()
+    assert second.unavailable is None
+    assert get(second, chain("a", 3)) == [True] * 3
+    assert put(second, chain("b", 2)) == [True] * 2
+    second.verify(pages=True)
+    assert second.counters.faults == {"locked": 1}
+    assert len([r for r in caplog.records if "another server" in r.getMessage()]) == 1
+    second.close()
+    assert len(store_at(tmp_path)) == 5
+
+
+def test_a_read_only_disk_is_used_once_it_can_be_written(tmp_path, monkeypatch) -> None:
+    from sglang_canopy.disk import folder
+
+    def read_only(top):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_make_top", read_only)
+        store = store_at(tmp_path / "new")
+        assert "Read-only" in store.unavailable
+    assert store.open()
+    assert put(store, chain("a", 2)) == [True] * 2
+    assert store.counters.faults == {"read-only": 1}
+
+
+def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    store = store_at(tmp_path)
+    put(store, chain("a", 4), tenant="t", keep_until=5000.0)
+    store.close()
+    from sglang_canopy.disk.segments import Segments
+
+    def broken(self, top):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "trim", broken)
+        again = store_at(tmp_path, pin_bytes=8 * PAGE, quotas={"t": 8 * PAGE})
+        assert "Input/output" in again.unavailable
+        assert len(again) == again.shelf.pinned_bytes == len(again.shelf.tenant_bytes) == 0
+        assert not list(again.shelf.policy.leaves())
+    assert again.open()
+    assert get(again, chain("a", 4)) == [True] * 4
+    again.verify(pages=True)
+
+
+def test_what_was_learnt_and_set_while_it_waited_holds(tmp_path) -> None:
+    first = store_at(tmp_path)
+    put(first, chain("a", 2))
+    second = store_at(tmp_path, policy=make_policy("wa"))
+    for event in (second.arrive, second.finish):
+        event(Request(time=1.0, path=(1, 2), block_tokens=4))
+    second.set_ttl(TTLTable(residual_ttl_s=50.0))
+    first.close()
+    assert second.open()
+    second.clock.now += 51
+    assert second.leading(chain("a", 2)) == 0
+
+
+def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> None:
+    store = store_at(tmp_path)
+    put(store, chain("a", 3))
+    path = store.path
+    store.discard()
+    assert not list(path.glob("segment-*"))
+    assert store.leading(chain("a", 3)) == 0
+    again = store_at(tmp_path)
+    assert again.path == path
+    assert again.unavailable is None
+    assert len(again) == 0
+
+
+def test_a_temporary_store_leaves_no_folder(tmp_path) -> None:
+    store = store_at(tmp_path, temporary=True)
+    put(store, chain("a", 3))
+    path = store.path
+    store.discard()
+    assert not path.exists()
+
+
+def test_temporary_stores_of_a_killed_server_are_removed_and_no_other(tmp_path) -> None:
+    lasting = store_at(tmp_path, namespace="lasting")
+    put(lasting, chain("a", 1))
+    lasting.close()
+    running = store_at(tmp_path, namespace="running", temporary=True)
+    put(running, chain("a", 1))
+    killed = store_at(tmp_path, namespace="killed", temporary=True)
+    put(killed, chain("a", 1))
+    killed.journal.close()
+    killed._claim.release()  # what the end of a process does
+    assert remove_abandoned(tmp_path) == [killed.path]
+    assert (lasting.path.exists(), running.path.exists(), killed.path.exists()) == (
+        True,
+        True,
+        False,
+    )
+    assert get(running, chain("a", 1)) == [True]
+
+
+def test_an_index_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch) -> None:
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    store.close()
+    from sglang_canopy.disk.journal import Journal
+
+    def busy(self):
+        raise sqlite3.OperationalError("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "open", busy)
+        again = store_at(tmp_path)
+        assert again.unavailable == "database is locked"
+    assert again.open()
+    assert get(again, chain("a", 2)) == [True] * 2

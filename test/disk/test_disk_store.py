@@ -1,0 +1,385 @@
+"""The disk store: what is kept, what goes first, and what comes back after a restart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+
+import pytest
+
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
+
+
+def test_reads_back_what_was_written(tmp_path):
+    store = store_at(tmp_path)
+    keys = chain("a", 4)
+    assert put(store, keys) == [True] * 4
+    assert store.leading(keys) == 4
+    assert store.leading([*keys, page_key("other")]) == 4
+    assert get(store, keys) == [True] * 4
+    store.verify(pages=True)
+
+
+def test_the_last_page_of_the_oldest_path_goes_first(tmp_path):
+    store = store_at(tmp_path, pages=8)
+    first, second = chain("a", 4), chain("b", 4)
+    put(store, first)
+    store.clock.now += 1
+    put(store, second)
+    store.clock.now += 1
+    put(store, chain("c", 2))
+    assert store.leading(first) == 2
+    assert store.leading(second) == 4
+    assert store.counters.evicted == {"capacity": 2}
+
+
+def test_a_use_of_a_path_saves_all_of_it(tmp_path):
+    store = store_at(tmp_path, pages=8)
+    first, second = chain("a", 4), chain("b", 4)
+    put(store, first)
+    store.clock.now += 1
+    put(store, second)
+    store.clock.now += 1
+    store.touch(first, metas(1, store.clock())[0])
+    put(store, chain("c", 4))
+    assert store.leading(first) == 4
+    assert store.leading(second) == 0
+
+
+def test_a_page_without_its_prefix_is_not_written(tmp_path):
+    store = store_at(tmp_path)
+    keys = chain("a", 3)
+    assert put(store, keys[1:], parent=keys[0]) == [False, False]
+    assert store.counters.refused == {"no-prefix": 2}
+    assert len(store) == 0
+
+
+def test_what_does_not_fit_is_cut_at_the_tail(tmp_path):
+    store = store_at(tmp_path, pages=3)
+    assert put(store, chain("a", 5)) == [True, True, True, False, False]
+    assert store.leading(chain("a", 5)) == 3
+    store.verify(pages=True)
+
+
+def test_metadata_comes_back_after_a_restart(tmp_path):
+    pins = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
+    store = store_at(tmp_path, **pins)
+    keys = chain("a", 2)
+    meta = PageMeta(
+        offset=16,
+        tokens=16,
+        category="api|end",
+        turn=3,
+        conversation="c7",
+        tenant="t",
+        created=900.0,
+        last_access=950.0,
+        hits=5,
+        keep_until=1200.0,
+        ttl_s=3600.0,
+        shared=True,
+        history=400,
+        over=False,
+        return_at=1100.0,
+        slo_ms=250.0,
+    )
+    first = PageMeta(tokens=16, created=900.0, last_access=950.0, hits=5, tenant="t")
+    store.write(keys, [content(k) for k in keys], [first, meta], [None, keys[0]])
+    store.close()
+    again = store_at(tmp_path, **pins)
+    assert again.meta(keys) == [first, meta]
+    assert get(again, keys) == [True, True]
+    again.verify(pages=True)
+
+
+def test_a_read_counts_as_a_use(tmp_path):
+    store = store_at(tmp_path, pages=4)
+    old, new = chain("a", 2), chain("b", 2)
+    put(store, old)
+    store.clock.now += 1
+    put(store, new)
+    store.clock.now += 1
+    get(store, old)
+    put(store, chain("c", 2))
+    assert store.leading(old) == 2
+    assert store.leading(new) == 0
+
+
+def test_ttl_ends_a_page_that_is_not_used(tmp_path):
+    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
+    keys = chain("a", 3)
+    put(store, keys)
+    store.clock.now += 99
+    assert store.leading(keys) == 3
+    store.clock.now += 1
+    assert store.leading(keys) == 0
+    assert store.counters.expired_lookups == 3
+    assert store.sweep() == 3
+    assert len(store) == 0
+    assert store.counters.evicted == {"ttl": 3}
+    assert sum(store.counters.residency_s) == 3
+
+
+def test_a_prefix_lives_as_long_as_what_is_below_it(tmp_path):
+    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
+    keys = chain("a", 3)
+    put(store, keys[:2])
+    store.clock.now += 60
+    put(store, keys[2:], parent=keys[1])
+    store.clock.now += 60
+    assert store.sweep() == 0
+    assert store.leading(keys) == 3
+    assert store.leading(keys[:2]) == 0
+    store.clock.now += 40
+    assert store.sweep() == 3
+
+
+def test_a_sweep_does_bounded_work_and_goes_on_where_it_was(tmp_path):
+    store = store_at(tmp_path, pages=16, ttl=TTLTable(residual_ttl_s=10.0))
+    put(store, chain("a", 10))
+    store.clock.now += 20
+    assert [store.sweep(limit=4) for _ in range(3)] == [4, 4, 2]
+
+
+def test_groups_have_their_own_ttl_and_it_can_change(tmp_path):
+    table = TTLTable(groups=(Group(7, 1000.0), Group(9, 10.0)), residual_ttl_s=100.0)
+    store = store_at(tmp_path, pages=16, ttl=table)
+    kept, short, rest = chain("a", 2), chain("b", 2), chain("c", 2)
+    put(store, kept, group=0)
+    put(store, short, group=1)
+    put(store, rest)
+    store.clock.now += 200
+    assert [store.leading(k) for k in (kept, short, rest)] == [2, 0, 0]
+    store.set_ttl(TTLTable(groups=(Group(9, 500.0),), residual_ttl_s=50.0))
+    assert [store.leading(k) for k in (kept, short, rest)] == [0, 2, 0]
+    store.close()
+    again = store_at(
+        tmp_path, pages=16, now=Clock(1200.0), ttl=TTLTable(groups=(Group(3, 1.0), Group(9, 500.0)))
+    )
+    assert again.meta(short)[0].group == 1
+
+
+def test_a_page_may_ask_for_its_own_ttl(tmp_path):
+    store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=10.0))
+    keys = chain("a", 2)
+    put(store, keys, ttl_s=1000.0)
+    store.clock.now += 500
+    assert store.leading(keys) == 2
+
+
+def test_pinned_pages_stay_until_the_pin_ends(tmp_path):
+    store = store_at(
+        tmp_path,
+        pages=4,
+        pin_bytes=2 * PAGE,
+        pin_tenant_bytes=2 * PAGE,
+        ttl=TTLTable(residual_ttl_s=10.0),
+    )
+    keys = chain("a", 2)
+    put(store, keys)
+    assert store.pin(keys, store.clock() + 100) == 2
+    store.clock.now += 50
+    store.sweep()
+    put(store, chain("b", 4))
+    assert store.leading(keys) == 2
+    assert store.leading(chain("b", 4)) == 2
+    store.clock.now += 51
+    assert store.sweep() == 4
+    assert store.stats()["pinned_bytes"] == 0
+    store.verify()
+
+
+def test_a_shorter_pin_does_not_end_a_longer_one_after_a_restart_either(tmp_path):
+    store = store_at(
+        tmp_path, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE, ttl=TTLTable(residual_ttl_s=10.0)
+    )
+    keys, clock = chain("a", 2), store.clock
+    put(store, keys)
+    store.pin(keys, clock() + 100)
+    store.pin(keys, clock() + 3)
+    store.close()
+    store = store_at(
+        tmp_path,
+        pin_bytes=2 * PAGE,
+        pin_tenant_bytes=2 * PAGE,
+        ttl=TTLTable(residual_ttl_s=10.0),
+        now=clock,
+    )
+    clock.now += 50
+    assert store.leading(keys) == 2
+
+
+def test_pins_are_capped(tmp_path):
+    store = store_at(tmp_path, pages=8, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE)
+    keys = chain("a", 3)
+    put(store, keys)
+    assert store.pin(keys, store.clock() + 100) == 2
+    assert store.counters.pins_refused == 1
+    assert store.stats()["pinned_bytes"] == 2 * PAGE
+    put(store, chain("b", 1), keep_until=store.clock() + 100)
+    assert store.counters.pins_refused == 2
+    store.verify()
+
+
+def test_one_tenant_pins_its_share_and_leaves_the_rest_to_others(tmp_path):
+    store = store_at(tmp_path, pages=20)
+    until = store.clock() + 100
+    for name in "abcdef":
+        put(store, chain(name, 1), tenant="hostile", keep_until=until)
+    assert store.shelf.pinned_by_tenant == {"hostile": 2 * PAGE}
+    put(store, chain("x", 3), tenant="honest", keep_until=until)
+    assert store.shelf.pinned_by_tenant == {"hostile": 2 * PAGE, "honest": 2 * PAGE}
+    assert store.stats()["pinned_tenants"][0] == {"tenant": "honest", "bytes": 2 * PAGE}
+    for tenant in ("t1", "t2"):
+        put(store, chain(tenant, 1), tenant=tenant, keep_until=until)
+    assert store.shelf.pinned_bytes == 5 * PAGE  # a quarter of the tier
+    store.verify()
+    store.clock.now += 101
+    store.sweep()
+    assert store.shelf.pinned_by_tenant == {}
+
+
+def test_a_page_whose_pin_is_refused_ranks_like_any_other(tmp_path):
+    store = store_at(tmp_path, pages=4, policy=make_policy("wa"))
+    put(store, chain("a", 1), tenant="hostile", keep_until=store.clock() + 100)
+    assert store.meta(chain("a", 1))[0].keep_until is None
+    for name in "bcde":
+        store.clock.now += 1
+        put(store, chain(name, 1), tenant="honest")
+    assert store.leading(chain("a", 1)) == 0
+    assert store.leading(chain("e", 1)) == 1
+
+
+def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path):
+    store = store_at(tmp_path, pages=16, quotas={"small": 3 * PAGE, "*": 4 * PAGE})
+    others = chain("z", 4)
+    put(store, others)
+    put(store, chain("a", 3), tenant="small")
+    store.clock.now += 1
+    assert put(store, chain("b", 2), tenant="small") == [True, True]
+    assert store.leading(chain("a", 3)) == 1
+    assert store.leading(others) == 4
+    assert store.counters.evicted == {"quota": 2}
+    assert put(store, chain("c", 5), tenant="large") == [True] * 4 + [False]
+    store.verify()
+
+
+def test_a_tip_that_is_taken_uncovers_the_page_above(tmp_path):
+    store = store_at(tmp_path, pages=4)
+    put(store, chain("a", 4))
+    store.clock.now += 1
+    put(store, chain("b", 4))
+    assert store.leading(chain("a", 4)) == 0
+    assert store.leading(chain("b", 4)) == 4
+
+
+@pytest.mark.parametrize("policy", ["wa", "canopy-tlru", "s3fifo", "gdfs", "slru", "etlru", "lfu"])
+def test_every_policy_runs_on_disk(tmp_path, policy):
+    store = store_at(tmp_path, pages=16, policy=make_policy(policy), quotas={"*": 8 * PAGE})
+    for i in range(12):
+        store.clock.now += 1
+        put(store, chain(i % 5, 6), tenant=f"t{i % 2}")
+        get(store, chain((i + 1) % 5, 6))
+    store.verify(pages=True)
+
+
+def test_compressed_pages_take_less_room_and_read_back(tmp_path):
+    store = store_at(tmp_path, pages=4, compress=True)
+    keys = chain("a", 20)
+    flat = [bytes([i]) * PAGE for i in range(20)]
+    assert all(store.write(keys, flat, metas(20, 1000.0), [None, *keys[:-1]]))
+    assert store.stats()["bytes"] <= 4 * PAGE
+    into = [bytearray(PAGE) for _ in keys]
+    assert all(store.read(keys, into))
+    assert into == flat
+    # Bytes that do not compress take a whole page and come back as well.
+    mixed = chain("b", 2)
+    assert all(put(store, mixed))
+    assert all(get(store, mixed))
+    store.verify(pages=True)
+    store.close()
+    again = store_at(tmp_path, pages=4, compress=True)
+    assert again.verify(pages=True) == 0
+    assert len(again) == len(store.index)
+
+
+def test_a_page_may_come_in_parts(tmp_path):
+    store = store_at(tmp_path)
+    key = page_key("a")
+    whole = content(key)
+    assert store.write([key], [(whole[:100], whole[100:])], metas(1, 1000.0), [None]) == [True]
+    into = [bytearray(300), bytearray(PAGE - 300)]
+    assert store.read([key], [into]) == [True]
+    assert b"".join(into) == whole
+
+
+def test_files_are_private(tmp_path):
+    store = store_at(tmp_path / "new")
+    put(store, chain("a", 2))
+    for folder, _, files in os.walk(tmp_path / "new"):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        for name in files:
+            assert stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode) == 0o600, name
+
+
+def test_another_model_never_sees_the_pages(tmp_path):
+    store = store_at(tmp_path, namespace="model-a")
+    put(store, chain("a", 2))
+    other = store_at(tmp_path, namespace="model-b")
+    assert other.unavailable is None
+    assert other.leading(chain("a", 2)) == 0
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(CanopyError, match="holds other files"):
+        store_at(tmp_path)
+    assert (tmp_path / "letters.txt").read_text() == "dear"
+
+
+def test_a_smaller_capacity_keeps_what_fits(tmp_path):
+    store = store_at(tmp_path, pages=16)
+    put(store, chain("a", 8))
+    store.clock.now += 1
+    put(store, chain("b", 8))
+    store.close()
+    again = store_at(tmp_path, pages=6, now=Clock(1002.0))
+    assert again.leading(chain("b", 8)) == 6
+    assert get(again, chain("b", 6)) == [True] * 6
+    assert sum(f.stat().st_size for f in again.path.glob("segment-*")) <= 6 * PAGE
+    again.verify(pages=True)
+
+
+def test_impossible_sizes_are_a_users_mistake(tmp_path):
+    with pytest.raises(CanopyError, match="holds no page"):
+        store_at(tmp_path, capacity_bytes=10)
+    with pytest.raises(CanopyError, match="quota"):
+        store_at(tmp_path, quotas={"t": -1})
+
+
+def test_hits_and_misses_are_counted_by_category(tmp_path):
+    store = store_at(tmp_path)
+    put(store, chain("a", 2), category="chat")
+    put(store, chain("b", 1), category="api")
+    get(store, chain("a", 2))
+    assert store.counters.hits == {"chat": 2}
+    assert store.counters.misses == {"chat": 2, "api": 1}
+    assert store.stats()["pages"] == 3
+
+
+def test_a_crash_forgets_no_use_that_a_sweep_wrote_down(tmp_path):
+    """Only the end of a used path is written down at once; the pages above follow from it."""
+    store = store_at(tmp_path / "a", pages=400)
+    keys = chain("a", 300)
+    put(store, keys)
+    store.clock.now += 50
+    store.touch(keys, PageMeta(last_access=store.clock()))
+    store.sweep()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a kill would leave
+    again = store_at(tmp_path / "b", pages=400, now=Clock(1060.0))
+    assert {m.last_access for m in again.meta(keys)} == {1050.0}

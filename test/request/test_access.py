@@ -1,0 +1,324 @@
+"""Who may call which of Canopy's routes: over HTTP, behind SGLang's own check of keys."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
+from sglang_canopy.request.hints import Waiting, unpack
+
+USER, ADMIN = "a user's key", "the administrator's key"
+READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"))
+CHANGES = (
+    ("POST", "/canopy/hint"),
+    ("POST", "/canopy/chunks"),
+    ("DELETE", "/canopy/chunks/abc"),
+    ("POST", "/canopy/chunks/abc/pin"),
+    ("POST", "/canopy/chunks/abc/unpin"),
+)
+REFUSED = (401, 403)
+
+
+class Manager:
+    """SGLang's tokenizer manager, as far as the routes call it: what is sent to schedulers."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, int]] = []
+        self.tokenizer = None
+        self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
+
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
+        self.sent.append(dict(asked.server_args))
+        return [SimpleNamespace(updated=True)]
+
+    async def set_internal_state(self, asked: Any) -> list[bool]:
+        return [answer.updated for answer in await self.set_internal_state_communicator(asked)]
+
+    async def get_internal_state(self) -> list[dict[str, Any]]:
+        return [{}]
+
+
+class Http:
+    """A running app, and one request at a time to it."""
+
+    def __init__(self, port: int, manager: Manager) -> None:
+        self.port, self.manager = port, manager
+
+    def __call__(
+        self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
+    ) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        given = {k.replace("_", "-"): v for k, v in headers.items()}
+        if key is not None:
+            given["Authorization"] = f"Bearer {key}"
+        if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
+            body = json.dumps(body).encode()
+        try:
+            connection.request(method, path, body, given)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Http]]
+
+
+@pytest.fixture(autouse=True)
+def no_hints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_canopy.server import entry
+
+    monkeypatch.setattr(entry, "hints", Waiting())
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """``with serve(api_key=..., admin_api_key=..., hints="on") as http:``"""
+    import uvicorn
+    from fastapi import FastAPI
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.utils.auth import add_api_key_middleware
+
+    from sglang_canopy.chunk.server import options
+    from sglang_canopy.chunk.server import routes as chunk_routes
+    from sglang_canopy.server import entry
+
+    @contextlib.contextmanager
+    def start(
+        api_key: str | None = None, admin_api_key: str | None = None, hints: str = "on"
+    ) -> Iterator[Http]:
+        app, manager = FastAPI(), Manager()
+        monkeypatch.setattr(entry, "hint_rule", entry.hint_rule)  # add_routes sets another
+        monkeypatch.setattr(http_server, "app", app)
+        monkeypatch.setattr(
+            http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
+        )
+        server_args = SimpleNamespace(
+            radix_eviction_policy="wa",
+            radix_eviction_policy_config=None,
+            api_key=api_key,
+            admin_api_key=admin_api_key,
+            _canopy_client_hints=hints,
+            **{options.ATTRIBUTE: options.Options()},
+        )
+        entry.add_routes(server_args)
+        chunk_routes.add_routes(server_args)
+        if api_key or admin_api_key:
+            add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+        listening = server.config.bind_socket()
+        listening.listen()
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            yield Http(listening.getsockname()[1], manager)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            listening.close()
+
+    return start
+
+
+def admitted(http: Http, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:
+    """Whether the key check let each of the routes through; one element if all are alike."""
+    return {http(method, path, key)[0] not in REFUSED for method, path in routes}
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "reads", "changes"),
+    [
+        ({}, None, True, True),
+        ({"api_key": USER}, None, False, False),
+        ({"api_key": USER}, USER, True, True),
+        ({"admin_api_key": ADMIN}, None, True, False),
+        ({"admin_api_key": ADMIN}, ADMIN, True, True),
+        ({"api_key": USER, "admin_api_key": ADMIN}, None, False, False),
+        ({"api_key": USER, "admin_api_key": ADMIN}, USER, True, False),
+        ({"api_key": USER, "admin_api_key": ADMIN}, ADMIN, True, True),
+        ({"api_key": USER, "admin_api_key": ADMIN}, "a guess", False, False),
+    ],
+)
+def test_users_read_and_only_the_administrator_changes_state(
+    serve: Serve, keys: dict[str, str], key: str | None, reads: bool, changes: bool
+) -> None:
+    with serve(**keys) as http:
+        assert admitted(http, READS, key) == {reads}
+        assert admitted(http, CHANGES, key) == {changes}
+
+
+@pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks", "/canopy/chunks/abc/pin"])
+def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
+    serve: Serve, path: str
+) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 1 << 30:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    with serve() as http:
+        with contextlib.suppress(OSError):  # it may hang up while the body is still being sent
+            assert http("POST", path, None, endless())[0] == 400
+        assert sent < 128 << 20
+        assert http("GET", "/canopy/status")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 4000,
+        b'{"conversation": "a", "return_in_s": 1' + b"0" * 400 + b"}",
+        b'{"conversation": "a", "keep_s": NaN}',
+        b'{"conversation": "\\ud800", "over": true}',
+        b'{"conversation": "a", "over": true, "cache_salt": 7}',
+        b'{"conversation": "a", "over": true, "extra_key": ["k"]}',
+    ],
+)
+def test_a_malformed_hint_is_answered_with_400(serve: Serve, body: bytes) -> None:
+    with serve() as http:
+        code, text = http("POST", "/canopy/hint", None, body)
+        assert code == 400, text
+        assert json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[" * 100_000,
+        b"[1]",
+        b'{"text": 7}',
+        b'{"text": "\\ud800"}',
+        b'{"input_ids": [[1], 2]}',
+        b'{"input_ids": [1e400]}',
+    ],
+)
+def test_a_malformed_document_is_answered_with_400(serve: Serve, body: bytes) -> None:
+    with serve() as http:
+        http.manager.tokenizer = tokenizer()
+        code, text = http("POST", "/canopy/chunks", None, body)
+        assert code == 400, text
+        assert json.loads(text)["error"]["message"]
+
+
+def tokenizer() -> Any:
+    """A real one, which knows a single word."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+SECRET = "0123456789abcdef-gateway"
+HINT = {"conversation": "a", "over": True}
+
+
+def test_a_hint_is_sent_to_the_schedulers_at_once(serve: Serve) -> None:
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
+        (message,) = sent_by(http, 1)
+        assert [hint["conversation"] for hint in unpack(message)] == ["a"]
+        assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
+
+
+def sent_by(http: Http, count: int) -> list[str]:
+    """The first ``count`` messages; each call of a route lets the event loop go on."""
+    for _ in range(1000):
+        if len(http.manager.sent) >= count:
+            break
+        http("GET", "/canopy/status")
+    return [key for message in http.manager.sent for key in message]
+
+
+def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
+    """Validation refuses requests after they were stamped; hints are no part of the stamp."""
+    from sglang_canopy.server import entry
+
+    for i in range(5):
+        entry.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
+    entry.stamp(SimpleNamespace(sampling_params={}), {"category": "refused later"})
+    assert len(entry.hints) == 5
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, HINT)[0] == 200
+        (message,) = sent_by(http, 1)
+        assert {hint["conversation"] for hint in unpack(message)} == {
+            "a",
+            *map("c{}".format, range(5)),
+        }
+
+
+def test_with_hints_off_the_route_is_closed_to_everybody(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    with serve(admin_api_key=ADMIN, hints="off") as http:
+        for given in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
+            code, text = http("POST", "/canopy/hint", body=HINT, **given)
+            assert code == 403
+            assert "--canopy-client-hints off" in text
+
+
+def gateway(secret: str) -> dict[str, str]:
+    return {GATEWAY_HEADER.replace("-", "_"): secret}
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "code"),
+    [
+        ({}, {}, 403),
+        ({}, gateway(SECRET), 200),
+        ({}, gateway(SECRET + "x"), 403),
+        ({}, gateway("gu\xe9ss"), 403),
+        ({"api_key": USER}, {"key": USER}, 403),
+        ({"api_key": USER}, gateway(SECRET), 401),
+        ({"api_key": USER}, {"key": USER, **gateway(SECRET)}, 200),
+        ({"admin_api_key": ADMIN}, {"key": ADMIN}, 200),
+        ({"admin_api_key": ADMIN}, {}, 401),
+        ({"admin_api_key": ADMIN}, gateway(SECRET), 200),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": ADMIN}, 200),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER}, 401),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER, **gateway(SECRET)}, 200),
+    ],
+)
+def test_trusted_hints_come_from_the_administrator_or_the_gateway(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, str],
+    given: dict[str, str],
+    code: int,
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    with serve(**keys, hints="trusted") as http:
+        assert http("POST", "/canopy/hint", body=HINT, **given)[0] == code
+
+
+def test_neither_status_nor_an_error_shows_a_secret(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    from sglang_canopy.server import entry
+
+    with serve(admin_api_key=ADMIN, hints="trusted") as http:
+        shown = http("GET", "/canopy/status", ADMIN)[1]
+        shown += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong"))[1]
+        shown += repr(entry.hint_rule)
+    assert SECRET not in shown
+    assert ADMIN not in shown

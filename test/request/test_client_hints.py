@@ -1,0 +1,143 @@
+"""``--canopy-client-hints``: which fields of a request count, and where the secret comes from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.client_hints import (
+    ATTRIBUTE,
+    GATEWAY_HEADER,
+    MAX_SECRET,
+    PRIORITY_FIELDS,
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    ClientHints,
+    gateway_secret,
+    rule_of,
+)
+from sglang_canopy.request.fields import STAMP_KEY
+from sglang_canopy.server import entry
+
+SECRET, ADMIN = "0123456789abcdef", "admin"
+ASKED = {
+    "canopy_category": "chat",
+    "canopy_conversation": "c",
+    "canopy_over": True,
+    "canopy_return_in_s": 5,
+    "canopy_keep_s": 5,
+    "canopy_ttl_s": 5,
+    "canopy_pin_s": 5,
+}
+
+
+def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
+    """The priority fields in the stamp of a request with these headers."""
+    monkeypatch.setattr(entry, "hint_rule", rule)
+    sent: list[Any] = []
+    request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
+    obj = SimpleNamespace(sampling_params={"custom_params": dict(ASKED)})
+    entry.generation_begins(
+        lambda _self, sent_obj, _request: sent.append(sent_obj), None, obj, request
+    )
+    stamp = sent[0].sampling_params["custom_params"][STAMP_KEY]
+    assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
+    return PRIORITY_FIELDS & stamp.keys()
+
+
+def test_every_field_counts_unless_the_server_says_otherwise(monkeypatch) -> None:
+    assert asked_for(ClientHints(), monkeypatch) == PRIORITY_FIELDS
+
+
+def test_with_hints_off_they_are_ignored_and_the_request_is_served(monkeypatch) -> None:
+    rule = ClientHints("off", ADMIN, SECRET)
+    assert asked_for(rule, monkeypatch, authorization=f"Bearer {ADMIN}") == set()
+
+
+@pytest.mark.parametrize(
+    ("headers", "heeded"),
+    [
+        ({}, False),
+        ({"authorization": f"Bearer {ADMIN}"}, True),
+        ({"authorization": f"bearer {ADMIN}"}, True),
+        ({"authorization": ADMIN}, False),
+        ({"authorization": "Bearer "}, False),
+        ({GATEWAY_HEADER.lower(): SECRET}, True),
+        ({GATEWAY_HEADER.lower(): SECRET[:-1]}, False),
+        ({GATEWAY_HEADER.lower(): ""}, False),
+        ({GATEWAY_HEADER.lower(): "\xe9"}, False),
+    ],
+)
+def test_trusted_means_the_admin_key_or_the_secret(headers, heeded, monkeypatch) -> None:
+    rule = ClientHints("trusted", ADMIN, SECRET)
+    assert asked_for(rule, monkeypatch, **headers) == (PRIORITY_FIELDS if heeded else set())
+
+
+def test_without_a_secret_an_empty_header_is_no_gateway() -> None:
+    assert not ClientHints("trusted", ADMIN, None).heeded({GATEWAY_HEADER.lower(): ""})
+    assert not ClientHints("trusted", None, SECRET).heeded({"authorization": "Bearer "})
+
+
+def test_a_call_without_a_request_is_trusted_by_nobody_else() -> None:
+    assert not ClientHints("trusted", ADMIN, SECRET).heeded(None)
+    assert ClientHints("on").heeded(None)
+
+
+def test_a_field_with_a_bad_value_is_refused_whether_it_counts_or_not(monkeypatch) -> None:
+    monkeypatch.setattr(entry, "hint_rule", ClientHints("off"))
+    obj = SimpleNamespace(sampling_params={"custom_params": {"canopy_over": "yes"}})
+    with pytest.raises(CanopyError, match="true or false"):
+        entry.stamp(obj, {})
+
+
+def test_trusted_with_nobody_to_trust_stops_the_start(monkeypatch) -> None:
+    for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CanopyError, match="nobody is trusted; give --admin-api-key"):
+        rule_of(SimpleNamespace(admin_api_key=None, **{ATTRIBUTE: "trusted"}))
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    assert rule_of(SimpleNamespace(admin_api_key=None, **{ATTRIBUTE: "trusted"})).gateway_secret
+
+
+def test_the_secret_comes_from_a_variable_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET + "\n")
+    assert gateway_secret({}) is None
+    assert gateway_secret({SECRET_VARIABLE: SECRET}) == SECRET
+    assert gateway_secret({SECRET_FILE_VARIABLE: str(file)}) == SECRET
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "short", "x" * (MAX_SECRET + 1), "two words, long enough", "\xe9" * 20]
+)
+def test_a_secret_that_cannot_be_used_is_refused_and_not_shown(tmp_path: Path, secret: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    for environment in ({SECRET_VARIABLE: secret}, {SECRET_FILE_VARIABLE: str(file)}):
+        with pytest.raises(CanopyError, match="openssl rand") as refusal:
+            gateway_secret(environment)
+        assert not secret or secret not in str(refusal.value)
+
+
+def test_two_sources_or_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CanopyError, match="both set"):
+        gateway_secret({SECRET_VARIABLE: SECRET, SECRET_FILE_VARIABLE: "/x"})
+    with pytest.raises(CanopyError, match="cannot be read"):
+        gateway_secret({SECRET_FILE_VARIABLE: str(tmp_path / "none")})
+
+
+def test_the_server_does_not_start_with_nobody_to_trust(tiny_model: Path, monkeypatch) -> None:
+    for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)]
+    command += ["--device", "cpu", "--canopy-client-hints", "trusted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode != 0
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert last.startswith("sglang-canopy: --canopy-client-hints trusted: nobody is trusted;")

@@ -1,0 +1,224 @@
+"""What clients say, what is inferred, and how it reaches the nodes of a live tree."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.live_request import finished_request, live_request
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.request.fields import (
+    FIELDS,
+    MAX_TURN,
+    STAMP_KEY,
+    from_stamp,
+    infer_from_chat,
+    make_stamp,
+    said_by_client,
+)
+from sglang_canopy.request.hints import pack
+from sglang_canopy.server import entry
+from support.live_tree import LiveTree, check, fake_req
+
+
+def message(role: str, content: object = "hi") -> SimpleNamespace:
+    return SimpleNamespace(role=role, content=content)
+
+
+def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
+    return SimpleNamespace(messages=list(messages), **more)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"canopy_category": "x" * 1_000_000},
+        {"canopy_category": ""},
+        {"canopy_category": "two words"},
+        {"canopy_category": 7},
+        {"canopy_turn": -1},
+        {"canopy_turn": 0},
+        {"canopy_turn": 10**30},
+        {"canopy_turn": True},
+        {"canopy_turn": 1.5},
+        {"canopy_conversation": 12},
+        {"canopy_conversation": ["a"]},
+        {"canopy_stop": "because"},
+        {"canopy_over": "yes"},
+        {"canopy_return_in_s": float("nan")},
+        {"canopy_return_in_s": -3},
+        {"canopy_return_in_s": 10**400},
+        {"canopy_keep_s": 1e12},
+        {"canopy_slo_ms": 0},
+        {"canopy_unknown": 1},
+        {STAMP_KEY: {"time": 0}},
+        [1, 2],
+        "text",
+    ],
+)
+def test_what_a_client_may_not_say_is_refused_in_one_short_sentence(bad: object) -> None:
+    with pytest.raises(CanopyError) as refusal:
+        said_by_client(bad)
+    assert len(str(refusal.value)) < 400
+    assert "\n" not in str(refusal.value)
+
+
+def test_other_peoples_keys_are_left_alone() -> None:
+    assert said_by_client({"thinking_budget": 5, "canopy_turn": 2}) == {"turn": 2}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
+def test_checking_never_raises_anything_but_a_refusal(params: dict) -> None:
+    try:
+        said = said_by_client(params)
+    except CanopyError:
+        return
+    request = Request(time=0)
+    from_stamp(request, make_stamp({}, said, 5.0))
+    assert request.time == 5.0
+    assert 1 <= request.turn <= MAX_TURN
+
+
+def test_turn_and_kind_are_read_off_a_chat_body() -> None:
+    first = body(message("system"), message("user"))
+    assert infer_from_chat(first) == {"category": "chat", "turn": 1}
+    third = body(*[message(r) for r in ("user", "assistant", "user", "assistant", "user")])
+    assert infer_from_chat(third)["turn"] == 3
+    agent = body(message("user"), message("assistant"), message("tool"), tools=[{}])
+    assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
+    seen = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
+    assert infer_from_chat(seen)["category"] == "chat-json-image"
+
+
+def test_a_batch_is_stamped_one_by_one_and_only_once() -> None:
+    batch = SimpleNamespace(sampling_params=[{"max_new_tokens": 1}, {"custom_params": {"a": 1}}])
+    entry.stamp(batch, {"category": "generate"})
+    first, second = (p["custom_params"][STAMP_KEY] for p in batch.sampling_params)
+    assert first["category"] == second["category"] == "generate"
+    entry.stamp(batch, {"category": "other"})
+    assert batch.sampling_params[0]["custom_params"][STAMP_KEY] is first
+    assert batch.sampling_params[1]["custom_params"]["a"] == 1
+
+
+def test_what_the_client_says_beats_what_is_inferred() -> None:
+    stamp = make_stamp({"category": "chat", "turn": 4}, {"category": "mine"}, 1.0)
+    assert (stamp["category"], stamp["turn"]) == ("mine", 4)
+
+
+def test_a_finished_request_tells_why_it_stopped() -> None:
+    tree = LiveTree(256, "wa")
+
+    def stop(output: list[int], **more: object) -> str | None:
+        req = fake_req(list(range(100)), output, {"time": 1.0}, **more)
+        request = live_request(req, tree.core)
+        request.tool_marker = [5, 6]
+        finished_request(req, request, tree.core)
+        return request.stop
+
+    length = type("FINISH_LENGTH", (), {})()
+    assert stop([1, 2, 3]) == "end"
+    assert stop([1, 5, 6, 3]) == "tool"
+    assert stop([5, 6], finished_reason=length) == "length"
+
+
+def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
+    tree = LiveTree(256, "wa", {"block_tokens": 4})
+
+    def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
+        req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
+        request = live_request(req, tree.core)
+        finished_request(req, request, tree.core)
+        return request.path
+
+    whole = path(list(range(12)), [])
+    assert len(whole) == 3
+    assert path(list(range(6)), list(range(6, 13))) == whole
+    assert path(list(range(12)), [], salt="a")[0] != whole[0]
+
+
+def leaf_of(tree: LiveTree, tokens: list[int]) -> Leaf:
+    node = tree.core.root_node
+    for child in tree.core._node_arena.values():
+        if child.key and tokens[: len(tokens)][-1] in list(child.key.raw_token_ids()):
+            node = child
+    return node.canopy
+
+
+def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
+    system = [1, 2, 3, 4]
+    tree.serve([*system, 10, 11], time=1, conversation="a")
+    tree.serve([*system, 20, 21], time=2, conversation="b")
+    tree.serve([*system, 30, 31], time=3, conversation="c")
+    tree.core.hint({"tenant": None, "conversation": "b", "time": 4.0, "over": True})
+    assert leaf_of(tree, [21]).over
+    assert not leaf_of(tree, [4]).over  # the shared system prompt
+    tree.evict(2)
+    assert tree.match([*system, 20, 21]) == 4
+    assert tree.match([*system, 10, 11]) == 6
+    check(tree)
+
+
+def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() -> None:
+    tree = LiveTree(64, "wa")
+    tree.serve([1, 2, 3], time=1, conversation="a")
+    tree.core.hint({"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True})
+    tree.core.hint({"tenant": None, "conversation": "zz", "time": 4.0, "over": True})
+    assert not leaf_of(tree, [3]).over
+
+
+def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages_sglang() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    trees = [LiveTree(64, "wa") for _ in range(2)]  # two replicas, or two ranks of one
+    key = pack([{"tenant": None, "conversation": "a", "over": True, "time": 4.0}, {"x": 1}])
+    for tree in trees:
+        tree.serve([1, 2, 3], time=1, conversation="a")
+        scheduler = SimpleNamespace(tree_cache=tree.cache)
+        answer = entry.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
+        assert answer.updated
+        assert leaf_of(tree, [3]).over
+        check(tree)
+    others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
+    assert entry.hints_arrive(lambda _self, asked: asked, None, others) is others
+
+
+def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    asked = SetInternalStateReq(server_args={pack([]): 1})
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
+    assert not entry.hints_arrive(None, scheduler, asked).updated
+
+
+def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:
+    tree = LiveTree(256, "wa", {"max_categories": 8})
+    for i in range(300):
+        tree.serve([i, i + 1, i + 2], time=float(i), category=f"made-up-{i}")
+    labels = {leaf.category for leaf in tree.core.live.device_policy.leaves()}
+    assert len(tree.core.live.device_policy.stats()["queues"]) < 200
+    assert labels
+    check(tree)
+
+
+def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
+    from array import array
+
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
+    for i in range(4):
+        tree.serve([10 * i, 10 * i + 1], time=float(i))
+    req = fake_req([0, 1, 2], [], {"time": 9.0})
+    live_request(req, tree.core)
+    tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", [0, 1, 2]), None), req=req))
+    tree.evict(6)
+    assert tree.match([0, 1]) == 2
+    assert tree.match([30, 31]) == 0
+    check(tree)

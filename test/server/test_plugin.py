@@ -1,0 +1,191 @@
+"""Start-up: the self-check finds what is missing, unsupported set-ups are refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.server import plugin
+from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.server.refusals import REFUSALS, unsupported
+from support.live_tree import LiveTree, check
+
+
+def supported(**changes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"disaggregation_mode": "null", **changes})
+
+
+def test_every_seam_exists_in_the_pinned_sglang() -> None:
+    for seam in plugin.SEAMS:
+        plugin._check_seam(seam)
+
+
+def test_a_missing_function_stops_the_process_with_its_name() -> None:
+    seam = dataclasses.replace(plugin.SEAMS[0], target="sglang.srt.server_args.ServerArgs.gone")
+    with pytest.raises(SystemExit, match=r"ServerArgs\.gone"):
+        plugin._check_seam(seam)
+
+
+def test_a_changed_signature_stops_the_process_with_both_signatures() -> None:
+    seam = dataclasses.replace(plugin.SEAMS[0], parameters=("parser", "extra"))
+    with pytest.raises(SystemExit, match=r"expected \(parser, extra"):
+        plugin._check_seam(seam)
+
+
+def test_a_hook_that_did_not_apply_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = dataclasses.replace(plugin.SEAMS[0], hook=lambda *_: None)
+    monkeypatch.setattr(plugin, "SEAMS", (stray,))
+    with pytest.raises(SystemExit, match="did not apply"):
+        plugin.self_check()
+
+
+def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.5.99")
+    with pytest.raises(SystemExit, match=r"0\.5\.99.*pip install"):
+        plugin._check_version()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("enable_session_radix_cache", True),
+        ("radix_cache_backend", "other"),
+        ("enable_lmcache", True),
+        ("enable_flexkv", True),
+        ("enable_unified_cache_external_linker", True),
+        ("speculative_algorithm", "EAGLE"),
+        ("enable_streaming_session", True),
+        ("disaggregation_mode", "prefill"),
+        ("tokenizer_worker_num", 4),
+        ("use_ray", True),
+        ("grpc_mode", True),
+        ("grpc_port", 30001),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
+    option: str, value: object
+) -> None:
+    refusal = unsupported(supported(**{option: value}), {})
+    assert refusal is not None
+    assert "--radix-eviction lru" in refusal
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(server_args=supported(**{option: value}), params=params)
+    with pytest.raises(SystemExit) as stop:  # sglang.Engine reads no command line
+        plugin._canopys_cache(ctx)
+    assert refusal in str(stop.value)
+
+
+@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT"])
+def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
+    refusal = unsupported(supported(grpc_port=None), {name: "1"})
+    assert refusal is not None
+    assert "--radix-eviction lru" in refusal
+    assert unsupported(supported(), {"SGLANG_RUST_SERVER": "0"}) is None
+
+
+def test_a_staging_buffer_is_refused_above_our_disk_tier_only() -> None:
+    buffer = {"hicache_host_memory_mode": "buffer_only"}
+    assert unsupported(supported(**buffer, hicache_storage_backend="file"), {}) is None
+    ours = {"hicache_storage_backend_extra_config": json.dumps(_DYNAMIC)}
+    for backend in ({"hicache_storage_backend": "canopy"}, {"hicache_storage_backend": "dynamic"}):
+        refusal = unsupported(supported(**buffer, **backend, **ours), {})
+        assert refusal is not None
+        assert "buffer_only" in refusal
+
+
+def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:
+    from sglang_canopy.server.cache_factory import build
+
+    server_args = supported(hicache_storage_backend="canopy")
+    ctx = SimpleNamespace(is_hybrid_swa=False, is_hybrid_ssm=False, server_args=server_args)
+    with pytest.raises(CanopyError, match=r"launch_server"):
+        build(ctx)  # type: ignore[arg-type]
+
+
+def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
+    import msgspec
+    from sglang.srt.environ import envs
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    looked_at = {refusal.option for refusal in REFUSALS}
+    assert looked_at | {"hicache_host_memory_mode", "hicache_storage_backend"} <= known
+    variables = {refusal.variable for refusal in REFUSALS if refusal.variable}
+    assert all(hasattr(envs, name) for name in variables | {"SGLANG_RUST_SERVER"})
+
+
+def test_a_plain_set_up_is_supported() -> None:
+    assert unsupported(supported(), {}) is None
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])
+def test_models_with_other_state_than_full_attention_are_refused(kind: str) -> None:
+    from sglang_canopy.server.cache_factory import build
+
+    kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
+    ctx = SimpleNamespace(**kinds, params=SimpleNamespace(eviction_policy="wa"))
+    with pytest.raises(CanopyError, match="does not support models with"):
+        build(ctx)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"colour": 1}, "unknown key 'colour'"),
+        ({"min_samples": "x"}, "'min_samples' must be int"),
+        ({"quantum_tokens": 0}, "at least 1"),
+        ({"quantum_tokens": 1.5}, "'quantum_tokens' must be int"),
+        ({"model": "magic"}, "model"),
+        ({"profile": "no/such/file.json"}, "profile"),
+        ([1], "JSON object"),
+    ],
+)
+def test_a_bad_configuration_names_the_policy_the_key_and_what_is_allowed(
+    config: object, says: str
+) -> None:
+    with pytest.raises(CanopyError) as refusal:
+        live_cache("wa", config)  # type: ignore[arg-type]
+    assert says in str(refusal.value)
+
+
+def test_optional_caching_is_for_the_simulator_only() -> None:
+    with pytest.raises(CanopyError, match="canopy simulate"):
+        live_cache("canopy-tlru", {"caching": "optional"})
+
+
+def test_the_alias_counts_as_an_explicit_choice() -> None:
+    args, _ = plugin._spell_out_alias(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
+    assert args[0] == ["--radix-eviction-policy", "wa", "--radix-eviction-policy=lru", "--x"]
+
+
+def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
+    foreign = argparse.ArgumentParser()
+    plugin._add_flags(None, foreign)
+    assert "--radix-eviction" not in foreign.format_help()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
+    plugin._add_flags(None, parser)
+    plugin._add_flags(None, parser)
+    assert parser.parse_args(["--radix-eviction", "wa"]).radix_eviction_policy == "wa"
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
+def test_sglangs_own_policies_work_unchanged_beside_canopy(policy: str) -> None:
+    tree = LiveTree(32, policy, core="python")
+    for i in range(12):
+        tree.insert([i] * 6)
+    assert tree.cache.evictable_size() <= 32
+    assert type(tree.core).__name__ == "UnifiedTreeCore"
+
+
+def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
+    tree = LiveTree(64, "wa", {"quantum_tokens": 4}, page_size=4, host_tokens=96)
+    for i in range(60):
+        tree.serve([i % 7] * 8 + [i] * (i % 5), time=float(i), category=f"c{i % 3}")
+        check(tree)

@@ -1,0 +1,113 @@
+"""Live trees above a real Mooncake: what is shared, and how long a used page stays.
+
+Each tree is a client of its own. Needs the wheel (docs/mooncake.md); skipped without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.storage import disk_retry, mooncake
+from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.ttl.table import TTLTable
+from support.disk_tree import _RANKS, DiskTree
+from support.live_tree import LiveTree, check
+from support.mooncake_cluster import cluster, until, wheel
+
+__all__ = ["cluster", "wheel"]
+TTL_S = 3.0
+
+
+@pytest.fixture
+def tree(cluster) -> Iterator[Callable[..., DiskTree]]:
+    """``tree(ttl_s)``: a real tree whose storage is the cluster, alone of its settings."""
+    made: list[Any] = []
+    stack = contextlib.ExitStack()
+    stack.enter_context(get_parallel().override(**dict.fromkeys(_RANKS, 0)))
+
+    def start(ttl_s: float) -> DiskTree:
+        mooncake.install(TTLTable(residual_ttl_s=ttl_s))
+        made.append(MooncakeTree(cluster.extra()))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.cache.shutdown()
+    stack.close()
+
+
+class MooncakeTree(DiskTree):
+    """A live tree with a host tier, above the cluster instead of a disk."""
+
+    def __init__(self, cluster: dict[str, Any]) -> None:
+        PAGES.clear()
+        storage = {
+            "hicache_storage_backend": "mooncake",
+            "hicache_storage_backend_extra_config": json.dumps(
+                {**cluster, "prefetch_threshold": 1}
+            ),
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_mem_layout": "page_first_direct",
+        }
+        LiveTree.__init__(self, 64, page_size=2, host_tokens=128, storage=storage)
+        self.epoch, self.passes_on = 0.0, False
+        self.storage = self.cache.cache_controller.storage_backend
+
+    def on_disk(self, tokens: list[int]) -> int:
+        return self.storage.batch_exists(self.keys(tokens)) * self.page_size
+
+
+def test_a_tree_reads_what_another_one_wrote_at_the_same_time(tree) -> None:
+    writer, reader = tree(60.0), tree(60.0)
+    prompt = list(range(100, 116))
+    writer.serve(prompt, 1.0)
+    assert reader.fetch(prompt) == 16
+    reader.load_back(prompt)
+    assert reader.kv(prompt) == prompt
+    writer.serve(list(range(200, 216)), 2.0)
+    assert reader.fetch(list(range(200, 216))) == 16
+
+
+def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tree) -> None:
+    """Queries renew no pin, only a short lease; writing again does."""
+    live = tree(TTL_S)
+    used, unused = list(range(300, 308)), list(range(400, 408))
+    begin = time.monotonic()
+    live.serve(used, 0.0)
+    live.serve(unused, 0.0)
+
+    def gone() -> bool:
+        now = time.monotonic() - begin
+        live.serve(used, now)
+        live.request(now)
+        live.settle()
+        cluster.fill(1500)  # three times the room, and longer than a query's lease
+        assert live.on_disk(used) == 8
+        return live.on_disk(unused) == 0 and now > 3 * TTL_S
+
+    until(gone)
+    check(live)
+
+
+def test_what_is_written_again_only_to_stay_has_a_budget(tree, monkeypatch) -> None:
+    monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
+    live = tree(60.0)
+    upserted = []
+    upsert = live.storage._write_again
+    monkeypatch.setattr(
+        live.storage, "_write_again", lambda keys, at: upserted.extend(keys) or upsert(keys, at)
+    )
+    prompts = [list(range(500, 508)), list(range(600, 608))]
+    for prompt in prompts:
+        live.serve(prompt, 0.0)
+    for time_s in (40.0, 41.0, 42.0):
+        for prompt in prompts:
+            live.serve(prompt, time_s)
+    assert upserted == live.keys(prompts[0])

@@ -1,0 +1,252 @@
+"""Which pages on disk are the same KV: by the model's configuration, weights and adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.server import plugin
+from sglang_canopy.storage.backend import CanopyStorage
+from sglang_canopy.storage.namespace import namespace_of
+from sglang_canopy.storage.weights import adapter_id
+from support.store_pool import host_pool, storage_config
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "torch_dtype": "float16",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return made_model(tmp_path / "model")
+
+
+def made_model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
+    return folder
+
+
+def namespace(model: object, **arguments: Any) -> str:
+    """Of a server with these arguments, on one pool and rank."""
+    pool = host_pool(2)
+    server = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
+    set_global_server_args_for_scheduler(server)
+    return namespace_of(storage_config(None), pool)
+
+
+def rewritten(path: Path, at: int, byte: bytes) -> None:
+    """Change one byte and keep size and modification time."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(byte)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_the_same_model_has_the_same_pages_after_a_restart(model: Path) -> None:
+    assert namespace(model) == namespace(model)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"json_model_override_args": '{"rope_theta": 5.0}'},
+        {
+            "json_model_override_args": json.dumps(
+                {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+            )
+        },
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"quantization": "w8a8_int8"},
+        {"revision": "other"},
+        {"load_format": "dummy"},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_an_argument_that_changes_kv_changes_the_namespace(model: Path, arguments: dict) -> None:
+    assert namespace(model, **arguments) != namespace(model)
+
+
+def test_an_argument_that_leaves_kv_alone_keeps_the_namespace(model: Path) -> None:
+    assert namespace(model, schedule_policy="fcfs", log_level="warning") == namespace(model)
+
+
+def test_kv_scales_count_by_content(model: Path, tmp_path: Path) -> None:
+    scales = tmp_path / "scales.json"
+    scales.write_text('{"scale": 1.0}')
+    before = namespace(model, quantization_param_path=str(scales))
+    assert before != namespace(model)
+    rewritten(scales, 10, b"2")
+    assert namespace(model, quantization_param_path=str(scales)) != before
+
+
+def test_changed_weights_of_equal_size_and_time_are_other_weights(model: Path) -> None:
+    before = namespace(model)
+    rewritten(model / "model.safetensors", 0, b"\xff")
+    assert namespace(model) != before
+
+
+def test_retrained_weights_are_other_weights_by_their_time(model: Path) -> None:
+    before = namespace(model)
+    os.utime(model / "model.safetensors", (1, 1))
+    assert namespace(model) != before
+
+
+def test_files_that_are_no_part_of_the_model_do_not_count(model: Path) -> None:
+    before = namespace(model)
+    (model / "README.md").write_text("new")
+    (model / "runs.tfevents").write_text("new")
+    assert namespace(model) == before
+
+
+def test_a_model_named_by_hub_id_is_known_by_its_snapshot(tmp_path, monkeypatch) -> None:
+    import huggingface_hub.constants
+
+    hub = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
+    repo = hub / "models--canopy--tiny"
+    (repo / "refs").mkdir(parents=True)
+    for revision in ("a" * 40, "b" * 40):
+        made_model(repo / "snapshots" / revision)
+    found = []
+    for revision, theta in (("a" * 40, 5.0), ("b" * 40, 6.0)):
+        (repo / "refs" / "main").write_text(revision)
+        config = repo / "snapshots" / revision / "config.json"
+        config.write_text(json.dumps({**CONFIG, "rope_theta": theta}))
+        found.append(namespace("canopy/tiny", download_dir=str(hub)))
+    assert found[0] != found[1]
+
+
+def test_a_model_that_cannot_be_fingerprinted_is_refused_by_name(model: Path) -> None:
+    pool = host_pool(2)
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CanopyError, match=r"pages of model .*no weights.*--model-path"):
+        namespace_of(storage_config(None), pool)
+    shutil.rmtree(model)
+    with pytest.raises(CanopyError, match=r"pages of model .*neither a path nor a hub snapshot"):
+        namespace_of(storage_config(None), pool)
+
+
+def test_an_adapter_is_known_by_its_content(tmp_path: Path) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    plugin.load()
+    HookRegistry.apply_hooks()
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(bytes(1 << 20))
+    before = LoRARef.deterministic_id("law", str(adapter))
+    assert LoRARef.deterministic_id("law", str(adapter)) == before
+    assert LoRARef.deterministic_id("tax", str(adapter)) != before
+    rewritten(weights, 777_777, b"\x01")
+    assert LoRARef.deterministic_id("law", str(adapter)) != before
+
+
+def test_an_adapters_id_does_not_depend_on_times_that_differ_by_machine(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    ids = []
+    for time in (1, 2):
+        os.utime(tmp_path / "adapter_model.safetensors", (time, time))
+        ids.append(adapter_id(lambda name, path: f"{name}{path}", "law", str(tmp_path)))
+    assert ids[0] == ids[1]
+
+
+def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monkeypatch) -> None:
+    """Its id is of its name alone, so that the ranks of all machines agree on it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--canopy--law" / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("c" * 40)
+    weights = snapshot / "adapter_model.safetensors"
+    weights.write_bytes(b"one")
+    (snapshot / "adapter_config.json").write_text("{}")
+    plain = adapter_id(lambda name, path: "id", "law", "canopy/law")
+    assert plain == "id"
+    named = [LoRARef(lora_id="id", lora_name="law", lora_path="canopy/law", pinned=False)]
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub))
+    with_one = namespace(model, enable_lora=True, lora_paths=named)
+    rewritten(weights, 0, b"t")
+    assert namespace(model, enable_lora=True, lora_paths=named) != with_one
+    absent = [LoRARef(lora_id="id", lora_name="tax", lora_path="canopy/tax", pinned=False)]
+    with pytest.raises(CanopyError, match="adapter 'tax'"):
+        namespace(model, enable_lora=True, lora_paths=absent)
+
+
+def test_an_adapter_loaded_at_run_time_has_an_id_of_its_own_each_time() -> None:
+    """SGLang draws it anew at every load, so nothing of an earlier one is found."""
+    loads = [LoRARef(lora_name="law", lora_path="/adapters/law") for _ in range(2)]
+    assert loads[0].lora_id != loads[1].lora_id
+
+
+def test_every_replica_of_data_parallelism_has_pages_of_its_own(model: Path) -> None:
+    found = []
+    for rank in (None, 0, 1):
+        with get_parallel().override(dp_rank=rank):
+            found.append(namespace(model))
+    assert found[1] != found[2]
+    assert found[0] == found[1]
+
+
+def test_every_rank_of_mla_has_pages_of_its_own(model: Path) -> None:
+    pool = host_pool(2)
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    found = {
+        namespace_of(storage_config(None, is_mla_model=True, tp_size=2, tp_rank=rank), pool)
+        for rank in (0, 1)
+    }
+    assert len(found) == 2
+
+
+def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> None:
+    pools = [host_pool(2), host_pool(2, page_tokens=64), host_pool(2, heads=4)]
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    found = {namespace_of(storage_config(None), pool) for pool in pools}
+    found |= {
+        namespace_of(storage_config(None, **rank), pools[0])
+        for rank in ({"tp_size": 2}, {"tp_size": 2, "tp_rank": 1}, {"pp_size": 2})
+    }
+    assert len(found) == 6
+
+
+def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:
+    """The store computes it once: what is on disk later is not what was loaded."""
+    pool = host_pool(2)
+    set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
+    extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    storage = CanopyStorage(storage_config(extra))
+    storage.register_mem_pool_host(pool)
+    before = storage._namespace
+    rewritten(model / "model.safetensors", 0, b"\xff")
+    storage._tend()
+    assert storage._namespace == before
+    assert namespace_of(storage_config(None), pool) != before
+    storage.close()

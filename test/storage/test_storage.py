@@ -1,0 +1,260 @@
+"""SGLang's storage interface around the disk store, on SGLang's own host pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import Request
+from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.storage.backend import CanopyStorage
+from sglang_canopy.storage.page_table import PAGES, PageTable
+from sglang_canopy.storage.settings import StorageSettings
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.store_pool import host_pool, keys, storage_config, token_indices
+
+LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_pages():
+    PAGES.clear()
+    yield
+    PAGES.clear()
+
+
+def opened(folder: Path, pool, **extra) -> CanopyStorage:
+    """The backend as SGLang's controller makes it; the sweeper's thread stays idle."""
+    settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}
+    config = storage_config({**settings, **_DYNAMIC})
+    storage = StorageBackendFactory.create_backend("dynamic", config, pool)
+    storage.register_mem_pool_host(pool)
+    storage.register_mem_host_pool_v2(pool, "kv")
+    storage.on_host_pools_registered()
+    assert isinstance(storage, CanopyStorage)
+    return storage
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pages_come_back_bit_for_bit_into_other_places_of_the_pool(tmp_path, layout):
+    pool = host_pool(16, layout)
+    storage = opened(tmp_path, pool)
+    pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
+    before = pool.kv_buffer.clone()
+    source, target = [3, 0, 9], [11, 5, 1]
+    names = keys("a", 3)
+    assert storage.batch_set_v1(names, token_indices(pool, source)) == [True] * 3
+    assert storage.batch_exists(names) == 3
+    pool.kv_buffer.zero_()
+    assert storage.batch_get_v1(names, token_indices(pool, target)) == [True] * 3
+    after = pool.kv_buffer.clone()
+    pool.kv_buffer.copy_(before)
+    pages = [pool.get_data_page(p * pool.page_size).clone() for p in source]
+    pool.kv_buffer.copy_(after)
+    for place, page in zip(target, pages):
+        assert torch.equal(pool.get_data_page(place * pool.page_size), page)
+    others = [p for p in range(16) if p not in target]
+    assert all(pool.get_data_page(p * pool.page_size).count_nonzero() == 0 for p in others)
+    storage.close()
+
+
+def test_flat_pages_are_the_same_pages(tmp_path):
+    """SGLang's older calls, page by page through a flat tensor."""
+    pool = host_pool(4)
+    storage = opened(tmp_path, pool)
+    pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
+    names = keys("a", 2)
+    assert storage.batch_set(names, [pool.get_data_page(4), pool.get_data_page(8)])
+    into = [pool.get_dummy_flat_data_page() for _ in range(3)]
+    found = storage.batch_get([*names, "0" * 64], into)
+    assert torch.equal(found[0], pool.get_data_page(4))
+    assert torch.equal(found[1], pool.get_data_page(8))
+    assert found[2] is None
+    assert storage.exists(names[0])
+    assert not storage.exists("1" * 64)
+    storage.close()
+
+
+def test_what_the_tree_notes_is_stored_and_comes_back(tmp_path):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool)
+    names = keys("a", 3)
+    now = storage.store.clock()
+    noted = [
+        PageMeta(i * 4, 4, category="api", turn=2, hits=3, created=now, last_access=now)
+        for i in range(3)
+    ]
+    PAGES.note(names, noted, [None, *names[:2]])
+    storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
+    # The second batch of the same node: its parent is what the tree said.
+    storage.batch_set_v1(names[2:], token_indices(pool, [2]))
+    assert len(PAGES) == 0
+    storage.close()
+    again = opened(tmp_path, pool)
+    assert all(again.batch_get_v1(names, token_indices(pool, [4, 5, 6])))
+    back = PAGES.take(names)
+    assert [(m.offset, m.category, m.turn, m.hits) for m in back] == [
+        (0, "api", 2, 3),
+        (4, "api", 2, 3),
+        (8, "api", 2, 3),
+    ]
+    assert PAGES.take(names) == [None] * 3
+    again.close()
+
+
+def test_prefix_keys_of_another_tree_give_the_parents(tmp_path):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool)
+    names = keys("a", 3)
+    storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
+    storage.batch_set_v1(
+        names[2:], token_indices(pool, [2]), HiCacheStorageExtraInfo(prefix_keys=names[:2])
+    )
+    lost = keys("b", 2)
+    storage.batch_set_v1(
+        lost[1:], token_indices(pool, [3]), HiCacheStorageExtraInfo(prefix_keys=lost[:1])
+    )
+    assert storage.batch_exists(names) == 3
+    assert not storage.exists(lost[1])
+    assert storage.status()["refused_pages"] == {"no-prefix": 1}
+    assert [m.offset for m in storage.store.meta(names)] == [0, 4, 8]
+    storage.close()
+
+
+def test_uses_above_keep_pages_on_disk(tmp_path):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool, capacity_bytes=2 * 768)
+    assert storage.store.content.page_bytes == 768
+    old, new = keys("a", 1), keys("b", 1)
+    storage.batch_set_v1(old, token_indices(pool, [0]))
+    storage.batch_set_v1(new, token_indices(pool, [1]))
+    later = storage.store.clock() + 5
+    storage.store.clock = lambda: later
+    PAGES.used(old, PageMeta(last_access=later, category="chat"))
+    storage.batch_set_v1(keys("c", 1), token_indices(pool, [2]))
+    assert storage.exists(old[0])
+    assert not storage.exists(new[0])
+    assert storage.store.meta(old)[0].category == "chat"
+    storage.close()
+
+
+def test_the_disk_policy_learns_from_announced_requests(tmp_path):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool, policy="wa")
+    for i in range(50):
+        for event in ("arrive", "finish"):
+            PAGES.announce(event, Request(time=float(i), path=(1, 2), block_tokens=4))
+    storage._catch_up()
+    assert storage.store.shelf.policy.stats()["samples"] == 49
+    assert PAGES.announced() == []
+    storage.close()
+
+
+def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool, ttl=0.0, sweep_s=0.01)
+    storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
+    storage._sweeper.join(timeout=0)  # it is a thread, and it runs
+    assert storage._sweeper.is_alive()
+    for _ in range(1000):
+        if not len(storage.store):
+            break
+        storage._stop.wait(0.01)
+    assert len(storage.store) == 0
+    assert storage.status()["evicted_pages"] == {"ttl": 2}
+    storage.close()
+    assert not storage._sweeper.is_alive()
+
+
+def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
+    pool = host_pool(8)
+    storage = opened(tmp_path, pool)
+    storage.store.index = None
+    for _ in range(3):
+        assert storage.batch_exists(keys("a", 2)) == 0
+        assert storage.batch_get_v1(keys("a", 2), token_indices(pool, [0, 1])) == [False] * 2
+        assert storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1])) == [True] * 2
+    assert storage.store.counters.faults["internal"] == 9
+    assert len([r for r in caplog.records if "said once" in r.getMessage()]) <= 2
+
+
+def test_models_layouts_and_ranks_have_pages_of_their_own(tmp_path):
+    names = keys("a", 1)
+    stores = []
+    for layout, fields in [
+        ("page_first_direct", {}),
+        ("layer_first", {}),
+        ("page_first_direct", {"model_name": "other"}),
+        ("page_first_direct", {"tp_size": 2}),
+        ("page_first_direct", {"tp_size": 2, "tp_rank": 1}),
+        ("page_first_direct", {"dp_rank": 1}),
+    ]:
+        pool = host_pool(4, layout)
+        extra = {"path": str(tmp_path), "capacity_bytes": 1 << 20}
+        storage = CanopyStorage(storage_config(extra, **fields))
+        storage.register_mem_pool_host(pool)
+        assert storage.store.unavailable is None
+        assert not storage.exists(names[0])
+        storage.batch_set_v1(names, token_indices(pool, [0]))
+        stores.append(storage)
+    for storage in stores:
+        assert storage.exists(names[0])
+        storage.close()
+
+
+def test_other_pools_than_plain_kv_are_refused(tmp_path):
+    storage = opened(tmp_path, host_pool(4))
+    with pytest.raises(CanopyError, match="mamba"):
+        storage.register_mem_host_pool_v2(object(), "mamba")
+    storage.close()
+
+
+def test_settings_say_what_is_wrong():
+    for given, message in [
+        ({"folder": "x"}, "unknown key 'folder'; allowed: path, capacity_bytes"),
+        ({"capacity_gb": 1, "capacity_bytes": 5}, "not both"),
+        ({"capacity_gb": -1}, "capacity_gb"),
+        ({"capacity_bytes": 1.5}, "capacity_bytes"),
+        ({"policy": "best"}, "unknown eviction policy 'best'"),
+        ({"policy": "wa", "policy_config": {"speed": 1}}, "unknown key 'speed'"),
+        ({"ttl": -5}, "ttl"),
+        ({"ttl": {"groups": 7}}, "ttl"),
+        ({"quota_bytes": {"a": -1}}, "quota_bytes"),
+        ({"compress": 1}, "compress"),
+        ({"sweep_s": 0}, "sweep_s"),
+    ]:
+        with pytest.raises(CanopyError, match=message):
+            StorageSettings.from_extra(given, {})
+
+
+def test_settings_come_from_the_environment_where_nothing_is_said():
+    found = StorageSettings.from_extra(
+        {"prefetch_threshold": 1, **_DYNAMIC},
+        {"CANOPY_DISK_PATH": "/disk", "CANOPY_DISK_CAPACITY_GB": "2.5"},
+    )
+    assert (found.path, found.capacity_bytes) == ("/disk", 2_500_000_000)
+    assert StorageSettings.from_extra({"ttl": 60}, {}).ttl.residual_ttl_s == 60.0
+    table = TTLTable(groups=(Group(7, 10.0),))
+    assert StorageSettings.from_extra({"ttl": table.to_json()}, {}).ttl == table
+
+
+def test_the_page_table_forgets_the_oldest_and_counts_it():
+    pages = PageTable(max_pages=2, max_events=2)
+    metas = [PageMeta(offset=i) for i in range(3)]
+    pages.note(["a", "b", "c"], metas, [None, "a", "b"])
+    assert pages.of("a") is None
+    assert pages.of("c") is metas[2]
+    assert pages.parent("c") == "b"
+    assert pages.parent("a", default="?") == "?"
+    for i in range(3):
+        pages.used([str(i)], metas[i])
+        pages.announce("arrive", Request(time=i))
+    assert [k for k, _ in pages.uses()] == [("1",), ("2",)]
+    assert [r.time for _, r in pages.announced()] == [1, 2]
+    assert pages.forgotten.noted == pages.forgotten.uses == pages.forgotten.announced == 1

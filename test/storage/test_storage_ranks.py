@@ -1,0 +1,133 @@
+"""A disk tier on every rank: MLA, replicas, and a folder that another server still has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.storage.backend import CanopyStorage
+from sglang_canopy.storage.page_table import PAGES
+from support import mla_rank
+from support.store_pool import host_pool, keys, storage_config, token_indices
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh_pages():
+    PAGES.clear()
+    yield
+    PAGES.clear()
+
+
+def storage_at(folder: Path, pool, extra: dict | None = None, **fields) -> CanopyStorage:
+    settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **(extra or {})}
+    storage = CanopyStorage(storage_config(settings, **fields))
+    storage.register_mem_pool_host(pool)
+    return storage
+
+
+def written(storage: CanopyStorage, names: list[str]) -> None:
+    """As SGLang's controller does: a rank that is no writer is not asked."""
+    if storage.config.is_storage_writer:
+        places = token_indices(storage._layout.pool, list(range(len(names))))
+        storage.batch_set_v1(names, places)
+
+
+def test_every_rank_of_mla_finds_what_the_others_find(tmp_path) -> None:
+    pool, names = host_pool(4), keys("a", 3)
+    for _start in range(2):
+        ranks = [
+            storage_at(tmp_path, pool, is_mla_model=True, tp_size=2, tp_rank=rank)
+            for rank in (0, 1)
+        ]
+        assert [rank.store.unavailable for rank in ranks] == [None, None]
+        if _start == 0:
+            for rank in ranks:
+                written(rank, names)
+        assert [rank.batch_exists(names) for rank in ranks] == [3, 3]
+        for rank in ranks:
+            rank.store.verify(pages=True)
+            rank.close()
+
+
+def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(tmp_path) -> None:
+    """SGLang's controllers in two processes take the minimum of what their ranks find."""
+    results = []
+    for start, more in (("first", []), ("second", ["--read-only"])):
+        command = [sys.executable, "-W", "ignore", "-m", "support.mla_rank"]
+        command += ["--folder", str(tmp_path / "disk"), "--meet", str(tmp_path / start), *more]
+        running = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank)], stdout=-1, stderr=-1, text=True, cwd=TESTS
+            )
+            for rank in (0, 1)
+        ]
+        for process in running:
+            out, err = process.communicate(timeout=200)
+            assert process.returncode == 0, out + err[-3000:]
+            results.append(json.loads(out.strip().splitlines()[-1]))
+    tokens = mla_rank.PAGE * mla_rank.PAGES
+    assert [result["tokens"] for result in results] == [tokens] * 4
+    assert {result["unavailable"] for result in results} == {None}
+    assert len({result["kv"] for result in results}) == 1
+
+
+def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
+    """SGLang's storage configuration says dp_rank 0 to all of them."""
+    pool, names, replicas = host_pool(4), keys("a", 2), []
+    for rank in range(3):
+        with get_parallel().override(dp_rank=rank):
+            replicas.append(storage_at(tmp_path, pool))
+    for replica in replicas:
+        assert replica.status()["unavailable"] is None
+        assert replica.batch_exists(names) == 0
+        written(replica, names)
+    assert [replica.batch_exists(names) for replica in replicas] == [2, 2, 2]
+    for replica in replicas:
+        replica.close()
+
+
+def test_a_folder_that_is_busy_at_the_start_is_taken_when_it_is_free(tmp_path, caplog) -> None:
+    """A rolling update on a shared volume: the next server starts before the last one ends."""
+    caplog.set_level("INFO")
+    pool, names = host_pool(4), keys("a", 2)
+    pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
+    first = storage_at(tmp_path, pool)
+    written(first, names)
+    second = storage_at(tmp_path, pool)
+    for _ in range(3):
+        second._tend()
+        assert second.batch_exists(names) == 0
+    assert "another server" in second.status()["unavailable"]
+    assert "tried again every 5 s" in second.status()["unavailable"]
+    first.close()
+    second._tend()
+    assert second.status()["unavailable"] is None
+    assert second.batch_exists(names) == 2
+    assert all(second.batch_get_v1(names, token_indices(pool, [2, 3])))
+    assert torch.equal(pool.get_data_page(8), pool.get_data_page(0))
+    said = [record.getMessage() for record in caplog.records]
+    assert len([line for line in said if "It is tried again" in line]) == 1
+    assert len([line for line in said if "available now" in line]) == 1
+    second.close()
+
+
+def test_the_sweeper_takes_a_free_folder_by_itself(tmp_path) -> None:
+    pool = host_pool(4)
+    first = storage_at(tmp_path, pool)
+    written(first, keys("a", 2))
+    second = storage_at(tmp_path, pool, {"sweep_s": 0.01})
+    first.close()
+    for _ in range(3000):
+        if second.status()["unavailable"] is None:
+            break
+        second._stop.wait(0.01)
+    assert second.batch_exists(keys("a", 2)) == 2
+    second.close()

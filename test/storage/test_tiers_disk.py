@@ -1,0 +1,395 @@
+"""The disk tier below a live tree: what goes down, what comes back, what a restart keeps."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.disk import segments
+from sglang_canopy.storage import disk_link, disk_retry
+from sglang_canopy.storage.page_table import PAGES, PageTable
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.disk_tree import DiskTree
+from support.live_tree import check
+
+ONE_TOKEN = {"quantum_tokens": 1}
+KEEPS_ALL = {**ONE_TOKEN, "keep_tenant_share": 1.0, "keep_total_share": 1.0}
+BOTH = pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+
+
+def tokens(name: int, count: int) -> list[int]:
+    return [name * 100 + i for i in range(count)]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every use is told to the disk tier at once, not after a second."""
+    monkeypatch.setattr(disk_link, "TELL_S", 0.0)
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """``start(...)``: a tree on the test's folder; the one before is closed first."""
+    running: list[DiskTree] = []
+
+    def begin(**options) -> DiskTree:
+        while running:
+            running.pop().close()
+        options.setdefault("config", ONE_TOKEN)
+        running.append(DiskTree(tmp_path / "disk", **options))
+        return running[0]
+
+    yield begin
+    while running:
+        running.pop().close()
+
+
+def leaves(tree: DiskTree, first: int) -> list:
+    """Leaves of the nodes on the path that begins with token ``first``, shallowest first."""
+    node, found = tree.core.root_node, []
+    while True:
+        node = next(
+            (c for c in node.children.values() if found or c.key.raw_token_ids()[0] == first), None
+        )
+        if node is None:
+            return found
+        found.append(node.canopy)
+
+
+def said(leaf) -> tuple:
+    return (leaf.category, leaf.conversation, leaf.turn, leaf.tenant, leaf.hits, leaf.shared)
+
+
+def test_a_backed_up_page_has_its_nodes_record(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", turn=3, tenant="t", over=True)
+    metas = tree.store.meta(tree.keys(tokens(1, 8)))
+    assert [m.offset for m in metas] == [0, 2, 4, 6]
+    assert {(m.category, m.conversation, m.turn, m.tenant, m.over) for m in metas} == {
+        ("chat", "c", 3, "t", True)
+    }
+
+
+def test_times_on_disk_are_seconds_since_1970(start) -> None:
+    tree = start(config=KEEPS_ALL)
+    tree.epoch = 1_000_000.0
+    tree.serve(tokens(1, 4), 5.0, keep_until=9.0)
+    (meta, _) = tree.store.meta(tree.keys(tokens(1, 4)))
+    assert (meta.created, meta.last_access, meta.keep_until) == (1_000_005, 1_000_005, 1_000_009)
+
+
+@BOTH
+def test_a_restart_serves_what_was_on_disk_with_all_that_is_known_of_it(
+    start, at_once, write_policy: str
+) -> None:
+    tree = start(write_policy=write_policy)
+    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="a", turn=2)
+    tree.serve(tokens(1, 4) + tokens(2, 4), 3.0, category="api", conversation="b")
+    tree.serve(tokens(1, 8), 7.0, category="chat", conversation="a", turn=3)
+    tree.evict(1000)  # under write_back, that is when copies are made
+    tree.settle()
+    before = {leaf.offset: said(leaf) for leaf in leaves(tree, 100)}
+    times = {leaf.offset: (leaf.created, leaf.last_access) for leaf in leaves(tree, 100)}
+
+    tree = start(write_policy=write_policy)
+    tree.epoch = -100.0  # another boot: the requests' clock began at another time
+    request = tree.request(120.0)
+    assert tree.fetch(tokens(1, 8)) == 8
+    after = leaves(tree, 100)
+    assert {leaf.offset: said(leaf) for leaf in after} == before
+    assert before[0] == ("chat", "a", 3, None, 3, True)
+    assert before[4] == ("chat", "a", 3, None, 2, False)
+    again = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in after}
+    assert again == times
+    tree.core.finish(request)
+    assert tree.load_back(tokens(1, 8)) == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+    check(tree)
+
+
+def test_a_node_whose_pages_differ_comes_back_as_several(start, at_once) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 1.0, category="system")
+    tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
+    tree.cache.reset()
+    tree.allocator.clear()
+    tree.request(3.0)
+    assert tree.fetch(tokens(1, 8)) == 8
+    spans = [(leaf.offset, leaf.length, leaf.hits, leaf.category) for leaf in leaves(tree, 100)]
+    assert spans == [(0, 4, 2, "chat"), (4, 4, 1, "chat")]
+    check(tree)
+
+
+@BOTH
+def test_what_left_the_host_is_found_on_disk(start, write_policy: str) -> None:
+    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
+    for name in range(1, 10):
+        tree.serve(tokens(name, 8), float(name), category=f"c{name}")
+    assert tree.match(tokens(1, 8)) == 0
+    assert tree.load_back(tokens(1, 8)) == 0
+    assert tree.on_disk(tokens(1, 8)) == 8
+    assert tree.serve(tokens(1, 8), 19.0, category="c1") == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+    check(tree)
+
+
+@BOTH
+def test_a_tail_cut_from_a_leaf_is_found_on_disk(start, write_policy: str) -> None:
+    tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
+    tree.serve(tokens(1, 12), 1.0, category="long")
+    tree.evict(4)
+    tree.settle()
+    assert tree.match(tokens(1, 12)) == 8
+    for name in range(2, 10):
+        tree.serve(tokens(name, 8), float(name))
+    assert tree.load_back(tokens(1, 12)) == 0
+    assert tree.serve(tokens(1, 12), 19.0) == 12
+    assert tree.kv(tokens(1, 12)) == tokens(1, 12)
+
+
+def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
+    now = [0.0]
+    tree = start(disk={"ttl": 10.0})
+    tree.store.clock = lambda: now[0]
+    tree.serve(tokens(1, 4), 0.0)
+    tree.serve(tokens(2, 4), 0.0)
+    for time in (4.0, 8.0, 12.0):
+        now[0] = time
+        tree.serve(tokens(1, 4), time)  # a hit on the device
+    tree.settle()
+    assert tree.store.sweep(12.0) == 2
+    assert tree.on_disk(tokens(1, 4)) == 4
+    assert tree.on_disk(tokens(2, 4)) == 0
+
+
+def test_a_node_in_use_all_the_time_is_told_of_once_a_second(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 0.0)
+    tree.passes_on = False
+    PAGES.uses()
+    for step in range(100):
+        tree.serve(tokens(1, 4), 2.0 + step / 100)
+    told = len(PAGES.uses())
+    assert 1 <= told <= 3
+    tree.request(9.0)  # the rest of it comes with a later request
+    (keys, meta) = PAGES.uses()[-1]
+    assert list(keys) == tree.keys(tokens(1, 4))
+    assert meta.hits == 101
+
+
+def test_a_request_may_ask_for_a_ttl_and_a_pin_on_disk(start, at_once) -> None:
+    tree = start()
+    now = [1.0]
+    tree.store.clock = lambda: now[0]
+    tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
+    tree.serve(tokens(2, 4), 1.0, pin_s=500.0)
+    (own, _) = tree.store.meta(tree.keys(tokens(1, 4)))
+    (pinned, _) = tree.store.meta(tree.keys(tokens(2, 4)))
+    assert (own.ttl_s, pinned.keep_until) == (30.0, 501.0)
+    tree.store.sweep(32.0)
+    assert (tree.on_disk(tokens(1, 4)), tree.on_disk(tokens(2, 4))) == (0, 4)
+
+
+def test_a_pin_keeps_nothing_in_memory_longer_than_a_request_may_ask(start, at_once) -> None:
+    tree = start()
+    tree.serve(tokens(1, 4), 1.0, pin_s=80_000.0)
+    tree = start(config=KEEPS_ALL)
+    tree.request(2.0)
+    tree.fetch(tokens(1, 4))
+    (leaf,) = leaves(tree, 100)
+    assert leaf.pin_until == 80_001.0
+    assert leaf.keep_until == 3601.0
+
+
+def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
+    table = TTLTable((Group(7, 60.0),), block_tokens=4)
+    tree = start(tiers=TierOptions(ttl=table), disk={"ttl": table.to_json()})
+    tree.serve(tokens(1, 8), 1.0, path=[7, 8], block_tokens=4)
+    tree.serve(tokens(2, 8), 2.0, path=[5, 6], block_tokens=4)
+    groups = [tree.store.meta(tree.keys(tokens(name, 8)))[0].group for name in (1, 2)]
+    assert groups == [0, -1]
+
+
+def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
+    tree = start(policy="wa", disk={"policy": "wa"})
+    request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
+    tree.core.finish(request)
+    request.done = True
+    tree.insert(tokens(1, 8), request)
+    heard = PAGES.announced()
+    if not heard:  # the settling tree passed them on already
+        heard = []
+        assert tree.storage.store.shelf.policy.model.stats()  # type: ignore[attr-defined]
+    for event, copy in heard:
+        assert copy is not request
+        assert len(copy.path) == (2 if event == "arrive" else 3)
+
+
+def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
+    tree = start()
+    tree.storage.pages = PageTable()
+    tree.serve(tokens(1, 8), 1.0)
+    tree.serve(tokens(1, 8), 9.0)
+    assert not tree.core.disk.active
+    assert len(PAGES) == 0
+    assert not PAGES.uses()
+
+
+def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> None:
+    tree = start(config={**ONE_TOKEN, "block_tokens": 2}, tiers=TierOptions(ttl_window_s=60.0))
+    begun = None
+    for second in range(0, 150):
+        name = second % 3
+        request = tree.request(float(second), path=[name * 10 + i for i in range(3)])
+        request.block_tokens, request.prompt_tokens = 2, 6
+        tree.core.finish(request)
+        request.done = True
+        tree.insert(tokens(name + 1, 6), request)
+        if tree.core.ttl_window._work is not None and begun is None:
+            begun = second
+        if tree.core.ttl_window.changes:
+            break
+    assert begun == 60
+    assert second == 90  # half a window later, however long the work took
+    assert tree.core.groups.disk is not None
+    assert tree.store.ttl == tree.core.groups.disk
+
+
+def test_a_flush_empties_memory_and_leaves_the_disk(start) -> None:
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0)
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert tree.match(tokens(1, 8)) == 0
+    assert tree.serve(tokens(1, 8), 2.0) == 8
+    assert tree.kv(tokens(1, 8)) == tokens(1, 8)
+
+
+def test_a_tenant_at_its_quota_evicts_its_own_pages(start) -> None:
+    page = 2 * 2 * 8 * 2  # two tokens, K and V, one head of eight numbers of two bytes
+    tree = start(disk={"quota_bytes": {"small": 4 * page}})
+    tree.serve(tokens(1, 8), 1.0, tenant="other")
+    for name in (2, 3):
+        tree.serve(tokens(name, 8), float(name), tenant="small")
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert tree.store.content.page_bytes == page
+    assert [tree.on_disk(tokens(name, 8)) for name in (1, 2, 3)] == [8, 0, 8]
+    assert tree.store.stats()["evicted"]["quota"] == 4
+
+
+# ---- what the disk did not take, or lost ----
+
+
+@pytest.fixture
+def rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_retry, "ROUND_S", 0.0)
+
+
+@BOTH
+def test_what_is_below_a_cleared_prefix_is_written_once_that_is_used(
+    start, rounds_at_once, write_policy
+) -> None:
+    tree = start(write_policy=write_policy)
+    system = tokens(1, 8)
+    tree.serve(system, 1.0)
+    tree.evict(8)
+    tree.settle()
+    tree.storage.clear()
+    assert tree.on_disk(system) == 0
+    for turn in range(4):
+        tree.serve(system + tokens(2 + turn, 4), 2.0 + turn)
+        tree.settle()
+        tree.evict(12)
+    tree.request(9.0)
+    tree.settle()
+    assert tree.on_disk(system + tokens(5, 4)) == 12
+    check(tree)
+
+
+def test_a_prefix_refused_by_a_full_disk_is_written_when_there_is_room_again(
+    start, rounds_at_once, monkeypatch
+) -> None:
+    tree = start()
+    system = tokens(1, 8)
+    with monkeypatch.context() as full:
+        full.setattr(segments.os, "pwritev", disk_full)
+        tree.serve(system, 1.0)
+    tree.store._monotonic = lambda: float("inf")
+    assert tree.on_disk(system) == 0
+    tree.serve(system + tokens(2, 4), 2.0)
+    tree.serve(system + tokens(3, 4), 3.0)
+    assert tree.on_disk(system + tokens(3, 4)) == 12
+    tree.serve(system + tokens(2, 4), 4.0)
+    tree.request(5.0)
+    tree.settle()
+    for answer in (2, 3):
+        assert tree.on_disk(system + tokens(answer, 4)) == 12
+    check(tree)
+
+
+def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(
+    start, rounds_at_once
+) -> None:
+    tree = start(tokens=64)
+    system = tokens(1, 8)
+    tree.serve(system, 1.0)
+    tree.cache.evict_host(8)
+    tree.storage.clear()
+    tree.serve(system + tokens(2, 4), 2.0)
+    tree.serve(system + tokens(3, 4), 3.0)
+    tree.request(4.0)
+    tree.settle()
+    assert tree.on_disk(system + tokens(3, 4)) == 12
+    check(tree)
+
+
+def test_a_disk_that_stays_broken_is_offered_little_at_a_time(
+    start, rounds_at_once, monkeypatch
+) -> None:
+    monkeypatch.setattr(disk_retry, "MAX_PAGES_A_REQUEST", 4)
+    monkeypatch.setattr(segments.os, "pwritev", disk_full)
+    tree = start(tokens=64, host_tokens=128)
+    for name in range(5):
+        tree.serve(tokens(name, 8), 1.0 + name)
+    for name in range(5):
+        tree.serve(tokens(name, 8), 10.0)
+    written = tree.store.counters.refused.total()
+    tree.request(11.0)
+    tree.settle()
+    assert 0 < tree.store.counters.refused.total() - written <= 4
+    check(tree)
+
+
+def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None:
+    tree = start()
+    for time in range(1, 6):
+        tree.serve(tokens(1, 8), float(time))
+    assert tree.store.counters.written == 4
+    assert tree.store.counters.present == 0
+
+
+@pytest.mark.parametrize("anywhere", [0, 1])
+def test_ranks_write_again_together_whichever_was_refused(
+    start, rounds_at_once, monkeypatch, anywhere
+) -> None:
+    """What one rank's disk says is not acted upon, but what all of them agreed on."""
+    tree = start()
+    tree.serve(tokens(1, 8), 1.0)
+    if not anywhere:
+        PAGES.refused()
+    with monkeypatch.context() as two_ranks:
+        two_ranks.setattr(tree.cache, "tp_world_size", 2)
+        two_ranks.setattr(tree.cache, "_all_reduce", lambda seen, _: seen.fill_(anywhere))
+        tree.request(2.0)
+    tree.serve(tokens(1, 8), 3.0)
+    tree.request(4.0)
+    tree.settle()
+    assert tree.store.counters.present == 4 * anywhere
+
+
+def disk_full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "no space left on device")

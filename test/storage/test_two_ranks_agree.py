@@ -1,0 +1,80 @@
+"""Two ranks in two processes: they use the same records, whatever their clocks and disks say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.live_tree import LiveTree
+
+TESTS = Path(__file__).resolve().parents[1]
+PATIENCE_S = 240
+
+
+def on_two_ranks(scenario: str, folder: Path) -> tuple[Any, Any]:
+    """What the two ranks of ``rank_worker.py`` found."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "support.rank_worker", scenario, str(rank), str(folder)],
+            cwd=TESTS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        done = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, (_, errors) in zip(ranks, done):
+        assert rank.returncode == 0, errors[-3000:]
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in done)
+    return first, second
+
+
+def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(tmp_path: Path) -> None:
+    first, second = on_two_ranks("reads", tmp_path)
+    assert first == second
+    for tokens, known in first["seen"]:
+        assert tokens == 8
+        assert [row[:5] for row in known] == [[0, 8, "chat", "c", 1]]
+    assert (first["compared"], first["disagreed"]) == (3, 0)
+
+
+def test_a_record_that_differs_is_the_first_ranks_and_is_counted(tmp_path: Path) -> None:
+    first, second = on_two_ranks("late_use", tmp_path)
+    assert first == second
+    assert [row[:5] for row in first["known"]] == [
+        [0, 4, "agent", "d", 2],
+        [4, 4, "chat", "c", 1],
+    ]
+    assert (first["compared"], first["disagreed"]) == (1, 1)
+
+
+def test_ranks_on_two_machines_start_from_the_first_ones_profile(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"machine-{rank}").mkdir()
+    learnt = LiveTree(4096, "wa")
+    for i in range(60):
+        learnt.serve([i % 5] * 20, 2.0 * i, path=list(range(i % 5, 400, 5))[: i + 1])
+    saved = learnt.core.live.device_policy.state()
+    assert saved["categories"]
+    (tmp_path / "machine-0" / "wa.json").write_text(json.dumps(saved))
+    first, second = on_two_ranks("learnt", tmp_path)
+    assert first == second
+    assert first["learnt"]["categories"].keys() == saved["categories"].keys()
+    assert first["path"] == "wa.json"
+
+
+def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"machine-{rank}").mkdir()
+    (tmp_path / "machine-0" / "wa.json").write_text("{")
+    first, second = on_two_ranks("learnt", tmp_path)
+    assert first == second
+    assert "a profile must be a JSON file" in first["error"]

@@ -1,0 +1,263 @@
+"""The disk tier across updates of the weights, through SGLang's own update and flush calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqInput,
+    EndWeightUpdateReqInput,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
+    UpdateWeightsFromTensorReqInput,
+)
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.server import plugin
+from sglang_canopy.storage import backend as storage
+from sglang_canopy.storage import weights
+from sglang_canopy.storage.weights import Weights
+from support.disk_tree import DiskTree
+
+PATH = [100 + i for i in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def hooked(monkeypatch: pytest.MonkeyPatch) -> Weights:
+    """SGLang with Canopy's hooks, and a process whose weights were never updated."""
+    plugin.load()
+    HookRegistry.apply_hooks()
+    fresh = Weights()
+    monkeypatch.setattr(weights, "WEIGHTS", fresh)
+    monkeypatch.setattr(storage, "WEIGHTS", fresh)
+    return fresh
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group(tmp_path_factory: pytest.TempPathFactory):
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Server:
+    """A tree with a disk tier, and SGLang's manager of weight updates around it.
+
+    Weights are loaded by a runner that only says whether that worked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = DiskTree(folder)
+        self.idle, self.works = True, True
+        runner = SimpleNamespace(weight_updater=self)
+        worker = SimpleNamespace(
+            weight_update_runners=lambda: [("target", runner)],
+            model_runner=runner,
+            deserialize_own_rank=lambda tensors: tensors,
+        )
+        self.scheduler = SimpleNamespace(
+            is_fully_idle=lambda **_: self.idle,
+            _engine_paused=False,
+            tree_cache=self.tree.cache,
+            req_to_token_pool=SimpleNamespace(
+                clear=lambda: None, reset_aux_cache_allocator=lambda: None
+            ),
+            token_to_kv_pool_allocator=self.tree.allocator,
+            grammar_manager=SimpleNamespace(clear=lambda: None),
+            metrics_reporter=SimpleNamespace(
+                reset_metrics=lambda: None, is_stats_logging_rank=False
+            ),
+            draft_worker=None,
+            waiting_queue=[],
+            running_batch=SimpleNamespace(reqs=[]),
+            record_weight_version_change=lambda new_version: None,
+            server_args=SimpleNamespace(),
+        )
+        with get_parallel().override(tp_group=SimpleNamespace(cpu_group=None)):
+            self.manager = SchedulerWeightUpdaterManager(
+                tp_worker=worker,
+                draft_worker=None,
+                memory_saver_adapter=None,
+                flush_cache=self.flush,
+                is_fully_idle=lambda **_: self.idle,
+                scheduler=self.scheduler,
+            )
+
+    def flush(self, empty_cache: bool = False) -> bool:
+        return Scheduler.flush_cache(self.scheduler, empty_cache=False)
+
+    # ---- the runner's side ----
+
+    def _load(self, *_: Any, **__: Any) -> tuple[bool, str]:
+        return self.works, "" if self.works else "failed"
+
+    update_weights_from_disk = update_weights_from_tensor = update_weights_from_ipc = _load
+    load_weights_from_distributed = _load
+
+    def receive_weights_from_distributed(self, **_: Any) -> list:
+        return []
+
+    def begin_weight_update(self) -> None: ...
+
+    def end_weight_update(self, run_post_load: bool) -> None: ...
+
+    # ---- what a test does ----
+
+    def update(self, how: str, flush: bool = True, path: str = "elsewhere") -> bool:
+        """One update, with the session that SGLang wants around it."""
+        if how == "disk":
+            ask = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=flush)
+            return self.manager.update_weights_from_disk(ask).success
+        if how == "ipc":
+            ask = UpdateWeightsFromIPCReqInput(zmq_handles={}, flush_cache=flush)
+            return self.manager.update_weights_from_ipc(ask).success
+        assert self.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
+        if how == "distributed":
+            ask = UpdateWeightsFromDistributedReqInput(
+                names=[], dtypes=[], shapes=[], flush_cache=flush
+            )
+            done = self.manager.update_weights_from_distributed(ask).success
+        elif how == "tensor":
+            ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=flush)
+            done = self.manager.update_weights_from_tensor(ask).success
+        else:
+            assert how == "peer"
+            done = True
+        assert self.manager.end_weight_update(EndWeightUpdateReqInput()).success
+        return done
+
+    def on_disk(self) -> int:
+        """Tokens of the path that a lookup finds on disk."""
+        return 2 * self.tree.storage.batch_exists(self.tree.keys(PATH))
+
+    def status(self) -> str | None:
+        return self.tree.storage.status()["unavailable"]
+
+
+@pytest.fixture
+def server(tmp_path: Path):
+    found = Server(tmp_path / "disk")
+    found.tree.serve(PATH, 1.0)
+    assert found.on_disk() == 8
+    yield found
+    found.tree.close()
+
+
+@pytest.mark.parametrize("how", ["disk", "ipc", "distributed", "tensor"])
+def test_after_an_update_nothing_of_before_is_found(server: Server, how: str) -> None:
+    assert server.update(how)
+    assert server.on_disk() == 0
+    server.tree.storage._tend()
+    assert server.status() is None
+    assert server.on_disk() == 0
+    assert server.tree.serve(PATH, 2.0) == 0  # neither the tree nor the host has anything
+    assert server.on_disk() == 8
+
+
+def test_weights_that_a_peer_wrote_are_an_update(server: Server) -> None:
+    assert server.update("peer")
+    assert server.on_disk() == 0
+    assert "POST /flush_cache" in server.status()
+    assert server.flush()
+    server.tree.storage._tend()
+    assert (server.status(), server.on_disk()) == (None, 0)
+
+
+@pytest.mark.parametrize("how", ["disk", "tensor"])
+def test_kv_that_stays_in_memory_after_an_update_goes_to_no_disk(server: Server, how: str) -> None:
+    """``flush_cache: false`` keeps the old KV in use: SGLang's user asked for that."""
+    assert server.update(how, flush=False)
+    server.tree.storage._tend()
+    server.tree.insert([*PATH, 200, 201], server.tree.request(2.0))
+    assert server.on_disk() == 0
+    assert "POST /flush_cache" in server.status()
+    assert server.flush()
+    server.tree.storage._tend()
+    assert (server.status(), server.on_disk()) == (None, 0)
+
+
+def test_a_refused_flush_keeps_the_disk_tier_away(server: Server) -> None:
+    server.idle = False
+    assert not server.update("disk")
+    server.tree.storage._tend()
+    assert "POST /flush_cache" in server.status()
+    server.idle = True
+    assert server.flush()
+    server.tree.storage._tend()
+    assert server.status() is None
+
+
+def test_a_failed_update_may_have_changed_the_weights(server: Server) -> None:
+    server.works = False
+    assert not server.update("disk")
+    assert server.on_disk() == 0
+    assert server.flush()
+    server.tree.storage._tend()
+    assert (server.status(), server.on_disk()) == (None, 0)
+
+
+def test_a_flush_within_a_session_is_not_the_end_of_it(server: Server) -> None:
+    assert server.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
+    ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=True)
+    assert server.manager.update_weights_from_tensor(ask).success
+    server.tree.storage._tend()
+    assert "session" in server.status()
+    assert server.manager.update_weights_from_tensor(ask).success
+    assert server.manager.end_weight_update(EndWeightUpdateReqInput()).success
+    server.tree.storage._tend()
+    assert server.status() is None
+
+
+def test_a_flush_without_an_update_keeps_the_pages(server: Server) -> None:
+    assert server.flush()
+    assert server.on_disk() == 8
+
+
+def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
+    top = server.tree.store.path.parent
+    before = set(top.iterdir())
+    for time in range(2, 6):
+        assert server.update("tensor")
+        server.tree.storage._tend()
+        server.tree.serve(PATH, float(time))
+    assert len(set(top.iterdir()) - before) == 1  # of the weights of now
+    assert len(list(top.rglob("segment-*"))) == 1
+    assert server.tree.store.counters.written == 20  # counted on through all of them
+
+
+def test_the_same_weights_from_disk_after_a_restart_find_their_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts with base weights and is then brought up to date."""
+    model = tmp_path / "new"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    for expected in (0, 8):
+        fresh = Weights()
+        monkeypatch.setattr(weights, "WEIGHTS", fresh)
+        monkeypatch.setattr(storage, "WEIGHTS", fresh)
+        server = Server(tmp_path / "disk")
+        assert server.update("disk", path=str(model))
+        server.tree.storage._tend()
+        assert server.on_disk() == expected
+        server.tree.serve(PATH, 1.0)
+        server.tree.close()
+    fresh = Weights()
+    monkeypatch.setattr(weights, "WEIGHTS", fresh)
+    monkeypatch.setattr(storage, "WEIGHTS", fresh)
+    server = Server(tmp_path / "disk")
+    assert server.on_disk() == 0  # the base weights know nothing of them
+    (model / "model.safetensors").write_bytes(b"retrain")
+    assert server.update("disk", path=str(model))
+    server.tree.storage._tend()
+    assert server.on_disk() == 0
+    server.tree.close()

@@ -1,0 +1,139 @@
+"""Kill a busy store at a random instant, open what it left, and check every page."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_canopy.disk.content import raw_key
+from support.crash_writer import open_store
+from support.disk_pages import PAGE, content
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class CrashCounts:
+    """Sums over kills. Pages unless the name says otherwise."""
+
+    kills: int = 0
+    start_failures: int = 0
+    """Stores that did not open afterwards (or opened unavailable)."""
+    wrong: int = 0
+    """Pages served with other bytes than recomputation gives. The one that must be 0."""
+    found: int = 0
+    """Pages on record after the kills."""
+    absent: int = 0
+    """Of these, pages whose bytes were gone: dropped, not served."""
+    acknowledged: int = 0
+    """Pages of the last acknowledged batch of each life, which nothing had time to evict."""
+    survived: int = 0
+    """Of these, pages that were there and right afterwards."""
+    written: int = 0
+    """Pages in acknowledged batches, present ones included."""
+    orphans: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
+    """One life of the writer, one kill, one check. Lives on what the last life left."""
+    rng = random.Random(seed)
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "support.crash_writer", str(folder), str(seed)],
+        stdout=subprocess.PIPE,
+        cwd=HERE.parent,
+    )
+    assert writer.stdout is not None
+    descriptor, output = writer.stdout.fileno(), b""
+    os.set_blocking(descriptor, False)
+    deadline = None
+    while deadline is None or time.monotonic() < deadline:
+        select.select([descriptor], [], [], 0.01)
+        part = _read(descriptor)
+        output += part
+        if deadline is None and output:  # it works: some more milliseconds to live
+            deadline = time.monotonic() + rng.uniform(0.0, 0.25)
+        if writer.poll() is not None:
+            break
+    alive = writer.poll() is None
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    output += _read(descriptor)
+    writer.stdout.close()
+    counts.kills += 1
+    if not alive:
+        counts.start_failures += 1
+        counts.problems.append(f"the writer ended by itself (seed {seed})")
+        return
+    check(folder, output.decode().splitlines(), counts)
+
+
+def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
+    """Open the store and compare every page with its recomputation."""
+    wrong = [line for line in lines if line.startswith("WRONG")]
+    counts.wrong += len(wrong)
+    counts.problems.extend(wrong)
+    batches = [line.split() for line in lines if line and line[0].isdigit()]
+    # The kill may cut the last line short.
+    batches = [b for b in batches if len(b) > 1 and all(len(k) == 64 for k in b[1:])]
+    counts.written += sum(int(b[0]) for b in batches)
+    store = open_store(folder)
+    if store.unavailable is not None:
+        counts.start_failures += 1
+        counts.problems.append(store.unavailable)
+        return
+    counts.orphans += store.counters.orphans
+    names = {raw_key(key): key for b in batches for key in b[1:]}
+    names.update((raw, raw.hex()) for raw in store.index.rows)
+    counts.found += len(store)
+    good: set[str] = set()
+    while True:  # a bad page takes its suffix along: read each path from its root
+        tips = [raw for raw, row in store.index.rows.items() if not store.index.children[row]]
+        left = [raw for raw in tips if names[raw] not in good]
+        if not left:
+            break
+        path = _path(store, left[0], names)
+        into = [bytearray(PAGE) for _ in path]
+        ok = store.read(path, into)
+        for key, buffer, there in zip(path, into, ok, strict=True):
+            if there and bytes(buffer) != content(key):
+                counts.wrong += 1
+                counts.problems.append(f"wrong bytes for {key}")
+            if there:
+                good.add(key)
+    counts.absent += store.counters.faults["corrupt"]
+    if batches:
+        last = batches[-1]
+        kept = last[1 : 1 + int(last[0])]
+        counts.acknowledged += len(kept)
+        counts.survived += sum(key in good for key in kept)
+    store.verify()
+    store.close()
+
+
+def _path(store, raw: bytes, names: dict[bytes, str]) -> list[str]:
+    row, path = store.index.rows[raw], []
+    while row >= 0:
+        path.append(names[store.index.keys[row]])
+        row = store.index.parent[row]
+    return path[::-1]
+
+
+def _read(descriptor: int) -> bytes:
+    parts = []
+    while True:
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)

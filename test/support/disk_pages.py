@@ -1,0 +1,79 @@
+"""Pages whose content is a function of their key, and a store to put them in."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.disk import DiskStore
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.policy.registry import make_policy
+
+PAGE = 512
+TOKENS = 16
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def page_key(*path: object) -> str:
+    """The key of the page at the end of ``path``: equal path, equal key."""
+    return hashlib.sha256(repr(path).encode()).hexdigest()
+
+
+def content(key: str, size: int = PAGE) -> bytes:
+    """What a recomputation of that page would give."""
+    return hashlib.shake_128(key.encode()).digest(size)
+
+
+def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
+    """A store of ``pages`` pages of 512 bytes, LRU and a settable clock unless told otherwise."""
+    given = {
+        "page_bytes": PAGE,
+        "capacity_bytes": pages * PAGE,
+        "policy": make_policy("lru"),
+        "now": Clock(),
+        "namespace": "test",
+    }
+    return DiskStore(folder, **{**given, **options})
+
+
+def chain(name: object, length: int) -> list[str]:
+    """Keys of a path of ``length`` pages."""
+    return [page_key(name, *range(i + 1)) for i in range(length)]
+
+
+def metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
+    return [
+        PageMeta(
+            offset=i * TOKENS,
+            tokens=TOKENS,
+            **{"created": now, "last_access": now, "hits": 1, **fields},
+        )
+        for i in range(count)
+    ]
+
+
+def put(store: DiskStore, keys: list[str], parent: str | None = None, **fields: Any) -> list[bool]:
+    """Write a run of pages below ``parent``, used now."""
+    parents = [parent, *keys[:-1]]
+    return store.write(
+        keys, [content(k) for k in keys], metas(len(keys), store.clock(), **fields), parents
+    )
+
+
+def get(store: DiskStore, keys: list[str]) -> list[bool]:
+    """Read a run of pages; whatever is said to be there must be what recomputation gives."""
+    buffers = [bytearray(PAGE) for _ in keys]
+    ok = store.read(keys, buffers)
+    for key, buffer, good in zip(keys, buffers, ok, strict=True):
+        assert not good or buffer == content(key), f"wrong bytes for {key}"
+    return ok

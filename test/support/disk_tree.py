@@ -1,0 +1,127 @@
+"""A live tree with all three tiers: device and host pools on CPU, and our disk store."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.disk import DiskStore
+from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.storage.page_table import PAGES
+from support.live_tree import LiveTree
+
+_RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
+
+
+class DiskTree(LiveTree):
+    """``close`` it, and another one on the same folder is the server after a restart.
+
+    Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``.
+    """
+
+    def __init__(
+        self, folder: Path, tokens: int = 32, disk: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        PAGES.clear()
+        extra = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru", **_DYNAMIC}
+        extra |= {"prefetch_threshold": 1, "sweep_s": 3600, **(disk or {})}
+        options = {"page_size": 2, "host_tokens": 64, **options}
+        self.epoch = 0.0
+        self.passes_on = True
+        """Whether ``settle`` passes on to the store what the tree told of uses."""
+        storage = {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config": json.dumps(extra),
+            "hicache_storage_prefetch_policy": "wait_complete",
+        }
+        with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
+            super().__init__(tokens, storage=storage, **options)
+        self.storage = self.cache.cache_controller.storage_backend
+
+    @property
+    def store(self) -> DiskStore:
+        return self.storage.store
+
+    def request(self, time: float = 0.0, **fields: Any):
+        asks = {name: fields.pop(name) for name in ("ttl_s", "pin_s") if name in fields}
+        request = self.made(time, **fields)
+        request.epoch = self.epoch
+        for name, value in asks.items():
+            setattr(request, name, value)
+        self.core.arrive(request)
+        return request
+
+    def settle(self) -> None:
+        """Let every copy between the tiers finish, to the disk as well."""
+        super().settle()
+        cache = self.cache
+        if cache.enable_storage:
+            self._drain(n_backup=len(cache.ongoing_backup))
+            if self.passes_on:
+                self.storage._catch_up()
+
+    def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
+        """One whole request, with what the disk has. Returns the tokens found in any tier."""
+        request = self.request(time, prompt_tokens=len(tokens), **fields)
+        self.fetch(tokens)
+        self.load_back(tokens)
+        hit = self.match(tokens)
+        request.cached_tokens = hit
+        self.core.finish(request)
+        request.done = True
+        self.insert(tokens, request)
+        return hit
+
+    def fetch(self, tokens: list[int]) -> int:
+        """Read what the disk has of a path into the host pool. Returns the tokens read."""
+        cache = self.cache
+        key = RadixKey(array("q", tokens), None)
+        hit = cache.match_prefix(MatchPrefixParams(key=key))
+        anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
+        if not (cache.is_root(anchor) or cache.is_backuped(anchor)):
+            return 0
+        handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock}", 0)
+        cache.prefetch_from_storage(
+            handle,
+            anchor,
+            array("q", tokens[matched:]),
+            cache.get_last_hash_value(anchor),
+            matched_prefix_tokens=array("q", tokens[:matched]),
+        )
+        if handle not in cache.ongoing_prefetch:
+            return 0
+        self._drain(n_storage_hit=1)
+        while handle in cache.ongoing_prefetch:
+            self._drain(n_ack_prefetch=1)
+        self._drain(n_release=cache.cache_controller.host_mem_release_queue.qsize())
+        return cache.pop_prefetch_loaded_tokens(handle)
+
+    def keys(self, tokens: list[int]) -> list[str]:
+        """SGLang's names of the pages of a path."""
+        key = RadixKey(array("q", tokens), None).page_aligned(self.page_size)
+        return get_storage_hash_str(key, None, page_size=self.page_size)
+
+    def on_disk(self, tokens: list[int]) -> int:
+        """Tokens of the path that the disk has."""
+        return self.store.leading(self.keys(tokens)) * self.page_size
+
+    def close(self) -> None:
+        """What the server does when it ends."""
+        self.settle()
+        self.cache.shutdown()
+
+    def _drain(self, **counts: int) -> None:
+        """Wait for so many messages of the storage's threads and act on them."""
+        names = ("n_storage_hit", "n_ack_prefetch", "n_backup", "n_release")
+        self.cache._drain_storage_control_queues_impl(
+            **{name: counts.get(name, 0) for name in names},
+            extra_release_counts={},
+            log_metrics=False,
+        )

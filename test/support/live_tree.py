@@ -1,0 +1,266 @@
+"""A real ``UnifiedRadixCache`` on CPU tensors, with or without Canopy in it."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.radix.cache import CanopyRadixCache
+from sglang_canopy.radix.live_request import LiveRequest
+from sglang_canopy.records import Request
+from sglang_canopy.server.cache_factory import install_core, prepare
+
+_rids = itertools.count()
+
+
+class LiveTree:
+    """The tree, its allocator, and the few calls a scheduler makes.
+
+    ``policy`` is a Canopy policy's name; with ``core`` ("python" or "rust") it is SGLang's.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        policy: str = "canopy-lru",
+        config: dict[str, Any] | None = None,
+        page_size: int = 1,
+        core: str | None = None,
+        host_tokens: int = 0,
+        write_policy: str = "write_through",
+        tiers: TierOptions | None = None,
+        storage: dict[str, Any] | None = None,
+    ) -> None:
+        given: dict[str, Any] = {
+            "model_path": "dummy",
+            "page_size": page_size,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
+            "hicache_write_policy": write_policy,
+            "hicache_ratio": max(host_tokens / tokens, 1e-9),
+        }
+        server_args = ServerArgs(**(given | (storage or {})))
+        set_global_server_args_for_scheduler(server_args)
+        pool = ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
+        kv = MHATokenToKVPool(
+            size=tokens,
+            page_size=page_size,
+            dtype=torch.float16,
+            head_num=1,
+            head_dim=8,
+            layer_num=1,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        if page_size == 1:
+            allocator = TokenToKVPoolAllocator(
+                tokens, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False
+            )
+        else:
+            from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+            allocator = PagedTokenToKVPoolAllocator(
+                tokens, page_size, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False
+            )
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=pool,
+            token_to_kv_pool_allocator=allocator,
+            page_size=page_size,
+            tree_components=(ComponentType.FULL,),
+            eviction_policy=policy,
+            eviction_policy_config=config,
+        )
+        if core is None:
+            install_core()
+            prepare(params, tiers)
+        else:
+            params.tree_core_backend = core
+        self.page_size = page_size
+        self.allocator = allocator
+        self.cache = (CanopyRadixCache if core is None else UnifiedRadixCache)(params)
+        self.core = self.cache.tree_core
+        if host_tokens:
+            from sglang_canopy.cpu import install
+
+            install()
+            HookRegistry.apply_hooks()
+            self.cache.init_hicache(server_args, params)
+            atexit.unregister(self.cache.shutdown)
+            self.cache.write_through_threshold = 1
+            self.cache.load_back_threshold = 0
+
+    def request(self, time: float = 0.0, **fields: Any) -> LiveRequest:
+        """A policy request as the scheduler's link would make it, announced to the tree."""
+        request = self.made(time, **fields)
+        self.core.arrive(request)
+        return request
+
+    def made(self, time: float, **fields: Any) -> LiveRequest:
+        return LiveRequest(time=time, **fields)
+
+    def insert(self, tokens: list[int], request: Request | None = None, salt: str | None = None):
+        """Insert ``tokens`` as freshly computed KV; evicts to make room. Returns the result."""
+        key = RadixKey(array("q", tokens), None, cache_salt=salt).page_aligned(self.page_size)
+        hit = self.cache.match_prefix(MatchPrefixParams(key=key))
+        lock = self.cache.lock(hit.last_device_node)
+        need = len(key) - hit.device_prefix_len
+        short = need - self.allocator.available_size()
+        if short > 0:
+            self.cache.evict(EvictParams(num_tokens=short))
+        fresh = self.allocator.alloc(need)
+        assert fresh is not None, (need, self.allocator.available_size())
+        self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
+        held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
+        self.core.request = request
+        result = self.cache.insert(
+            InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
+        )
+        self.core.request = None
+        self.cache.unlock(lock)
+        self.settle()
+        return result
+
+    def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
+        """What a forward pass writes: here every token's KV is its own id."""
+        pool = self.allocator.get_kvcache()
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype)[:, None, None]
+
+    def kv(self, tokens: list[int]) -> list[int]:
+        """The device's KV of the cached part of a path, as token ids."""
+        hit = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
+        core, pool = self.core, self.allocator.get_kvcache()
+        slots = core.collect_full_device_indices(hit.last_device_node, core.root_node.id)
+        return pool.v_buffer[0][slots][:, -1, -1].int().tolist()
+
+    def match(self, tokens: list[int], salt: str | None = None) -> int:
+        """Tokens of the longest cached prefix."""
+        key = RadixKey(array("q", tokens), None, cache_salt=salt)
+        return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+
+    def settle(self) -> None:
+        """Let every copy between the tiers finish."""
+        if self.cache.cache_controller is not None:
+            self.cache.writing_check(write_back=True)
+            self.cache.loading_check()
+
+    def load_back(self, tokens: list[int]) -> int:
+        """Bring the host-resident part of a prefix back to the device. Returns tokens loaded."""
+        key = RadixKey(array("q", tokens), None)
+        hit = self.cache.match_prefix(MatchPrefixParams(key=key))
+        if hit.host_hit_length == 0:
+            return 0
+        req = SimpleNamespace(
+            rid=next(_rids),
+            last_node=hit.last_device_node,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            host_hit_length=hit.host_hit_length,
+            prefix_indices=[],
+            kv=SimpleNamespace(mamba_pool_idx=None),
+            time_stats=None,
+        )
+        loaded, _ = self.cache.init_load_back(
+            InitLoadBackParams(
+                best_match_node=hit.best_match_node,
+                host_hit_length=hit.host_hit_length,
+                req=req,
+            )
+        )
+        self.cache.cache_controller.start_loading()
+        self.settle()
+        return loaded
+
+    def evict(self, tokens: int) -> None:
+        self.cache.evict(EvictParams(num_tokens=tokens))
+
+    def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
+        """One whole request: look up, make room, insert, finish. Returns the tokens hit."""
+        request = self.request(time, prompt_tokens=len(tokens), **fields)
+        hit = self.match(tokens)
+        request.cached_tokens = hit
+        self.core.finish(request)
+        self.insert(tokens, request)
+        return hit
+
+
+def fake_req(
+    tokens: list[int], output: list[int], stamp: dict[str, Any] | None = None, **more: Any
+):
+    """The attributes of SGLang's ``Req`` that Canopy reads."""
+    custom = {"canopy": stamp} if stamp else None
+    defaults = {
+        "rid": next(_rids),
+        "origin_input_ids": tokens,
+        "output_ids": output,
+        "sampling_params": SimpleNamespace(custom_params=custom),
+        "extra_key": None,
+        "cache_salt": None,
+        "cached_tokens": 0,
+        "cached_tokens_device": 0,
+        "cached_tokens_host": 0,
+        "cached_tokens_storage": 0,
+        "session": None,
+        "finished_reason": SimpleNamespace(),
+    }
+    return SimpleNamespace(**{**defaults, **more})
+
+
+def check(tree: LiveTree) -> None:
+    """Recount everything: sizes, leaf sets, metadata, and what the policies hold."""
+    core = tree.core
+    device_tokens = host_tokens = 0
+    device_leaves, host_leaves = set(), set()
+    for node in core._node_arena.values():
+        if node is core.root_node:
+            continue
+        leaf, data = node.canopy, node.component_data[ComponentType.FULL]
+        assert leaf.node is node
+        assert leaf.hits >= 0
+        if leaf.hits:
+            assert leaf.created <= leaf.last_access <= core.clock
+        if leaf.length:
+            above = node.parent.canopy
+            assert leaf.length == len(node.key)
+            assert leaf.offset == above.offset + above.length
+        device_tokens += 0 if data.value is None else len(data.value)
+        host_tokens += 0 if data.host_value is None else len(data.host_value)
+        if core._is_device_leaf(node):
+            device_leaves.add(node)
+        if core._is_host_leaf(node):
+            host_leaves.add(node)
+    assert device_tokens + tree.allocator.available_size() == tree.allocator.size
+    for leaves, truth in (
+        (core.evictable_device_leaves, device_leaves),
+        (core.evictable_host_leaves, host_leaves),
+    ):
+        assert set(leaves) == truth
+        admitted = [leaf.node for leaf in leaves.policy.leaves()]
+        assert len(admitted) == len(set(admitted))
+        assert set(admitted) | set(leaves.pending) == truth
+        assert not set(admitted) & set(leaves.pending)
+    if tree.cache.cache_controller is not None:
+        pool = tree.cache.cache_controller.mem_pool_host
+        assert host_tokens + pool.available_size() == pool.size
+    tree.cache.sanity_check()

@@ -1,0 +1,146 @@
+"""One rank of tensor parallelism with MLA: SGLang's own controller over our disk tier.
+
+Writes a path of pages (unless told to only read), looks it up as the ranks agree, reads it back,
+and prints what it found. Ranks meet through a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import threading
+
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from sglang_canopy import cpu
+from sglang_canopy.server.flags import _DYNAMIC
+
+PAGE, PAGES, WAIT_S = 4, 6, 60
+LAYOUT = "page_first_direct"
+TOKENS = list(range(100, 100 + PAGE * PAGES))
+
+
+def publish(size: int) -> None:
+    set_global_server_args_for_scheduler(
+        ServerArgs(model_path="dummy", page_size=PAGE, hicache_mem_layout=LAYOUT, tp_size=size)
+    )
+
+
+def controller_of(folder: str, group) -> HiCacheController:
+    cpu.install()
+    HookRegistry.apply_hooks()
+    device_pool = MLATokenToKVPool(
+        size=PAGE * PAGES,
+        page_size=PAGE,
+        dtype=torch.float16,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    host_pool = MLATokenToKVPoolHost(
+        device_pool.get_device_pool_infos()[0].buffer_info,
+        1.0,
+        0,
+        PAGE,
+        LAYOUT,
+        device_capacity_tokens=device_pool.size,
+        start_layer=device_pool.start_layer,
+        end_layer=device_pool.end_layer,
+        target_layer_num=device_pool.layer_num,
+        host_token_capacity=3 * PAGE * PAGES,
+    )
+    allocator = PagedTokenToKVPoolAllocator(
+        PAGE * PAGES,
+        PAGE,
+        dtype=torch.float16,
+        device="cpu",
+        kvcache=device_pool,
+        need_sort=False,
+    )
+    extra = {"path": folder, "capacity_bytes": 10**6, "sweep_s": 3600, **_DYNAMIC}
+    return HiCacheController(
+        allocator,
+        host_pool,
+        PAGE,
+        tp_group=group,
+        load_cache_event=threading.Event(),
+        io_backend="direct",
+        storage_backend="dynamic",
+        model_name="mla",
+        storage_backend_extra_config=extra,
+    )
+
+
+def keys() -> list[str]:
+    return get_storage_hash_str(TOKENS, None, page_size=PAGE)
+
+
+def write(controller: HiCacheController) -> None:
+    pool = controller.mem_pool_host
+    pool.kv_buffer.copy_(torch.arange(pool.kv_buffer.numel()).reshape(pool.kv_buffer.shape) % 2048)
+    controller.write_storage(torch.arange(PAGE * PAGES), TOKENS, hash_value=keys())
+    controller.ack_backup_queue.get(timeout=WAIT_S)
+
+
+def look_up(controller: HiCacheController) -> int:
+    """Tokens that every rank has, as SGLang's ranks agree on them."""
+    controller.prefetch("request", TOKENS)
+    return controller.prefetch_hit_queue.get(timeout=WAIT_S).storage_hit_count
+
+
+def read(controller: HiCacheController) -> str:
+    """A digest of what comes back."""
+    pool = controller.mem_pool_host
+    pool.kv_buffer.zero_()
+    at = torch.arange(PAGE * PAGES, 2 * PAGE * PAGES)
+    assert all(controller.storage_backend.batch_get_v1(keys(), at)), "a page did not come back"
+    data = [pool.get_data_page(int(i), flat=True) for i in at[::PAGE]]
+    return hashlib.sha256(torch.cat(data).numpy().tobytes()).hexdigest()
+
+
+def placed(rank: int):
+    """The placement that a scheduler process states of itself."""
+    names = ("pp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
+    return get_parallel().override(tp_rank=rank, attn_tp_rank=rank, **dict.fromkeys(names, 0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--meet", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, default=2)
+    parser.add_argument("--read-only", action="store_true")
+    arguments = parser.parse_args()
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.FileStore(arguments.meet, arguments.size),
+        rank=arguments.rank,
+        world_size=arguments.size,
+    )
+    publish(arguments.size)
+    with placed(arguments.rank):
+        controller = controller_of(arguments.folder, torch.distributed.group.WORLD)
+        if not arguments.read_only:
+            write(controller)
+        torch.distributed.barrier()
+        found = {"rank": arguments.rank, "tokens": look_up(controller), "kv": read(controller)}
+        found["unavailable"] = controller.storage_backend.status()["unavailable"]
+        torch.distributed.barrier()
+        controller.detach_storage_backend()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A real Mooncake master and store on loopback, as fixtures; see docs/mooncake.md for the wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.bench.launch import free_port
+
+PAGE = 16
+LEASE_MS = 200
+SEGMENT_BYTES = 32 << 20
+PATIENCE_S = 60.0
+
+STORE = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+code = store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1])
+print("ready" if code == 0 else f"setup gave {code}", flush=True)
+made = 0
+for line in sys.stdin:
+    done = 0
+    for _ in range(int(line)):
+        done += store.put(f"filler-{made}", bytes(64 << 10)) == 0
+        made += 1
+    print(f"stored {done}", flush=True)
+"""
+"""Gives memory to the cluster, and stores so many fillers of 64 KiB for each line it reads."""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The installed package's folder."""
+    code = "import mooncake.store, mooncake; print(mooncake.__path__[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = done.stderr.strip().splitlines()[-1]
+        pytest.skip(f"Mooncake does not load here ({why}); docs/mooncake.md says what it needs")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One master and one store."""
+
+    address: str
+    metrics_url: str
+    store: subprocess.Popen[str]
+
+    def count(self, name: str) -> int:
+        """A number of the master's own metrics."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            text = answer.read().decode()
+        return int(float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1]))
+
+    def fill(self, objects: int) -> int:
+        """Store objects that nobody pins. Returns how many found room at once."""
+        self.store.stdin.write(f"{objects}\n")
+        self.store.stdin.flush()
+        return int(said(self.store, "stored ")[7:])
+
+    def extra(self) -> dict[str, Any]:
+        """What a client of the cluster is told."""
+        return {
+            "master_server_address": self.address,
+            "local_hostname": "127.0.0.1",
+            "metadata_server": "P2PHANDSHAKE",
+            "protocol": "tcp",
+            "device_name": "",
+            "global_segment_size": 0,
+        }
+
+    def flags(self) -> tuple[str, ...]:
+        return (
+            *("--page-size", str(PAGE), "--enable-hierarchical-cache", "--hicache-size", "1"),
+            *("--hicache-storage-backend", "mooncake", "--hicache-mem-layout", "page_first_direct"),
+            *("--hicache-storage-backend-extra-config", json.dumps(self.extra())),
+            *("--hicache-storage-prefetch-policy", "wait_complete"),
+        )
+
+
+def said(process: subprocess.Popen[str], start: str) -> str:
+    """The next line of the process that begins with `start`; the library logs between."""
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.strip()
+    raise AssertionError(f"the store ended with {process.wait()}")
+
+
+def until(true: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    port, metrics = free_port(), free_port()
+    log = (tmp_path_factory.mktemp("mooncake") / "master.log").open("wb")
+    master = subprocess.Popen(
+        [
+            str(wheel / "mooncake_master"),
+            *("-rpc_address=127.0.0.1", f"-rpc_port={port}"),
+            *("-metrics_host=127.0.0.1", f"-metrics_port={metrics}"),
+            f"-default_kv_lease_ttl={LEASE_MS}",
+        ],
+        stdout=log,
+        stderr=log,
+    )
+    store = None
+    try:
+        url = f"http://127.0.0.1:{metrics}/metrics"
+
+        def up() -> bool:
+            assert master.poll() is None, Path(log.name).read_text()[-2000:]
+            with contextlib.suppress(OSError):
+                return urllib.request.urlopen(url, timeout=5).status == 200
+            return False
+
+        until(up)
+        store = subprocess.Popen(
+            [sys.executable, "-c", STORE, f"127.0.0.1:{port}", str(SEGMENT_BYTES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert said(store, "") == "ready"
+        yield Cluster(f"127.0.0.1:{port}", url, store)
+    finally:
+        for process in (store, master):
+            if process is not None:
+                process.kill()
+                process.wait()

@@ -1,0 +1,115 @@
+"""One of two ranks, each a process with a tree, a disk store and a clock of its own.
+
+    cd test && python -m support.rank_worker SCENARIO RANK FOLDER
+
+The ranks talk through a real process group. Each prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.distributed.parallel_state import init_distributed_environment
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.server.cache_factory import first_ranks_profile
+from support.disk_tree import DiskTree
+
+RANKS = 2
+PROMPT = [100 + i for i in range(8)]
+
+
+def tree_of(rank: int, folder: Path, **options: Any) -> DiskTree:
+    """A rank's tree, in step with the other's; its disk is its own, as on another machine."""
+    tree = DiskTree(folder / f"disk-{rank}", config={"quantum_tokens": 1}, **options)
+    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
+    tree.store.clock = lambda: 1000.0 + rank / 4
+    return tree
+
+
+def forget(tree: DiskTree) -> None:
+    """Empty the memory; the disk stays as it is."""
+    tree.cache.reset()
+    tree.allocator.clear()
+
+
+def known(tree: DiskTree) -> list[Any]:
+    """What is known of every node, the deepest last."""
+    leaves = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
+    leaves.sort(key=lambda leaf: leaf.offset)
+    return [
+        [leaf.offset, leaf.length, leaf.category, leaf.conversation, leaf.hits, leaf.last_access]
+        for leaf in leaves
+    ]
+
+
+def reads(rank: int, folder: Path) -> Any:
+    """Serve a prompt once; read it from disk three times, with a use after each read."""
+    tree = tree_of(rank, folder)
+    tree.epoch = 990.0
+    tree.serve(PROMPT, 1.0, category="chat", conversation="c")
+    seen = []
+    for turn in range(3):
+        forget(tree)
+        tree.request(20.0 + turn)
+        tokens = tree.fetch(PROMPT)
+        seen.append([tokens, known(tree)])
+    counters = tree.core.counters
+    tree.close()
+    return {
+        "seen": seen,
+        "compared": counters.records_compared,
+        "disagreed": counters.records_disagreed,
+    }
+
+
+def late_use(rank: int, folder: Path) -> Any:
+    """The second rank's store has not yet heard of the last use when the pages are read."""
+    tree = tree_of(rank, folder)
+    tree.epoch = 990.0
+    tree.serve(PROMPT, 1.0, category="chat", conversation="c")
+    tree.passes_on = rank == 0
+    tree.serve(PROMPT[:4], 9.0, category="agent", conversation="d")
+    forget(tree)
+    tree.request(20.0)
+    tree.fetch(PROMPT)
+    found = known(tree)
+    counters = tree.core.counters
+    tree.close()
+    return {
+        "known": found,
+        "compared": counters.records_compared,
+        "disagreed": counters.records_disagreed,
+    }
+
+
+def learnt(rank: int, folder: Path) -> Any:
+    """The profile's file is on the first rank's machine only, at the same path on both."""
+    machine = folder / f"machine-{rank}"
+    os.chdir(machine)
+    init_distributed_environment(world_size=RANKS, rank=rank, local_rank=rank, backend="gloo")
+    try:
+        live = live_cache("wa", {"profile": "wa.json"}, read_profile=first_ranks_profile)
+    except CanopyError as error:
+        return {"error": str(error)}
+    return {"learnt": live.device_policy.state(), "path": live.profile_path}
+
+
+def main() -> None:
+    scenario, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
+    result = globals()[scenario](rank, folder)
+    torch.distributed.barrier()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

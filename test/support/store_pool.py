@@ -1,0 +1,73 @@
+"""A host pool of SGLang's own class on CPU memory, as its controller hands to a storage backend."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import _mha_host_inputs
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from sglang_canopy import cpu
+
+
+def host_pool(
+    pages: int,
+    layout: str = "page_first_direct",
+    *,
+    page_tokens: int = 4,
+    layers: int = 3,
+    heads: int = 2,
+    head_dim: int = 8,
+) -> Any:
+    """A float16 pool of ``pages`` pages of 4 * tokens * layers * heads * head_dim bytes."""
+    set_global_server_args_for_scheduler(
+        ServerArgs(model_path="dummy", page_size=page_tokens, hicache_mem_layout=layout)
+    )
+    cpu.install()
+    HookRegistry.apply_hooks()
+    kv = MHATokenToKVPool(
+        size=page_tokens,
+        page_size=page_tokens,
+        dtype=torch.float16,
+        head_num=heads,
+        head_dim=head_dim,
+        layer_num=layers,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    pool_class, info, options = _mha_host_inputs(kv)
+    return pool_class(
+        info,
+        1.0,
+        0,
+        page_tokens,
+        layout,
+        host_token_capacity=pages * page_tokens,
+        **options,
+    )
+
+
+def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
+    """Of a single rank."""
+    given: dict[str, Any] = {"model_name": "model", "extra_config": extra}
+    for group in ("tp", "pp", "attn_cp"):
+        given |= {f"{group}_rank": 0, f"{group}_size": 1}
+    for no in ("is_mla_model", "enable_storage_metrics", "is_page_first_layout"):
+        given[no] = False
+    return HiCacheStorageConfig(**{**given, **fields})
+
+
+def token_indices(pool: Any, pages: list[int]) -> torch.Tensor:
+    """Host indices of whole pages, as the controller passes them."""
+    size = pool.page_size
+    return torch.tensor([page * size + i for page in pages for i in range(size)])
+
+
+def keys(name: str, count: int) -> list[str]:
+    """Page hashes as SGLang's, of pages that nobody else has."""
+    return [hashlib.sha256(f"{name}{i}".encode()).hexdigest() for i in range(count)]

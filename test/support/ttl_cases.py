@@ -1,0 +1,57 @@
+"""Small traces of paths, and the slow way to say what TTLs win on them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from sglang_canopy.ttl.path_log import PathLog, PathSnapshot
+from sglang_canopy.ttl.table import TTLTable
+
+BLOCK = 16
+Request = tuple[float, tuple[int, ...], str]
+
+
+def log_of(requests: list[Request], **bounds: float) -> PathSnapshot:
+    log = PathLog(block_tokens=BLOCK, **bounds)  # type: ignore[arg-type]
+    for time_s, path, category in requests:
+        log.observe(path, time_s, category=category)
+    return log.snapshot()
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 14) -> list[Request]:
+    """Requests whose block ids are chained: an id stands for its whole path."""
+    ids: dict[tuple[int, ...], int] = {}
+    time_s, made = 0.0, []
+    for _ in range(draw(st.integers(1, most))):
+        time_s += draw(st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]))
+        words = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
+        path = tuple(ids.setdefault(tuple(words[: i + 1]), len(ids) + 1) for i in range(len(words)))
+        made.append((time_s, path, draw(st.sampled_from(["chat", "api"]))))
+    return made
+
+
+def slow_replay(
+    made: list[Request], schedule: list[tuple[float, TTLTable]]
+) -> tuple[int, int, float]:
+    """(tokens, hits, mean tokens on the disk), block by block."""
+    expiry: dict[int, float] = {}
+    since: dict[int, float] = {}
+    tokens = hits = 0
+    token_s = 0.0
+    end = made[-1][0]
+    for time_s, path, category in made:
+        table = [t for start, t in schedule if start <= time_s or t is schedule[0][1]][-1]
+        groups = table.groups_along(path)
+        tokens += BLOCK * len(path)
+        for depth, block in enumerate(path):
+            stay = max(table.ttl_s(g, category) for g in groups[depth:])
+            live = block in expiry and time_s <= expiry[block]
+            if block in expiry:
+                token_s += BLOCK * max(min(expiry[block], time_s) - since[block], 0.0)
+            hits += BLOCK * live
+            expiry[block] = max(expiry[block] if live else 0.0, time_s + stay)
+            since[block] = time_s
+    for block, until in expiry.items():
+        token_s += BLOCK * max(min(until, end) - since[block], 0.0)
+    return tokens, hits, token_s / end if end else 0.0

@@ -1,0 +1,403 @@
+"""What the live tree counts: every token once, with the reason that made it leave."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
+from sglang_canopy.policy.base import Victim
+from sglang_canopy.radix.live_request import finished_request, live_request
+from sglang_canopy.telemetry import status_file
+from sglang_canopy.telemetry.counters import (
+    CAPACITY,
+    DEVICE,
+    EDGES_S,
+    HOST,
+    IDLE_REQUESTS,
+    MAX_CATEGORIES,
+    OTHER,
+    REASONS,
+    TRIM,
+    TTL,
+    Counters,
+)
+from sglang_canopy.telemetry.metrics import MAX_SERIES, METRICS, Metrics
+from sglang_canopy.telemetry.reporter import Reporter
+from sglang_canopy.telemetry.status import POINT_S, History, Status
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.live_tree import LiveTree, check, fake_req
+
+
+def row(tree: LiveTree, category: str = "chat"):
+    return tree.core.counters.row(category)
+
+
+def tokens_left(tree: LiveTree, tier: int) -> int:
+    return sum(sum(r.tiers[tier].evicted) for r in tree.core.counters.rows())
+
+
+def tokens_entered(tree: LiveTree, tier: int) -> int:
+    return sum(r.tiers[tier].entered for r in tree.core.counters.rows())
+
+
+# ---- the plain counters ----
+
+
+def test_a_refined_label_counts_for_its_category() -> None:
+    counters = Counters()
+    counters.served("chat|end|turn1", 10, (4, 0, 0))
+    counters.served("chat|tool", 10, (0, 5, 1))
+    (only,) = counters.rows()
+    assert only.category == "chat"
+    assert (only.requests, only.prompt_tokens, only.misses) == (2, 20, 10)
+    assert [tier.hits for tier in only.tiers] == [4, 5, 1]
+
+
+def test_categories_after_the_cap_are_counted_as_other() -> None:
+    counters = Counters()
+    for n in range(10_000):
+        counters.served(f"made-up-{n}", 1, (0, 0, 0))
+    rows = {r.category: r.requests for r in counters.rows()}
+    assert len(rows) == MAX_CATEGORIES + 1
+    assert rows[OTHER] == 10_000 - MAX_CATEGORIES
+    assert rows["made-up-0"] == 1
+    assert len(counters._of_label) < 5000  # what it remembers of names is bounded too
+    assert counters.category_of("made-up-9999") == OTHER
+    assert counters.category_of("made-up-0|end") == "made-up-0"
+    assert len(counters.rows()) == len(rows)
+
+
+def served(counters: Counters, name: str, tenant: str | None, requests: int = 1) -> str:
+    for _ in range(requests):
+        counters.served(name, 10, (4, 0, 0), tenant)
+    return counters.category_of(name)
+
+
+def test_a_flood_of_names_takes_no_row_that_another_tenant_needs() -> None:
+    counters = Counters()
+    assert served(counters, "chat", "honest") == "chat"
+    for n in range(10_000):
+        served(counters, f"made-up-{n}", "hostile")
+    assert served(counters, "chat", "honest") == "chat"
+    assert served(counters, "agent", "honest") == "agent"
+    assert len(counters.rows()) <= MAX_CATEGORIES + 2
+    assert sum(row.requests for row in counters.rows()) == 10_003
+    assert sum(row.misses for row in counters.rows()) == 6 * 10_003
+
+
+def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
+    counters = Counters()
+    for n in range(MAX_CATEGORIES):
+        served(counters, f"old-{n}", None)
+    served(counters, "old-0", None, IDLE_REQUESTS)
+    assert served(counters, "new", None) == "new"
+    assert counters.category_of("old-0") == "old-0"
+    assert sum(row.requests for row in counters.rows()) == MAX_CATEGORIES + IDLE_REQUESTS + 1
+
+
+def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported) -> None:
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    counters = tree.core.counters
+    served(counters, "chat", None)
+    counters.evicted(DEVICE, "chat", 5, 0, 3.0)
+    reporter.report()
+    for n in range(MAX_CATEGORIES - 1):
+        served(counters, f"name-{n}", None)
+    served(counters, "name-0", None, IDLE_REQUESTS)
+    for n in range(MAX_CATEGORIES):
+        served(counters, f"other-{n}", None)
+    assert counters.category_of("chat") == OTHER
+    served(counters, "name-0", None, IDLE_REQUESTS)
+    served(counters, "chat", None)
+    counters.evicted(DEVICE, "chat", 7, 0, 3.0)
+    reporter.report()
+    rank, chat, device = ("dp_rank", "0"), ("category", "chat"), ("tier", "device")
+    assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
+    stay = frozenset({rank, device, chat})
+    assert exported()["canopy:residency_seconds_count", stay] == 12
+    assert exported()["canopy:residency_seconds_sum", stay] == pytest.approx(36.0)
+
+
+def test_series_are_bounded_however_long_names_come_and_go(exported) -> None:
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    for n in range(40):
+        for i in range(MAX_CATEGORIES):
+            served(tree.core.counters, f"name-{n}-{i}", None)
+        served(tree.core.counters, f"name-{n}-0", None, IDLE_REQUESTS)
+        reporter.report()
+    requests = [(k, v) for k, v in exported().items() if k[0] == "canopy:requests_total"]
+    assert len(requests) <= MAX_SERIES + 1
+
+
+def test_residency_is_weighed_by_tokens() -> None:
+    counters = Counters()
+    counters.evicted(DEVICE, "chat", 10, CAPACITY, 0.5)
+    counters.evicted(DEVICE, "chat", 20, CAPACITY, float(EDGES_S[-1]) + 1)
+    counters.evicted(DEVICE, "chat", 5, CAPACITY, -3.0)  # a clock that was set back
+    stay = counters.row("chat").tiers[DEVICE].residency
+    assert stay.tokens[0] == 15
+    assert stay.tokens[-1] == 20
+    assert stay.token_seconds == 10 * 0.5 + 20 * (EDGES_S[-1] + 1)
+
+
+def test_every_tier_has_the_same_residency_bins() -> None:
+    assert EDGES_S == RESIDENCY_EDGES_S
+
+
+# ---- in the live tree ----
+
+
+def test_what_enters_the_device_is_there_or_has_left() -> None:
+    draw = random.Random(5)
+    tree = LiveTree(600, "wa")
+    for i in range(60):
+        tree.serve([i % 7, *(draw.randrange(4) for _ in range(draw.randrange(20, 90)))], float(i))
+    check(tree)
+    held = tree.allocator.size - tree.allocator.available_size()
+    assert tokens_left(tree, DEVICE) > 0
+    assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
+
+
+def test_with_a_host_tier_both_books_agree_and_demotions_stay_below() -> None:
+    draw = random.Random(6)
+    tree = LiveTree(400, "canopy-lru", host_tokens=900)
+    for i in range(60):
+        tokens = [i % 5, *(draw.randrange(3) for _ in range(draw.randrange(20, 90)))]
+        tree.load_back(tokens)
+        tree.serve(tokens, float(i))
+    check(tree)
+    pool = tree.cache.cache_controller.mem_pool_host
+    assert tokens_left(tree, HOST) > 0
+    assert tokens_entered(tree, HOST) - tokens_left(tree, HOST) == pool.size - pool.available_size()
+    held = tree.allocator.size - tree.allocator.available_size()
+    assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
+    demoted = sum(r.tiers[DEVICE].demoted for r in tree.core.counters.rows())
+    assert 0 < demoted <= tokens_left(tree, DEVICE)
+
+
+def test_a_tail_that_the_policy_gives_up_is_a_trim(monkeypatch) -> None:
+    tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
+    tree.serve(list(range(80)), 1.0, category="chat")
+    policy = tree.core.live.device_policy
+    whole = type(policy).victim
+    monkeypatch.setattr(
+        type(policy), "victim", lambda self, now: Victim(whole(self, now).leaf, keep=50)
+    )
+    tree.evict(10)
+    assert row(tree).tiers[DEVICE].evicted[TRIM] == 10
+    monkeypatch.undo()
+    tree.evict(10)
+    assert row(tree).tiers[DEVICE].evicted[CAPACITY] == 10
+
+
+def test_residency_is_the_time_from_insertion_to_eviction() -> None:
+    tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
+    tree.serve(list(range(60)), 100.0, category="chat")
+    tree.request(130.0)
+    tree.evict(30)
+    stay = row(tree).tiers[DEVICE].residency
+    assert sum(stay.tokens) == 30
+    assert stay.token_seconds == pytest.approx(30 * 30.0)
+
+
+def test_a_host_copy_stays_from_its_backup_and_a_loaded_node_starts_anew() -> None:
+    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128)
+    tree.serve(list(range(40)), 10.0, category="chat")
+    tree.request(20.0)
+    tree.evict(40)
+    stay = row(tree).tiers[DEVICE].residency
+    assert stay.token_seconds == pytest.approx(40 * 10.0)
+    tree.request(50.0)
+    assert tree.load_back(list(range(40))) == 40
+    tree.request(55.0)
+    tree.evict(40)
+    assert stay.token_seconds == pytest.approx(40 * 10.0 + 40 * 5.0)
+    assert row(tree).tiers[DEVICE].demoted == 80
+    tree.cache.evict_host(40)
+    assert row(tree).tiers[HOST].residency.token_seconds == pytest.approx(40 * 45.0)
+
+
+def test_a_host_copy_whose_time_is_over_leaves_for_its_ttl() -> None:
+    tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=5.0))
+    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128, tiers=tiers)
+    tree.serve(list(range(40)), 10.0, category="chat")
+    tree.serve([99, *range(20)], 11.0, category="chat")
+    tree.request(12.0)
+    tree.evict(61)
+    tree.cache.evict_host(10)  # in time: room was needed
+    tree.request(20.0)
+    tree.cache.evict_host(10)
+    evicted = row(tree).tiers[HOST].evicted
+    assert evicted[CAPACITY] == 10
+    assert evicted[TTL] >= 10
+    assert evicted[TRIM] == 0
+
+
+def test_a_finished_request_is_counted_once_by_tier() -> None:
+    tree = LiveTree(256, "canopy-lru")
+    req = fake_req(
+        list(range(100)),
+        [7, 8],
+        {"category": "rag", "time": 3.0},
+        cached_tokens=70,
+        cached_tokens_device=40,
+        cached_tokens_host=20,
+        cached_tokens_storage=10,
+    )
+    request = live_request(req, tree.core)
+    finished_request(req, request, tree.core)
+    finished_request(req, request, tree.core)
+    counted = row(tree, "rag")
+    assert (counted.requests, counted.prompt_tokens, counted.misses) == (1, 100, 30)
+    assert [tier.hits for tier in counted.tiers] == [40, 20, 10]
+
+
+# ---- the status ----
+
+
+def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
+    history = History()
+    for second in range(131):
+        history.add(float(second), (10 * second, 4 * second, second))
+    assert history.last_minute() == (600, 240, 60)
+    assert len(history.points) == 130 // POINT_S
+    assert set(history.points) == {(50, 25)}
+    for second in range(131, 200):
+        history.add(float(second), (1300, 520, 130))
+    assert history.last_minute() == (0, 0, 0)
+    assert history.points[-1] == (0, 0)
+
+
+def test_the_status_counts_what_is_held_by_category() -> None:
+    tree = LiveTree(200, "canopy-lru", host_tokens=400)
+    tree.serve([1, *range(50)], 1.0, category="chat")
+    tree.serve([2, *range(60)], 2.0, category="agent")
+    tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
+    taken = Status(tree.cache, 0).take(0.0)
+    held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
+    assert held == {"chat": {"device": 51, "host": 51}, "agent": {"device": 61, "host": 61}}
+    device = taken["tiers"]["device"]
+    assert device["used_bytes"] == 112 * taken["kv_bytes_per_token"] == 112 * 32
+    assert device["capacity_bytes"] == 200 * 32
+    assert set(taken["tiers"]) == {"device", "host"}
+    assert taken["policies"] == {"device": "lru", "host": "lru"}
+    assert [(g["tier"], g["group"], g["ttl_s"]) for g in taken["groups"]] == [
+        ("disk", "0", 30.0),
+        ("disk", "residual", None),
+    ]
+
+
+def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(status_file.FOLDER_VARIABLE, "")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [f"canopy-status-{dead.pid}-old", f"canopy-status-{os.getpid()}-old"]
+    names += [f"canopy-status-{dead.pid}-fresh", "canopy-status-other"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        if not name.endswith("fresh"):
+            os.utime(tmp_path / name, (1.0, 1.0))
+    folder = status_file.make_folder()
+    status_file.write(0, {"rank": 0})
+    status_file.write(0, {"victims": 3}, "tp1")
+    assert status_file.read_all() == [{"rank": 0, "peers": [{"peer": "tp1", "victims": 3}]}]
+    assert {p.name for p in tmp_path.iterdir()} == {*names[1:], Path(folder.name).name}
+    folder.cleanup()
+
+
+# ---- Prometheus ----
+
+
+@pytest.fixture
+def exported(monkeypatch, tmp_path):
+    """What Prometheus would scrape, as (name, labels) -> value, from a registry of its own."""
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry()
+    for name in ("Counter", "Gauge", "Histogram"):
+        kind = getattr(prometheus_client, name)
+        monkeypatch.setattr(
+            prometheus_client, name, lambda *a, _kind=kind, **k: _kind(*a, registry=registry, **k)
+        )
+    return lambda: {
+        (s.name, frozenset(s.labels.items())): s.value
+        for m in registry.collect()
+        for s in m.samples
+    }
+
+
+def test_series_follow_the_counters_and_never_count_twice(exported) -> None:
+    tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    tree.serve([1, *range(70)], 1.0, category="chat")
+    tree.serve([2, *range(70)], 5.0, category="agent")
+    tree.core.counters.served("chat", 71, (0, 0, 0))
+    for _ in range(3):
+        reporter.report()
+    rank = ("dp_rank", "0")
+    found = exported()
+    chat, device = ("category", "chat"), ("tier", "device")
+    assert found["canopy:requests_total", frozenset({rank, chat})] == 1
+    assert found["canopy:miss_tokens_total", frozenset({rank, chat})] == 71
+    gone = frozenset({rank, device, chat, ("reason", "capacity")})
+    assert found["canopy:evicted_tokens_total", gone] == 42
+    stay = frozenset({rank, device, chat})
+    assert found["canopy:residency_seconds_count", stay] == 42
+    assert found["canopy:residency_seconds_sum", stay] == pytest.approx(42 * 4.0)
+    assert found["canopy:residency_seconds_bucket", stay | {("le", "4.0")}] == 42
+    assert found["canopy:residency_seconds_bucket", stay | {("le", "1.0")}] == 0
+    tree.core.counters.served("chat", 71, (70, 0, 0))
+    reporter.report()
+    assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
+    assert exported()["canopy:hit_tokens_total", stay] == 70
+
+
+def test_the_number_of_series_is_bounded(exported) -> None:
+    counters = Counters()
+    for n in range(500):
+        counters.served(f"name-{n}", 10, (1, 1, 1))
+        for tier in range(3):
+            for reason in range(len(REASONS)):
+                counters.evicted(tier, f"name-{n}", 5, reason, 1.0, demoted=True)
+            counters.row(f"name-{n}").tiers[tier].entered += 5
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    tree.core.counters._rows = counters._rows
+    reporter.report()
+    assert len(exported()) < 4000
+
+
+def test_a_group_that_is_gone_shows_no_old_ttl(exported) -> None:
+    tree = LiveTree(50, "canopy-lru")
+    reporter = Reporter(tree.cache, 0, Metrics(0))
+    tree.core.groups.disk = TTLTable((Group(5, 30.0), Group(6, 60.0)))
+    reporter.report()
+    tree.core.groups.disk = TTLTable((Group(5, 40.0),), residual_ttl_s=9.0)
+    reporter.report()
+    shown = {
+        dict(labels)["group"]: value
+        for (name, labels), value in exported().items()
+        if name == "canopy:group_ttl_seconds"
+    }
+    assert shown["0"] == 40.0
+    assert shown["1"] != shown["1"]  # NaN
+    assert shown["residual"] == 9.0
+
+
+def test_every_metric_has_a_table_row_of_its_own() -> None:
+    names = [m.name for m in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert metric.kind in ("counter", "gauge", "histogram")
+        assert metric.name.endswith("_total") == (metric.kind == "counter")

@@ -1,0 +1,163 @@
+"""The allocator against oracles that know nothing of it: brute force, and a linear program."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.allocate import allocate, fixed_step, price_of
+from sglang_canopy.ttl.histogram import GRID_S, Curves, Histograms, histograms
+from support.linear_bound import linear_bound
+
+
+def counted(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:
+    """Histograms of intervals, each (gap or None, tokens), that all begin at 0."""
+    rows = [(g, gap, tokens) for g, group in enumerate(groups) for gap, tokens in group]
+    group, gaps, tokens = zip(*rows)
+    return histograms(
+        np.array(group),
+        np.arange(len(rows)),
+        np.array([np.inf if gap is None else gap for gap in gaps]),
+        np.full(len(rows), duration_s),
+        np.array(tokens),
+        len(groups),
+        duration_s,
+    )
+
+
+def at_least(step_s: float) -> float:
+    """The first TTL of the grid that is not below ``step_s``."""
+    return float(GRID_S[np.searchsorted(GRID_S, step_s)])
+
+
+def test_hits_and_bytes_of_one_group_by_hand() -> None:
+    found = counted([[(4.0, 100), (None, 10)]], 100.0)
+    curves = found.exact()
+    four, eight = np.searchsorted(GRID_S, [4.0, 8.0])
+    assert curves.hits[0, four - 1] == 0
+    assert curves.hits[0, four] == curves.hits[0, -1] == 100
+    assert curves.mean_tokens[0, four] == pytest.approx((100 * 4 + 10 * 4) / 100)
+    assert curves.mean_tokens[0, eight] == pytest.approx((100 * 4 + 10 * 8) / 100)
+    assert curves.mean_tokens[0, -1] == pytest.approx((100 * 4 + 10 * 100) / 100)
+
+
+def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
+    # Half the pages come back after 4 s; the others were only watched for 2 s.
+    group = np.zeros(4, dtype=np.int64)
+    gaps = np.array([4.0, 4.0, np.inf, np.inf])
+    found = histograms(
+        group, np.arange(4), gaps, np.array([9.0, 9.0, 2.0, 2.0]), np.full(4, 10), 1, 10.0
+    )
+    assert found.exact().hits[0, -1] == 20
+    assert found.expected().hits[0, -1] == pytest.approx(40)
+
+
+def test_few_requests_lean_on_the_curve_of_all() -> None:
+    many = [(4.0, 10)] * 50 + [(None, 10)] * 50
+    found = counted([many, [(None, 10)]], 100.0)
+    alone = found.expected(0.0).hits[:, -1] / found.weight
+    leaning = found.expected(100.0).hits[:, -1] / found.weight
+    assert alone[1] == 0.0
+    assert 0.4 < leaning[1] < 0.5
+    assert leaning[0] == pytest.approx(alone[0], abs=0.02)
+
+
+def test_a_group_that_is_not_reused_gives_its_bytes_to_one_that_is() -> None:
+    hot, cold = [(30.0, 100)] * 10, [(None, 100)] * 10
+    curves = counted([hot, cold], 100.0).exact()
+    budget = 10 * 100 * 30.0 / 100
+    assert fixed_step(curves, budget) < np.searchsorted(GRID_S, 30.0)
+    found = allocate(curves, budget * 1.1)
+    assert found.ttl_s.tolist() == [at_least(30.0), 0.0]
+    assert (found.hits, found.mean_tokens) == (1000, pytest.approx(budget))
+
+
+def test_a_budget_for_everything_keeps_everything_that_comes_back() -> None:
+    curves = counted([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
+    found = allocate(curves, 1e9)
+    assert found.hits == 3
+    assert found.ttl_s.tolist() == [at_least(50.0), at_least(500.0)]
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
+    with pytest.raises(CanopyError, match="budget must be positive"):
+        allocate(counted([[(1.0, 1)]], 1.0).exact(), budget)
+
+
+gap_s = st.one_of(st.none(), st.floats(0.01, 3000.0))
+intervals = st.lists(st.tuples(gap_s, st.integers(1, 500)), min_size=1, max_size=12)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most: int) -> tuple[Curves, float]:
+    groups = draw(st.lists(intervals, min_size=1, max_size=most))
+    curves = counted(groups, 4000.0).exact()
+    whole = float(curves.mean_tokens[:, -1].sum())
+    return curves, whole * draw(st.floats(0.01, 1.2))
+
+
+@given(problems(most=3))
+@settings(max_examples=30, deadline=None)
+def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, float]) -> None:
+    curves, budget = problem
+    found = allocate(curves, budget)
+    assert found.mean_tokens <= budget * (1 + 1e-6)
+    one = fixed_step(curves, budget)
+    assert found.hits >= curves.hits[:, one].sum()
+    # Only where hits rise can a best solution lie.
+    steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
+    best = max(
+        sum(curves.hits[g, s] for g, s in enumerate(chosen))
+        for chosen in itertools.product(*steps)
+        if sum(curves.mean_tokens[g, s] for g, s in enumerate(chosen)) <= budget
+    )
+    largest = max(np.diff(row, prepend=0.0).max() for row in curves.hits)
+    # A solution on the envelope is within one step of the best.
+    assert found.hits >= best - largest - 1e-6
+
+
+@given(problems(most=8))
+@settings(max_examples=30, deadline=None)
+def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]) -> None:
+    curves, budget = problem
+    bound = linear_bound(curves, budget)
+    found = allocate(curves, budget)
+    assert found.hits <= bound * (1 + 1e-6) + 1e-6
+    assert found.hits >= bound - envelope_steps(curves).max() - 1e-6
+
+
+@given(problems(most=4), st.integers(0, 3))
+@settings(max_examples=10, deadline=None)
+def test_equal_seeds_give_equal_tables(problem: tuple[Curves, float], seed: int) -> None:
+    curves, budget = problem
+    first, second = (allocate(curves, budget, seed=seed) for _ in range(2))
+    assert first.steps.tolist() == second.steps.tolist()
+
+
+@given(problems(most=5))
+@settings(max_examples=20, deadline=None)
+def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
+    curves, budget = problem
+    assume(curves.hits[:, -1].sum() > 0)
+    assert price_of(curves, 2 * budget) <= price_of(curves, budget) * (1 + 1e-9)
+
+
+def envelope_steps(curves: Curves) -> np.ndarray:
+    """For each group the largest rise of hits along its concave envelope."""
+    largest = []
+    for hits, cost in zip(curves.hits, curves.mean_tokens):
+        at, most = 0, 0.0
+        while hits[at:].max() > hits[at]:
+            gain, extra = hits[at + 1 :] - hits[at], cost[at + 1 :] - cost[at]
+            ratio = np.where(gain > 0, gain / np.maximum(extra, 1e-12), -1.0)
+            nearest = np.flatnonzero(ratio >= ratio.max() * (1 - 1e-12))[-1]
+            most = max(most, float(gain[nearest]))
+            at += 1 + int(nearest)
+        largest.append(most)
+    return np.array(largest)

@@ -1,0 +1,131 @@
+"""The vectorised replay of TTLs against a block-by-block one, and small cases by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.path_log import PathLog
+from sglang_canopy.ttl.path_segments import segments_of
+from sglang_canopy.ttl.replay import fixed_ttls, simulate_ttl
+from sglang_canopy.ttl.table import Group, TTLTable
+from support.ttl_cases import BLOCK, Request, log_of, requests, slow_replay
+
+
+def one(ttl_s: float) -> list[tuple[float, TTLTable]]:
+    return [(0.0, TTLTable(residual_ttl_s=ttl_s))]
+
+
+def test_a_page_is_hit_until_its_ttl_is_over() -> None:
+    log = log_of([(0.0, (1, 2), "a"), (4.0, (1, 3), "a"), (10.0, (1, 2), "a")])
+    # Block 1 is used again after 4 and 6 seconds, block 2 after 10.
+    won = simulate_ttl(log, one(5.0))
+    assert (won.tokens, won.hits) == (6 * BLOCK, BLOCK)
+    assert won.mean_tokens == pytest.approx(BLOCK * (9 + 5 + 5) / 10)
+    assert simulate_ttl(log, one(6.0)).hits == 2 * BLOCK
+    assert simulate_ttl(log, one(math.inf)).hits == 3 * BLOCK
+    assert simulate_ttl(log, one(0.0)).mean_tokens == 0.0
+
+
+def test_a_prefix_stays_as_long_as_what_continues_it() -> None:
+    log = log_of([(0.0, (1, 2), "a"), (9.0, (1, 2), "a")])
+    table = TTLTable((Group(2, 9.0),), residual_ttl_s=1.0)
+    assert simulate_ttl(log, [(0.0, table)]).hits == 2 * BLOCK
+
+
+def test_requests_before_the_measured_time_only_fill_the_disk() -> None:
+    log = log_of([(0.0, (1,), "a"), (4.0, (1,), "a"), (8.0, (1,), "a")])
+    won = simulate_ttl(log, one(5.0), since_s=4.0)
+    assert (won.tokens, won.hits, won.mean_tokens) == (2 * BLOCK, 2 * BLOCK, BLOCK)
+
+
+def test_a_schedule_out_of_order_is_refused() -> None:
+    log = log_of([(0.0, (1,), "a")])
+    with pytest.raises(CanopyError, match="in order of time"):
+        simulate_ttl(log, [(5.0, TTLTable()), (1.0, TTLTable())])
+    with pytest.raises(CanopyError, match="in order of time"):
+        simulate_ttl(log, [])
+
+
+ttl_s = st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0, 20.0, math.inf])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TTLTable:
+    roots = draw(st.lists(st.integers(1, 12), unique=True, max_size=4))
+    categories = draw(st.dictionaries(st.sampled_from(["chat", "api"]), ttl_s))
+    return TTLTable(tuple(Group(r, draw(ttl_s)) for r in roots), draw(ttl_s), categories=categories)
+
+
+@given(requests(), tables(), tables(), st.sampled_from([0.0, 1.0, 4.0]))
+def test_it_agrees_with_a_replay_block_by_block(
+    made: list[Request], first: TTLTable, second: TTLTable, switch_s: float
+) -> None:
+    schedule = [(0.0, first), (switch_s, second)]
+    origin = made[0][0]
+    made = [(t - origin, path, category) for t, path, category in made]
+    won = simulate_ttl(log_of(made), schedule)
+    tokens, hits, mean = slow_replay(made, schedule)
+    assert (won.tokens, won.hits) == (tokens, hits)
+    assert won.mean_tokens == pytest.approx(mean, abs=1e-3)
+
+
+@given(requests(), st.lists(ttl_s, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
+def test_the_sweep_of_fixed_ttls_is_the_same_replay(
+    made: list[Request], ttls: list[float], since_s: float
+) -> None:
+    log = log_of(made)
+    for ttl, quick in zip(ttls, fixed_ttls(segments_of(log), ttls, since_s)):
+        won = simulate_ttl(log, one(ttl), since_s)
+        assert (quick.tokens, quick.hits) == (won.tokens, won.hits)
+        assert quick.mean_tokens == pytest.approx(won.mean_tokens, abs=1e-3)
+
+
+@given(requests(most=30), st.integers(1, 6), st.integers(1, 12), st.sampled_from([2.0, math.inf]))
+def test_the_path_log_stays_within_its_bounds(
+    made: list[Request], most_requests: int, most_blocks: int, window_s: float
+) -> None:
+    log = PathLog(
+        block_tokens=BLOCK, window_s=window_s, max_requests=most_requests, max_blocks=most_blocks
+    )
+    for time_s, path, category in made:
+        log.observe(path, time_s, category=category)
+        log.check()
+
+
+@given(requests(most=30), st.sampled_from([1.0, 4.0]))
+def test_forgetting_leaves_the_newest_requests_as_they_were(
+    made: list[Request], window_s: float
+) -> None:
+    kept = log_of(made, window_s=window_s)
+    assert len(kept) >= sum(t >= made[-1][0] - window_s for t, _, _ in made)
+    alone = log_of(made[len(made) - len(kept) :])
+    assert kept.times_s.tolist() == alone.times_s.tolist()
+    # A cut that a forgotten request made may stay: it changes no count.
+    ttls = [0.0, 1.0, 5.0, 100.0]
+    left, right = (fixed_ttls(segments_of(log), ttls, kept.times_s[0]) for log in (kept, alone))
+    assert [(o.tokens, o.hits) for o in left] == [(o.tokens, o.hits) for o in right]
+    assert [o.mean_tokens for o in left] == pytest.approx([o.mean_tokens for o in right])
+
+
+def test_a_snapshot_does_not_change_with_the_log() -> None:
+    log = PathLog(block_tokens=BLOCK, max_requests=4)
+    for i in range(4):
+        log.observe((1, 2, 10 + i), float(i))
+    before = log.snapshot()
+    expected = simulate_ttl(before, one(10.0))
+    for i in range(20):
+        log.observe((5, 6, 30 + i), 10.0 + i)
+    assert simulate_ttl(before, one(10.0)) == expected
+
+
+def test_a_partial_last_block_counts_its_tokens() -> None:
+    log = PathLog(block_tokens=BLOCK)
+    log.observe((1, 2), 0.0, tokens=BLOCK + 3)
+    log.observe((1, 2), 1.0, tokens=BLOCK + 3)
+    won = simulate_ttl(log.snapshot(), one(1.0))
+    assert (won.tokens, won.hits) == (2 * (BLOCK + 3), BLOCK + 3)
