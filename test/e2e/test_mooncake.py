@@ -1,6 +1,6 @@
 """A real Mooncake master and store on loopback, and SGLang servers that write to and read from it.
 
-Needs Mooncake's wheel and the libraries it loads (docs/mooncake.md); skipped without.
+Needs Mooncake's wheel and the libraries it loads (docs/guide/mooncake.md); skipped without.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def wheel() -> Path:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1]
-        pytest.skip(f"Mooncake does not load here ({why}); docs/mooncake.md says what it needs")
+        pytest.skip(
+            f"Mooncake does not load here ({why}); docs/guide/mooncake.md says what it needs"
+        )
     return Path(done.stdout.strip().splitlines()[-1])
 
 

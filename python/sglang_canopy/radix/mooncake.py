@@ -4,7 +4,7 @@ Mooncake Store is shared by many servers and evicts by itself: objects without a
 without a soft pin first. A page that Canopy gives a time to live is put with a soft pin of that
 time; Mooncake renews the pin with every read or existence query, so "so long after its last
 use" means the same there. Uses that Mooncake does not see, hits on the device and on the host,
-are passed on as existence queries. What does not map: docs/mooncake.md.
+are passed on as existence queries. What does not map: docs/guide/mooncake.md.
 """
 
 from __future__ import annotations
