@@ -67,6 +67,13 @@ def test_pages_that_the_code_names_exist() -> None:
                 assert outside or (ROOT / page).exists(), f"{name}: {page}"
 
 
+@pytest.mark.parametrize("name", ["claims", "hints"])
+def test_shown_figures_are_the_benchmarks(name: str) -> None:
+    made = ROOT / "benchmark" / "eviction" / "results" / f"{name}.png"
+    shown = ROOT / "docs" / "figures" / f"eviction_{name}.png"
+    assert shown.read_bytes() == made.read_bytes(), f"copy {made.name} to {shown}"
+
+
 def test_the_readme_reaches_its_numbers_in_600_words() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split("## Documentation")[0].split()) < 600
