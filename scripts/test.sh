@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and tests, in the environment the quick start makes: ./scripts/test.sh [pytest flags]
+# Lint, types and tests, in the environment the quick start makes: ./scripts/test.sh [--all] [pytest flags]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/python.sh

@@ -17,9 +17,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real servers first: the short tests then fill up whichever worker is done sooner."""
     items.sort(key=lambda item: "e2e" not in item.path.parts)
+    if not config.getoption("--all"):
+        skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import xxhash
 from sglang_canopy.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.link import LiveRequest, _extend
+from sglang_canopy.tenant import namespace_of
 from sglang_canopy.tier.plan_file import read_plan
 
 SYSTEM = list(range(128))
@@ -46,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
     """As ``radix/link.py`` makes them, written down a second time."""
-    chain, ids = xxhash.xxh3_64_intdigest(f"\0{salt}".encode()), []
+    chain, ids = xxhash.xxh3_64_intdigest(bytes(8) + salt.encode()), []
     for at in range(0, len(tokens) - 63, 64):
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)
         ids.append(chain)
@@ -56,7 +57,7 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
 def test_these_ids_are_the_live_trees() -> None:
     request = LiveRequest(time=0.0)
     request.path = []
-    request.hash = xxhash.xxh3_64_intdigest(b"\0acme")
+    request.hash = xxhash.xxh3_64_intdigest(namespace_of(None, "acme"))
     _extend(request, SYSTEM, 64)
     assert list(request.path) == server_ids(SYSTEM, "acme")
 

@@ -32,12 +32,13 @@ class _Job:
 
 
 class _Reply:
-    """The second turn of one of the few conversations."""
+    """The second turn of one of the few conversations; ``turn`` is its number in the trace."""
 
-    __slots__ = ("conversation", "prompt", "tenant")
+    __slots__ = ("conversation", "prompt", "tenant", "turn")
 
-    def __init__(self, conversation: int, prompt: Prompt, tenant: int) -> None:
+    def __init__(self, conversation: int, prompt: Prompt, tenant: int, turn: int) -> None:
         self.conversation, self.prompt, self.tenant = conversation, prompt, tenant
+        self.turn = turn
 
 
 class ApiSource:
@@ -121,7 +122,9 @@ class ApiSource:
         )  # fmt: skip
         if replies:
             prompt.extend(output)
-            self._push(reply_s, _Reply(conversation, prompt, job.tenant))
+            # A conversation begun before the trace enters it with its reply.
+            turn = 2 if time_s >= 0.0 else 1
+            self._push(reply_s, _Reply(conversation, prompt, job.tenant, turn))
         return request
 
     def _answer(self, time_s: float, reply: _Reply) -> Request:
@@ -129,6 +132,6 @@ class ApiSource:
         prompt.extend(draw_tokens(self.rng, self.load.question))
         output = draw_tokens(self.rng, self.load.output)
         return Request(
-            time_s, prompt.tokens, output, prompt.blocks(), "api", 2,
+            time_s, prompt.tokens, output, prompt.blocks(), "api", reply.turn,
             reply.conversation, reply.tenant, False,
         )  # fmt: skip
