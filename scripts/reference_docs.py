@@ -225,7 +225,12 @@ def chunk_flags() -> str:
 def chunk_modes() -> str:
     """What each ``--canopy-chunk-mode`` stands for."""
     rows = [
-        [f"`{name}`", f"`{m.selector}`", "the server's" if m.ratio is None else str(m.ratio), m.encode]
+        [
+            f"`{name}`",
+            f"`{m.selector}`",
+            "the server's" if m.ratio is None else str(m.ratio),
+            m.encode,
+        ]
         if m.fuses
         else [f"`{name}`", "", "", "no chunk is reused"]
         for name, m in chunk_options.MODES.items()

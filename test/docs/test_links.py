@@ -67,6 +67,24 @@ def test_pages_that_the_code_names_exist() -> None:
                 assert outside or (ROOT / page).exists(), f"{name}: {page}"
 
 
+def test_source_files_that_pages_name_exist() -> None:
+    """A page may name a file by the end of its path, such as `policy/base.py`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.sh", "*.txt"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    files = {f"/{path}" for path in listed if (ROOT / path).is_file()}
+    to_be_written = {"/python/sglang_canopy/policy/mru.py", "/test/policy/test_mru.py"}
+    for page in PAGES:
+        text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+        for name in re.findall(r"`(?:\./)?([\w./-]+\.(?:py|sh|txt))`", text):
+            ends = {path for path in files | to_be_written if path.endswith(f"/{name}")}
+            assert ends, f"{page}: {name}"
+
+
 @pytest.mark.parametrize("name", ["claims", "hints"])
 def test_shown_figures_are_the_benchmarks(name: str) -> None:
     made = ROOT / "benchmark" / "eviction" / "results" / f"{name}.png"
