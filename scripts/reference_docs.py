@@ -285,7 +285,7 @@ def _allowed(check: Callable[[Any], Any]) -> str:
     try:
         check(object())
     except ValueError as error:
-        return str(error)
+        return re.sub(r"\b\d[\d.]*(e\+\d+)?\b", lambda n: f"{float(n[0]):,.10g}", str(error))
     raise AssertionError(f"{check} takes anything")
 
 
