@@ -59,11 +59,12 @@ REQUEST_MEANINGS = {
     "canopy_stop": "Why the response will stop, if you know better than the server.",
     "canopy_over": "Nothing continues this conversation after this response.",
     "canopy_return_in_s": "When the conversation continues, counted from this request's arrival.",
-    "canopy_keep_s": "Keep this request's path on the device for this long.",
+    "canopy_keep_s": "Keep this request's path on the device for this long, "
+    "within the tenant's budget.",
     "canopy_slo_ms": "A TTFT target for this request (`etlru`, `canopy-tlru`).",
     "canopy_ttl_s": "How long the path stays below the device after its last use.",
     "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
-    "within the disk's `pin_bytes`.",
+    "within the budgets of pins.",
 }
 """What each field of a request says. A new field needs a line here."""
 
