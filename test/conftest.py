@@ -46,7 +46,9 @@ def smollm2() -> Path:
     """The prepared SmolLM2 directory (scripts/test.sh prepares it)."""
     model = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
     if not (model / "config.json").exists():
-        pytest.skip("SmolLM2 is not prepared: run ./scripts/test.sh, or see docs/quickstart.md")
+        pytest.skip(
+            "SmolLM2 is not prepared: run ./scripts/test.sh, or see docs/guide/quickstart.md"
+        )
     return model
 
 

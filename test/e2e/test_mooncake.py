@@ -1,6 +1,6 @@
 """SGLang servers that write to and read from a real Mooncake master and store on loopback.
 
-Needs Mooncake's wheel and the libraries it loads (docs/mooncake.md); skipped without.
+Needs Mooncake's wheel and the libraries it loads (docs/guide/mooncake.md); skipped without.
 """
 
 from __future__ import annotations

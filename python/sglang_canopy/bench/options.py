@@ -114,7 +114,7 @@ def check(args: argparse.Namespace) -> None:
         raise CanopyError(f"--num-prompts must be 1 or more, got {args.num_prompts}")
     if not args.dataset_path:
         raise CanopyError(
-            "--dataset-path is missing: give the trace's file; docs/bench.md says where traces are"
+            "--dataset-path is missing: give the trace's file; docs/reference/traces.md says where traces are"
         )
     if not 0 <= args.hints <= 1:
         raise CanopyError(f"--hints must be a share from 0 to 1, got {args.hints}")

@@ -59,7 +59,7 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     """Piecewise, so that a document always gives the same ids.
 
     Documents are cut to ``chunk_tokens``, the empty line between them included: it is what tells
-    a document's end, and without it the error of reuse nearly doubles (docs/chunks.md).
+    a document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
     Without a chat template the prompt is plain text.
     """
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="tar archive (.tar, .tar.xz, .tar.gz, .tar.zst), folder or file of conversations",
     )
-    parser.add_argument("--conversations", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument(
+        "--conversations", type=int, required=True, metavar="N", help="how many conversations"
+    )
     parser.add_argument(
         "--window-s",
         type=float,
@@ -29,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="they start uniformly within this many seconds",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="K", help="which, and when")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="K",
+        help="seed of which conversations and when they start",
+    )
     parser.add_argument(
         "--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations"
     )

@@ -137,7 +137,7 @@ def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
     ]
     if work.prices.example:
         lines.append(
-            f"Prices: {work.prices.name}, an example to replace by your own (docs/planner.md)."
+            f"Prices: {work.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
         )
     return lines
 

@@ -28,9 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-prompt", type=int, default=8192, metavar="N", help="longest prompt, in tokens")
     add("--max-context", type=int, default=16384, metavar="N", help="longest cached prefix")
     add("--max-batch", type=int, default=64, metavar="N", help="most requests that decode together")
-    add("--repeats", type=int, default=3, metavar="N", help="answers a figure is the median of")
-    add("--kv-bytes-per-token", type=int, metavar="N", help="where the model's config is not here")
-    add("--seed", type=int, default=0, metavar="K", help="of the random prompts")
+    add(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="every figure is the median of N answers",
+    )
+    add(
+        "--kv-bytes-per-token",
+        type=int,
+        metavar="N",
+        help="KV bytes of a token, if the model's config is not on this machine",
+    )
+    add("--seed", type=int, default=0, metavar="K", help="seed of the random prompts")
 
 
 def run(args: argparse.Namespace) -> int:

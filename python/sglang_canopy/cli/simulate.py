@@ -29,34 +29,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy simulate``."""
     add = parser.add_argument
     add("--trace", required=True, metavar="PATH", help="trace file, or archive of conversations")
-    add("--format", required=True, help="bailian, mooncake, agentic, azure or sglang")
-    add("--policy", required=True, metavar="A,B", help="names, NAME:TAG for the same twice")
+    add(
+        "--format",
+        required=True,
+        help="of the trace: bailian, mooncake, agentic, azure or sglang (a server's own log)",
+    )
+    add(
+        "--policy",
+        required=True,
+        metavar="A,B",
+        help="policies to compare; NAME:TAG runs one twice with other options",
+    )
     add(
         "--capacity",
         required=True,
         metavar="C,C",
-        help="blocks; below 1 a fraction of the trace's distinct blocks",
+        help="sizes of the cache in blocks; below 1, as a fraction of the trace's distinct blocks",
     )
-    add("--seed", default="0", metavar="K,K", help="of overlays, placebo and hints (default 0)")
+    add(
+        "--seed",
+        default="0",
+        metavar="K,K",
+        help="seeds of overlays, placebo and hints (default 0)",
+    )
     add(
         "--policy-config",
         action="append",
         default=[],
         metavar="NAME=JSON",
-        help="options of a policy; may be given several times",
+        help='options of a policy, e.g. wa=\'{"model":"exponential"}\'; may be given several times',
     )
     add("--json", metavar="OUT", help="write the rows as a JSON list")
-    add("--figure", metavar="OUT", help="hit ratio against capacity, with the hindsight bound")
+    add("--figure", metavar="OUT", help="draw hit ratio against capacity, with the hindsight bound")
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
-    add("--placebo", action="store_true", help="also run with the requests' labels shuffled")
-    add("--hints", metavar="SHARE,ACCURACY", help="clients say when they return or are done")
-    add("--conversations", type=int, metavar="N", help="overlay N conversations of an archive")
-    add("--window-s", type=float, default=3600.0, metavar="S", help="started within S seconds")
-    add("--tel-threshold-tokens", type=float, metavar="N", help="uncached tokens without excess")
-    add("--slo-ms", type=float, metavar="MS", help="TTFT target; needs --ttft-model")
+    add(
+        "--placebo",
+        action="store_true",
+        help="also run policies that read labels with the labels shuffled among the requests",
+    )
+    add(
+        "--hints",
+        metavar="SHARE,ACCURACY",
+        help="that share of the clients says whether and when a conversation continues, right with that probability",
+    )
+    add(
+        "--conversations",
+        type=int,
+        metavar="N",
+        help="overlay N conversations of an archive, started within --window-s",
+    )
+    add(
+        "--window-s",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="seconds within which the conversations of an overlay start",
+    )
+    add(
+        "--tel-threshold-tokens",
+        type=float,
+        metavar="N",
+        help="uncached tokens a request may have (default: LRU's P90 at the same capacity)",
+    )
+    add("--slo-ms", type=float, metavar="MS", help="the same as a TTFT target; needs --ttft-model")
     add("--ttft-model", metavar="A,B", help="TTFT = A ms per uncached token + B ms")
-    add("--model", metavar="NAME", help="preset or config.json, for bytes and FLOPs saved")
-    add("--whole-nodes", action="store_true", help="evict whole nodes, as SGLang's own eviction")
+    add(
+        "--model",
+        metavar="NAME",
+        help="preset or Hugging Face config.json, for KV bytes and prefill FLOPs saved",
+    )
+    add(
+        "--whole-nodes",
+        action="store_true",
+        help="evict whole nodes as SGLang does, not only what is needed",
+    )
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
 
 

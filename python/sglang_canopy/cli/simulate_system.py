@@ -26,30 +26,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy simulate-system``."""
     add = parser.add_argument
     add("--trace", required=True, metavar="PATH", help="trace file")
-    add("--format", required=True, help=", ".join(format_names()))
-    add("--profile", required=True, help=f"a file, or one of: {', '.join(profile_names())}")
-    add("--model", metavar="NAME", help="the profile must be of this model")
-    add("--device-tokens", type=int, required=True, metavar="N", help="KV pool of an instance")
-    add("--host-gb", type=float, default=0.0, metavar="G", help="host memory of an instance")
-    add("--host-gb-per-s", type=float, metavar="G", help="by default the profile's")
-    add("--disk-gb", type=float, default=0.0, metavar="G", help="one disk for all instances")
-    add("--disk-read-gb-per-s", type=float, metavar="G", help="by default the profile's")
-    add("--disk-write-gb-per-s", type=float, metavar="G", help="by default as for reads")
+    add("--format", required=True, help=f"of the trace: {', '.join(format_names())}")
+    add(
+        "--profile",
+        required=True,
+        help=f"costs of the engine: a file, or one of: {', '.join(profile_names())}",
+    )
+    add("--model", metavar="NAME", help="stop if the profile is of another model")
+    add(
+        "--device-tokens",
+        type=int,
+        required=True,
+        metavar="N",
+        help="KV pool of one instance, in tokens",
+    )
+    add(
+        "--host-gb", type=float, default=0.0, metavar="G", help="host memory of one instance, in GB"
+    )
+    add("--host-gb-per-s", type=float, metavar="G", help="its bandwidth (default: the profile's)")
+    add(
+        "--disk-gb",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="size of the disk, one for all instances, in GB",
+    )
+    add(
+        "--disk-read-gb-per-s",
+        type=float,
+        metavar="G",
+        help="its read bandwidth (default: the profile's)",
+    )
+    add(
+        "--disk-write-gb-per-s",
+        type=float,
+        metavar="G",
+        help="its write bandwidth (default: as for reads)",
+    )
     add("--disk-per-instance", action="store_true", help="each instance has a disk of its own")
-    add("--shared-channel", action="store_true", help="the disk's reads and writes take turns")
-    add("--ttl-s", type=float, metavar="S", help="of what is on host and disk")
-    add("--instances", type=int, default=1, metavar="N")
-    add("--routing", default=ROUTINGS[0], choices=ROUTINGS)
+    add(
+        "--shared-channel",
+        action="store_true",
+        help="the disk's reads and writes share its bandwidth",
+    )
+    add("--ttl-s", type=float, metavar="S", help="TTL of everything on host and disk, in seconds")
+    add("--instances", type=int, default=1, metavar="N", help="number of servers")
+    add(
+        "--routing", default=ROUTINGS[0], choices=ROUTINGS, help="how requests are spread over them"
+    )
     add("--policy", default="lru", help="eviction policy of every tier")
-    add("--write-policy", default=WRITE_POLICIES[0], choices=WRITE_POLICIES)
-    add("--prefetch-policy", default=PREFETCH_POLICIES[0], choices=PREFETCH_POLICIES)
-    add("--max-running", type=int, default=256, metavar="N")
-    add("--chunked-prefill-tokens", type=int, default=8192, metavar="N")
-    add("--seed", type=int, default=0, metavar="K", help="of the routing's ties")
+    add(
+        "--write-policy",
+        default=WRITE_POLICIES[0],
+        choices=WRITE_POLICIES,
+        help="as SGLang's --hicache-write-policy",
+    )
+    add(
+        "--prefetch-policy",
+        default=PREFETCH_POLICIES[0],
+        choices=PREFETCH_POLICIES,
+        help="as SGLang's --hicache-storage-prefetch-policy",
+    )
+    add(
+        "--max-running",
+        type=int,
+        default=256,
+        metavar="N",
+        help="requests that decode at the same time",
+    )
+    add(
+        "--chunked-prefill-tokens",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="most tokens of one prefill step",
+    )
+    add("--seed", type=int, default=0, metavar="K", help="seed that breaks ties of the routing")
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
-    add("--turns-wait", action="store_true", help="a turn comes after the answer before it")
-    add("--json", metavar="OUT", help="write the result")
-    add("--chrome-trace", metavar="OUT", help="write what happened, for Perfetto")
+    add(
+        "--turns-wait",
+        action="store_true",
+        help="send a turn only after the answer to the one before it",
+    )
+    add("--json", metavar="OUT", help="write the result as JSON")
+    add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
 
 
 def run(args: argparse.Namespace) -> int:

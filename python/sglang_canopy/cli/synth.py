@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         required=True,
         choices=tuple(PRESETS),
-        help="; ".join(f"{p.name}: {p.about}" for p in PRESETS.values()),
+        help="statistics to follow: " + "; ".join(f"{p.name}: {p.about}" for p in PRESETS.values()),
     )
     parser.add_argument("--seconds", type=float, required=True, help="length of the trace")
     parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal traces")

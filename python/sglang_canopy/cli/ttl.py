@@ -34,15 +34,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "trace", metavar="TRACE", help="trace file; a server's own log makes a plan for that server"
     )
-    add("--format", required=True, help=", ".join(format_names()))
-    add("--budget-gb", type=float, required=True, metavar="X", help="mean GB (1e9) on the disk")
-    add("--groups", type=int, default=64, metavar="K", help="prefix subtrees (default 64)")
+    add("--format", required=True, help=f"of the trace: {', '.join(format_names())}")
+    add(
+        "--budget-gb",
+        type=float,
+        required=True,
+        metavar="X",
+        help="average GB (1e9 bytes) on the disk",
+    )
+    add(
+        "--groups",
+        type=int,
+        default=64,
+        metavar="K",
+        help="prefix subtrees that get a TTL of their own (default 64)",
+    )
     add("--categories", action="store_true", help="also a TTL by category, outside all subtrees")
     add(
         "--model",
         default="llama-3.1-8b",
         metavar="NAME",
-        help=f"{', '.join(PRESETS)} or a config.json: bytes a token (default llama-3.1-8b)",
+        help=f"whose KV bytes are counted: {', '.join(PRESETS)} or a config.json",
     )
     add(
         "--refresh-s",
@@ -51,8 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long the plan will be in force: what is new by then gets the residual TTL",
     )
-    add("--block-tokens", type=int, default=64, metavar="N", help="of the server (format sglang)")
-    add("--hindsight", action="store_true", help="best for this very trace, not for what follows")
+    add(
+        "--block-tokens",
+        type=int,
+        default=64,
+        metavar="N",
+        help="the server's block_tokens (format sglang)",
+    )
+    add(
+        "--hindsight",
+        action="store_true",
+        help="fit the trace itself: what groups could win at best, not a plan",
+    )
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
     add("--output", type=Path, metavar="PLAN.json", help="write the plan file (mode 0600)")
     add("--all", action="store_true", help=f"print every group, not the {_SHOWN} with most hits")

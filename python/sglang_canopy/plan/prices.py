@@ -181,7 +181,7 @@ def load_prices(name_or_path: str | Path) -> Prices:
         close = get_close_matches(str(name_or_path), price_list_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise CanopyError(
-            f"no price list {str(name_or_path)!r}; give a file (docs/planner.md has the format) "
+            f"no price list {str(name_or_path)!r}; give a file (docs/reference/price-list.md has the format) "
             f"or one of: {', '.join(price_list_names())}{hint}"
         ) from None
     except ValueError as error:

@@ -4,7 +4,7 @@ Mooncake Store is shared by many servers and evicts by itself: objects without a
 without a soft pin first. A page that Canopy gives a time to live is put with a soft pin of that
 time. The pin runs from the write: neither reads nor existence queries renew it. So the tree
 offers a page again that is used when half of the time is over (``disk_retry``), and the page is
-written once more. What does not map: docs/mooncake.md.
+written once more. What does not map: docs/guide/mooncake.md.
 """
 
 from __future__ import annotations

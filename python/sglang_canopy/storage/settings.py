@@ -50,7 +50,7 @@ class StorageSettings:
     """Eviction policy, as ``canopy simulate --policy`` takes it or with ``canopy-``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     ttl: TTLTable = field(default_factory=TTLTable)
-    """Seconds for every page, or a table (docs/tiers.md), as an object."""
+    """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
     pin_bytes: int | None = None

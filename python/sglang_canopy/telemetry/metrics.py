@@ -27,7 +27,7 @@ from sglang_canopy.telemetry.counters import (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One series: what ``docs/metrics.md`` says of it, and what Prometheus is told."""
+    """One series: what ``docs/reference/metrics.md`` says of it, and what Prometheus is told."""
 
     name: str
     """Without the ``canopy:`` before it. A counter's ends in ``_total``."""
@@ -126,7 +126,7 @@ METRICS = (
         "CPU time of the thread that makes these numbers",
     ),
 )
-"""Every series, in the order of ``docs/metrics.md``."""
+"""Every series, in the order of ``docs/reference/metrics.md``."""
 
 
 class Metrics:

@@ -35,7 +35,7 @@ CLASSES: tuple[type[Selector], ...] = (
 )
 SELECTORS = {c.name: c for c in CLASSES}
 DEFAULT = "asked"
-"""What ``default`` stands for: the best measured (docs/chunks.md)."""
+"""What ``default`` stands for: the best measured (docs/research/chunks.md)."""
 
 
 def make_selector(name: str) -> Selector:

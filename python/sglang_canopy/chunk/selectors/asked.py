@@ -2,7 +2,7 @@
 
 The last token is where the answer starts: its attention in the upper-middle layers marks what
 the answer is read from, on some prompts better than the whole question's, on some worse
-(docs/chunks.md); ``asked`` weighs both alike. A first chunk that was encoded behind exactly what
+(docs/research/chunks.md); ``asked`` weighs both alike. A first chunk that was encoded behind exactly what
 stands before it needs no recompute at all, so the whole budget goes to the others.
 """
 

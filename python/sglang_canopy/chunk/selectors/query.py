@@ -10,7 +10,7 @@ from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
 
 FIRST, LAST = 0.5, 0.7
-"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/chunks.md), and cheaper."""
+"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
 

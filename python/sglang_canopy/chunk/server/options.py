@@ -177,7 +177,7 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
         "--canopy-chunks",
         choices=("off", "on"),
         default="off",
-        help="Reuse the KV of documents wherever they come in a prompt. Approximate: docs/rag.md.",
+        help="Reuse the KV of documents wherever they come in a prompt. Approximate: docs/guide/documents.md.",
     )
     add(
         "--canopy-chunk-separator",

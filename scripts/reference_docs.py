@@ -1,0 +1,391 @@
+"""Write the generated parts of docs/reference/ from the code.
+
+    python scripts/reference_docs.py            # rewrite the pages that are stale
+    python scripts/reference_docs.py --check    # name them and exit with 1
+
+A page marks each generated part with ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``.
+What NAME renders is in ``PARTS``; everything outside the markers is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import math
+import re
+import sys
+import tempfile
+import textwrap
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.radix.storage_settings import StorageSettings
+from sglang_canopy.tier.plan_file import ServerPlan
+from sglang_canopy.tier.ttl import Group, TTLTable
+
+from sglang_canopy import plugin, request
+from sglang_canopy.chunk.server import fields as chunk_fields
+from sglang_canopy.chunk.server import options as chunk_options
+from sglang_canopy.cli import main as cli
+from sglang_canopy.config import TreeSettings
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy import registry
+from sglang_canopy.radix import metrics
+from sglang_canopy.sim import hindsight
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "reference"
+COMMAND = "python scripts/reference_docs.py"
+
+_VALUES = {
+    "eviction": "NAME",
+    "policy": "NAME",
+    "config": "JSON",
+    "plan": "FILE",
+    "window": "MINUTES",
+}
+"""What to call the value of an option that gives it no name, by the option's last word."""
+_BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.S)
+
+REQUEST_MEANINGS = {
+    "canopy_category": "The workload this request belongs to, such as `chat`, `agent` or `rag`.",
+    "canopy_turn": "The turn of its conversation; 1 is the first.",
+    "canopy_conversation": "An id that all turns of the conversation share.",
+    "canopy_stop": "Why the response will stop, if you know better than the server.",
+    "canopy_over": "Nothing continues this conversation after this response.",
+    "canopy_return_in_s": "When the conversation continues, counted from this request's arrival.",
+    "canopy_keep_s": "Keep this request's path on the device for this long, "
+    "within the tenant's budget.",
+    "canopy_slo_ms": "A TTFT target for this request (`etlru`, `canopy-tlru`).",
+    "canopy_ttl_s": "How long the path stays below the device after its last use.",
+    "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
+    "within the budgets of pins.",
+}
+"""What each field of a request says. A new field needs a line here."""
+
+CHUNK_MEANINGS = {
+    chunk_fields.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
+    chunk_fields.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
+    chunk_fields.SELECTOR: "Which tokens to compute again.",
+    chunk_fields.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
+}
+"""What each field about documents says."""
+
+PLAN_MEANINGS = {
+    "radix_eviction": "Eviction policy on the device.",
+    "radix_eviction_config": "Its options.",
+    "host_eviction": "Eviction policy in host memory.",
+    "host_eviction_config": "Its options.",
+    "disk_eviction": "Eviction policy on disk.",
+    "disk_eviction_config": "Its options.",
+    "host_bytes": "Capacity of one server's host pool, in bytes.",
+    "disk_bytes": "Capacity of the disk store, in bytes.",
+    "disk_path": "Folder of the disk store.",
+    "ttl": "TTL table of the disk, see below.",
+    "host_ttl": "TTL table of host memory.",
+    "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
+}
+"""What each key of a plan file says."""
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(list(header)), *rows]
+    cells = [[_cell(text) for text in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("``", "`").split()).replace("|", "\\|") or "-"
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The string under each annotated field of ``cls`` and its bases, by field name."""
+    docs = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for node, after in zip(body.body, body.body[1:]):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
+                docs[node.target.id] = str(after.value.value)
+    return docs
+
+
+def options_table(cls: type) -> str:
+    """Key, type, default and meaning of each field of a configuration dataclass."""
+    docs = attribute_docs(cls)
+    rows = [
+        [f"`{f.name}`", _type(f), _default(f), docs.get(f.name, "")]
+        for f in dataclasses.fields(cls)
+        if f.init
+    ]
+    return table(["key", "type", "default", "meaning"], rows)
+
+
+def _type(f: dataclasses.Field) -> str:
+    name = str(f.type).removesuffix(" | None").replace(" | ", " or ")
+    return f"`{name}`"
+
+
+def _default(f: dataclasses.Field) -> str:
+    if f.default_factory is not dataclasses.MISSING or f.default == ():
+        return "empty"
+    if f.default is dataclasses.MISSING:
+        return "required"
+    if f.default == math.inf:
+        return "never expires"
+    return f"`{json.dumps(f.default)}`" if f.default not in ("", None) else "none"
+
+
+def policy_options() -> str:
+    """A heading and a table for every policy that has options."""
+    names = [*registry.policy_names(), *hindsight.hindsight_names()]
+    parts, without = [], []
+    for name in names:
+        cls = policy_config(name)
+        if not dataclasses.fields(cls):
+            without.append(f"`{name}`")
+            continue
+        parts.append(f"### `{name}`\n\n{options_table(cls)}")
+    parts.append(f"### Without options\n\n{', '.join(without)}.\n")
+    return "\n".join(parts)
+
+
+def policy_config(name: str) -> type:
+    """The ``Config`` of an online or a hindsight policy."""
+    of_hindsight = name in hindsight.hindsight_names()
+    package = hindsight.__name__ if of_hindsight else registry.__name__.rpartition(".")[0]
+    return importlib.import_module(f"{package}.{name.replace('-', '_')}").POLICY.Config
+
+
+def server_flags() -> list[argparse._ArgumentGroup]:
+    """The groups of options that Canopy adds to SGLang's parser, by its own hooks."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--radix-eviction-policy")
+    parser.add_argument("--hicache-storage-backend")
+    known = len(parser._action_groups)
+    for seam in plugin.SEAMS:
+        if seam.target.endswith("ServerArgs.add_cli_args"):
+            seam.hook(None, parser)
+    return parser._action_groups[known:]
+
+
+def flags_table(actions: Iterable[argparse.Action]) -> str:
+    """Flag, default and help of each action."""
+    rows = [[_flag(a), _flag_default(a), _help(a)] for a in actions if a.help != argparse.SUPPRESS]
+    return table(["option", "default", "meaning"], rows)
+
+
+def _flag(action: argparse.Action) -> str:
+    name = ", ".join(f"`{o}`" for o in action.option_strings) or f"`{_metavar(action)}`"
+    takes_value = action.option_strings and action.nargs != 0
+    return f"{name} `{_metavar(action)}`" if takes_value else name
+
+
+def _metavar(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None and len(list(action.choices)) <= 6:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    last = action.dest.rpartition("_")[2]
+    return _VALUES.get(last, last.upper())
+
+
+def _flag_default(action: argparse.Action) -> str:
+    value = action.default
+    if action.dest == "jobs":
+        return "one a core"
+    if value in (None, False, argparse.SUPPRESS) or value == []:
+        return "required" if action.required and action.option_strings else ""
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return f"`{text.replace(str(Path.home()), '~')}`"
+
+
+def _help(action: argparse.Action) -> str:
+    text = (action.help or "") % {**vars(action), "prog": "canopy"}
+    text = text[:1].upper() + text[1:].rstrip(".") + "." if text else ""
+    many = action.choices is not None and len(list(action.choices)) > 6
+    return f"{text} One of {', '.join(f'`{c}`' for c in action.choices)}." if many else text
+
+
+def canopy_flags() -> str:
+    tiers, *_ = server_flags()
+    return flags_table(tiers._group_actions)
+
+
+def chunk_flags() -> str:
+    _, *groups = server_flags()
+    return flags_table(action for group in groups for action in group._group_actions)
+
+
+def chunk_modes() -> str:
+    """What each ``--canopy-chunk-mode`` stands for."""
+    rows = [
+        [
+            f"`{name}`",
+            f"`{m.selector}`",
+            "the server's" if m.ratio is None else str(m.ratio),
+            m.encode,
+        ]
+        if m.fuses
+        else [f"`{name}`", "", "", "no chunk is reused"]
+        for name, m in chunk_options.MODES.items()
+    ]
+    return table(["mode", "selector", "ratio", "documents are encoded behind"], rows)
+
+
+def commands() -> str:
+    """Every subcommand of ``canopy`` with its options."""
+    parts = []
+    for name, summary in cli.COMMANDS.items():
+        parser = argparse.ArgumentParser(prog=f"canopy {name}", add_help=False)
+        importlib.import_module(
+            f"{cli.__name__.rpartition('.')[0]}.{name.replace('-', '_')}"
+        ).add_arguments(parser)
+        text = summary[0].upper() + summary[1:]
+        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{flags_table(parser._actions)}")
+    return "\n".join(parts)
+
+
+def replay_flags() -> str:
+    """The options that Canopy adds to ``sglang.bench_serving``."""
+    from sglang_canopy.bench import options
+
+    parser = argparse.ArgumentParser(add_help=False)
+    options.add_arguments(parser)
+    return flags_table(parser._actions)
+
+
+def request_fields() -> str:
+    """Key, allowed values and meaning of what a client may write into ``custom_params``."""
+    rows = [
+        [f"`{key}`", _allowed(check), REQUEST_MEANINGS[key]]
+        for key, (_, check) in request.FIELDS.items()
+    ]
+    return table(["key", "value", "meaning"], rows)
+
+
+def chunk_request_fields() -> str:
+    rows = []
+    for key, meaning in CHUNK_MEANINGS.items():
+        try:
+            chunk_fields.said({key: object()})
+        except CanopyError as error:
+            allowed = re.search(r"must be (.*), got <object", str(error), re.S)[1]
+            rows.append([f"`{key}`", allowed, meaning])
+    return table(["key", "value", "meaning"], rows)
+
+
+def _allowed(check: Callable[[Any], Any]) -> str:
+    """What a check wants, in the words with which it refuses."""
+    try:
+        check(object())
+    except ValueError as error:
+        return re.sub(r"\b\d[\d.]*(e\+\d+)?\b", lambda n: f"{float(n[0]):,.10g}", str(error))
+    raise AssertionError(f"{check} takes anything")
+
+
+def metrics_table() -> str:
+    rows = [
+        [
+            f"`{metrics.PREFIX}{m.name}`",
+            m.kind,
+            ", ".join(f"`{label}`" for label in m.labels),
+            m.meaning,
+        ]
+        for m in metrics.METRICS
+    ]
+    return table(["metric", "type", "labels", "meaning"], rows)
+
+
+def plan_keys() -> str:
+    rows = [
+        ["`version`", "1; the only key you must give"],
+        *([f"`{f.name}`", PLAN_MEANINGS[f.name]] for f in dataclasses.fields(ServerPlan)),
+    ]
+    return table(["key", "meaning"], rows)
+
+
+def routes() -> str:
+    """Method and path of each route that Canopy adds to SGLang's server."""
+    import fastapi
+
+    app = fastapi.FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
+    stand_in.app = app  # type: ignore[attr-defined]
+    server_args = types.SimpleNamespace()
+    setattr(server_args, chunk_options.ATTRIBUTE, chunk_options.Options())
+    sys.modules[stand_in.__name__] = stand_in
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        for seam in plugin.SEAMS:
+            if seam.target.endswith("http_server.launch_server"):
+                seam.hook(server_args)
+        tempfile.tempdir = None
+    del sys.modules[stand_in.__name__]
+    return table(
+        ["method", "path"],
+        [[", ".join(sorted(route.methods)), f"`{route.path}`"] for route in app.routes],
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "tree-settings": lambda: options_table(TreeSettings),
+    "policy-options": policy_options,
+    "server-flags": canopy_flags,
+    "storage-keys": lambda: options_table(StorageSettings),
+    "chunk-flags": chunk_flags,
+    "chunk-modes": chunk_modes,
+    "commands": commands,
+    "replay-flags": replay_flags,
+    "request-fields": request_fields,
+    "chunk-request-fields": chunk_request_fields,
+    "metrics": metrics_table,
+    "plan-keys": plan_keys,
+    "ttl-table": lambda: options_table(TTLTable),
+    "ttl-group": lambda: options_table(Group),
+    "routes": routes,
+}
+
+
+def render(page: str) -> str:
+    """``page`` with every generated part as the code has it."""
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{PARTS[m[2]]()}\n{m[3]}", page)
+
+
+def stale_pages() -> dict[Path, str]:
+    """Pages whose generated parts differ from the code, with the text they should have."""
+    fresh = {path: render(path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))}
+    return {path: text for path, text in fresh.items() if path.read_text(encoding="utf-8") != text}
+
+
+def unused_parts() -> set[str]:
+    """Parts that no page shows."""
+    shown = {m[2] for path in PAGES.glob("*.md") for m in _BLOCK.finditer(path.read_text("utf-8"))}
+    return set(PARTS) - shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if stale")
+    args = parser.parse_args()
+    stale = stale_pages()
+    for path, text in stale.items():
+        print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
+        if not args.check:
+            path.write_text(text, encoding="utf-8")
+    if unused := unused_parts():
+        print(f"no page in docs/reference shows: {', '.join(sorted(unused))}")
+    if args.check and stale:
+        print(f"run: {COMMAND}")
+    return 1 if unused or (args.check and stale) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

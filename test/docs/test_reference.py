@@ -1,0 +1,25 @@
+"""docs/reference/: what is generated is as the code has it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+pytest.importorskip("fastapi", reason="fastapi is not installed: the routes cannot be listed")
+
+
+def test_no_page_is_stale() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "reference_docs.py"), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun: {' '.join(command[:2])}"
+
+
+def test_every_route_is_described() -> None:
+    page = (REFERENCE / "http-routes.md").read_text(encoding="utf-8")
+    generated, by_hand = page.split("<!-- end: routes -->")
+    for path in re.findall(r"`(/canopy/[\w/]+)", generated):
+        assert path.rstrip("/") in by_hand, path
