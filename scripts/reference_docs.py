@@ -25,19 +25,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.radix.storage_settings import StorageSettings
-from sglang_canopy.tier.plan_file import ServerPlan
-from sglang_canopy.tier.ttl import Group, TTLTable
-
-from sglang_canopy import plugin, request
 from sglang_canopy.chunk.server import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
-from sglang_canopy.config import TreeSettings
+from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.tiers import TreeSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
-from sglang_canopy.radix import metrics
+from sglang_canopy.request import fields as request
+from sglang_canopy.server import plugin
 from sglang_canopy.sim import hindsight
+from sglang_canopy.storage.settings import StorageSettings
+from sglang_canopy.telemetry import metrics
+from sglang_canopy.ttl.table import Group, TTLTable
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"

@@ -1,6 +1,6 @@
 """Live trees above a real Mooncake: what is shared, and how long a used page stays.
 
-Each tree is a client of its own. Needs the wheel (docs/mooncake.md); skipped without.
+Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skipped without.
 """
 
 from __future__ import annotations

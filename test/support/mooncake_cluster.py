@@ -1,4 +1,4 @@
-"""A real Mooncake master and store on loopback, as fixtures; see docs/mooncake.md for the wheel."""
+"""A real Mooncake master and store on loopback, as fixtures; see docs/guide/mooncake.md for the wheel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def wheel() -> Path:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1]
-        pytest.skip(f"Mooncake does not load here ({why}); docs/mooncake.md says what it needs")
+        pytest.skip(
+            f"Mooncake does not load here ({why}); docs/guide/mooncake.md says what it needs"
+        )
     return Path(done.stdout.strip().splitlines()[-1])
 
 
