@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/reference/ from the code.
+"""Write the generated parts of docs/reference/ and docs/architecture.md from the code.
 
     python scripts/reference_docs.py            # rewrite the pages that are stale
     python scripts/reference_docs.py --check    # name them and exit with 1
@@ -22,9 +22,11 @@ import tempfile
 import textwrap
 import types
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import house
 from sglang_canopy.chunk.server import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
@@ -351,7 +353,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "ttl-table": lambda: options_table(TTLTable),
     "ttl-group": lambda: options_table(Group),
     "routes": routes,
+    "rooms": house.rooms_table,
+    **{f"journey-{name}": partial(house.journey, name) for name in house.JOURNEYS},
 }
+
+
+def pages() -> list[Path]:
+    return [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "architecture.md"]
 
 
 def render(page: str) -> str:
@@ -361,13 +369,13 @@ def render(page: str) -> str:
 
 def stale_pages() -> dict[Path, str]:
     """Pages whose generated parts differ from the code, with the text they should have."""
-    fresh = {path: render(path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))}
+    fresh = {path: render(path.read_text(encoding="utf-8")) for path in pages()}
     return {path: text for path, text in fresh.items() if path.read_text(encoding="utf-8") != text}
 
 
 def unused_parts() -> set[str]:
     """Parts that no page shows."""
-    shown = {m[2] for path in PAGES.glob("*.md") for m in _BLOCK.finditer(path.read_text("utf-8"))}
+    shown = {m[2] for path in pages() for m in _BLOCK.finditer(path.read_text("utf-8"))}
     return set(PARTS) - shown
 
 
@@ -381,7 +389,7 @@ def main() -> int:
         if not args.check:
             path.write_text(text, encoding="utf-8")
     if unused := unused_parts():
-        print(f"no page in docs/reference shows: {', '.join(sorted(unused))}")
+        print(f"no page shows: {', '.join(sorted(unused))}")
     if args.check and stale:
         print(f"run: {COMMAND}")
     return 1 if unused or (args.check and stale) else 0

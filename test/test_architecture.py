@@ -1,100 +1,165 @@
-"""Dependencies run one way, and the parts for laptops need neither torch nor sglang."""
+"""The package against `scripts/house.py`: directions, circles, lengths, purposes, journeys."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "python" / "sglang_canopy"
+from house import (
+    JOURNEYS,
+    LABORATORY,
+    OPEN,
+    PACKAGE,
+    ROOMS,
+    SGLANG,
+    files,
+    line_of,
+    purpose,
+    room_of,
+)
 
-MAY_USE = {
-    "policy": {"reuse"},
-    "reuse": {"policy"},  # the records of policy/base.py, see test_reuse_knows_only_the_contract
-    "trace": set(),
-    "tier": {"policy"},
-    "sim": {"policy", "reuse", "tier", "trace"},
-    "plan": {"policy", "reuse", "sim", "tier", "trace"},
-    "radix": {"policy", "reuse", "tier", "config", "request"},
-    "characterize": {"policy", "reuse", "sim", "trace", "report"},
-    # access, request: for chunk/server/, which has routes and reads the stamp
-    "chunk": {"access", "models", "policy", "request"},
-    "cpu": set(),
-    "models": set(),
-    "report": {"characterize", "plan", "sim"},
-    "top": {"policy"},
-    "config": {"policy", "tier"},
-    "request": {"policy"},
-    "hints": {"request"},
-    "access": set(),
-    "client_hints": {"access"},
+LONGEST = 400
+MODULES = {
+    ".".join(("sglang_canopy", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in files()
 }
-"""Room -> the rooms it may import. ``errors``, ``private_file``, ``tenant`` and the package itself are open to all."""
-
-LIGHT = ("policy", "reuse", "tier", "sim", "trace", "characterize", "plan", "report")
 
 
-def imports_of(path: Path) -> set[str]:
-    """Top-level modules of the package that ``path`` imports, and other packages' names."""
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Every dotted name that ``path`` imports, in functions and for type checks too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            found.add(parts[1] if parts[0] == "sglang_canopy" and len(parts) > 1 else parts[0])
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return frozenset(found)
+
+
+def modules_in(path: Path) -> set[str]:
+    """Modules of the package that ``path`` imports. A package counts where a name is taken from it."""
+    found = set()
+    for name in names_in(path):
+        if name in MODULES and (name == "sglang_canopy" or MODULES[name] != path):
+            inside = any(other.startswith(f"{name}.") for other in names_in(path) & MODULES.keys())
+            if not inside:
+                found.add(name)
     return found
 
 
-def files_of(room: str) -> list[Path]:
-    folder = PACKAGE / room
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{room}.py"]
+def test_every_file_is_in_a_room_of_the_map() -> None:
+    rooms = {room_of(path) for path in files()}
+    assert rooms - OPEN == set(ROOMS)
 
 
-ROOMS = {p.stem for p in PACKAGE.glob("*.py")} | {p.name for p in PACKAGE.iterdir() if p.is_dir()}
-
-
-@pytest.mark.parametrize("room", sorted(set(MAY_USE) & ROOMS))
+@pytest.mark.parametrize("room", sorted(ROOMS))
 def test_a_room_imports_only_what_it_may(room: str) -> None:
-    open_to_all = {room, "errors", "private_file", "tenant", "__init__", "__version__"}
-    open_to_all.add("SGLANG_VERSION")
-    for path in files_of(room):
-        used = (imports_of(path) & ROOMS) - open_to_all
-        assert used <= MAY_USE[room], f"{path.relative_to(PACKAGE)} imports {used - MAY_USE[room]}"
+    for path in files():
+        if room_of(path) != room:
+            continue
+        used = {room_of(MODULES[name]) for name in modules_in(path)} - OPEN - {room}
+        assert used <= ROOMS[room], f"{path.relative_to(PACKAGE)} imports {used - ROOMS[room]}"
 
 
-def test_reuse_knows_only_the_contract_of_policies() -> None:
-    for path in files_of("reuse"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if "sglang_canopy.policy" in line:
-                assert "sglang_canopy.policy.base" in line, f"{path.name}: {line}"
+def test_open_files_import_only_each_other() -> None:
+    for path in files():
+        if room_of(path) in OPEN:
+            used = {room_of(MODULES[name]) for name in modules_in(path)}
+            assert used <= OPEN, f"{path.name} imports {used - OPEN}"
 
 
-@pytest.mark.parametrize("room", LIGHT)
-def test_the_laboratory_needs_neither_torch_nor_sglang(room: str) -> None:
-    for path in files_of(room):
-        assert not imports_of(path) & {"torch", "sglang", "transformers"}, path
+def test_the_map_has_no_two_rooms_that_import_each_other() -> None:
+    assert circles(ROOMS) == []
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    assert circles({name: modules_in(path) for name, path in MODULES.items()}) == []
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[str]:
+    """Whoever can be reached from itself."""
+    found = []
+    for start in graph:
+        seen: set[str] = set()
+        stack = list(graph[start])
+        while stack:
+            at = stack.pop()
+            if at not in seen:
+                seen.add(at)
+                stack += graph.get(at, ())
+        if start in seen:
+            found.append(start)
+    return found
+
+
+@pytest.mark.parametrize("room", LABORATORY)
+def test_the_laboratory_imports_neither_torch_nor_sglang_at_the_top(room: str) -> None:
+    for path in files():
+        if room_of(path) != room:
+            continue
+        top = ast.parse(path.read_text(encoding="utf-8")).body
+        names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module or "" for n in top if isinstance(n, ast.ImportFrom)}
+        packages = {name.split(".")[0] for name in names}
+        assert not packages & {"torch", "sglang", "transformers"}, path
 
 
 def test_only_the_server_facing_rooms_touch_sglang() -> None:
-    touching = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
-    touching = {path for path in touching if "sglang" in imports_of(PACKAGE / path)}
-    rooms = {path.parts[0].removesuffix(".py") for path in touching}
-    assert rooms <= {"plugin", "entry", "access", "radix", "cpu", "bench", "bench_serving", "chunk"}
-    in_chunk = {path.parts[1] for path in touching if path.parts[0] == "chunk"}
-    assert in_chunk <= {"server"}
+    touching = {
+        room_of(path)
+        for path in files()
+        if any(name == "sglang" or name.startswith("sglang.") for name in names_in(path))
+    }
+    assert touching <= SGLANG
+
+
+def test_no_file_is_too_long() -> None:
+    long = {}
+    for path in files():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines >= LONGEST:
+            long[str(path.relative_to(PACKAGE))] = lines
+    assert long == {}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_says_its_purpose_in_one_sentence(room: str) -> None:
+    text = purpose(room)
+    assert text.endswith("."), f"{room}: {text!r}"
+    assert text.count(". ") == 0, f"{room}: more than one sentence: {text!r}"
+    assert len(text.split()) >= 4
+
+
+def test_the_servers_part_of_chunk_reuse_is_small() -> None:
+    parts = [p for p in (PACKAGE / "chunk" / "server").rglob("*.py") if p.name != "__init__.py"]
+    assert len(parts) <= 12
+
+
+@pytest.mark.parametrize("name", sorted(JOURNEYS))
+def test_a_journey_leads_through_functions_that_exist_and_never_back(name: str) -> None:
+    journey = JOURNEYS[name]
+    for step in journey.steps:
+        assert line_of(step) is not None, f"{step.module}.py has no {step.name}"
+    visited = [step.module for step in journey.steps]
+    runs = [m for i, m in enumerate(visited) if i == 0 or visited[i - 1] != m]
+    assert len(runs) == len(set(runs)), f"{name} comes back to a file it has left"
+    assert len(runs) <= journey.most_files
 
 
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, sglang_canopy.cli.main as m; m.main(['--version'])"
     probe = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True
+        [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip().endswith("False"), done.stdout + done.stderr
