@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sglang_canopy.cli.plan_options import PlanCommand, add_arguments, check, policy_configs
+from sglang_canopy.cli.plan_arguments import add_arguments
+from sglang_canopy.cli.plan_options import PlanCommand, check, policy_configs
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.cache import default_folder
