@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_canopy.chunk.server import entry
-from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.http import entry
+from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.errors import CanopyError
 
 
@@ -39,9 +39,7 @@ def convert(content, custom=None, options=None, template_documents=None, shows=F
         custom_params=custom,
         chat_template_kwargs={"documents": template_documents} if template_documents else None,
     )
-    manager = SimpleNamespace(
-        tokenizer=Characters(), server_args=SimpleNamespace(**{ATTRIBUTE: options or Options()})
-    )
+    manager = SimpleNamespace(tokenizer=Characters())
 
     def original(_serving, request):
         text = request.messages[0].content
@@ -55,9 +53,11 @@ def convert(content, custom=None, options=None, template_documents=None, shows=F
             text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
         ), 0
 
-    adapted, _ = entry.convert_chat(original, SimpleNamespace(tokenizer_manager=manager), request)
-    said = adapted.sampling_params["custom_params"] or {}
-    bounds = said.get("canopy_chunks", [])
+    adapted, _ = entry.convert_chat(
+        original, SimpleNamespace(tokenizer_manager=manager), request, options or Options()
+    )
+    params = adapted.sampling_params["custom_params"] or {}
+    bounds = params.get("canopy_chunks", [])
     bounds = [] if bounds == "off" else bounds
     text = Characters().decode(adapted.input_ids)
     return text, [text[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
