@@ -19,7 +19,7 @@ from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.suffix import ChunkSuffix
 from sglang_canopy.errors import CanopyError
 
-Rows = list[tuple[torch.Tensor, torch.Tensor]]
+LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
 Stored = Chunk | DiskChunk | ChunkSuffix
 """A chunk as the store has it: in memory, in a file, or the rest of one."""
@@ -113,7 +113,9 @@ class ReadAhead:
         }
 
 
-def read_layers_ahead(parts: Sequence[tuple[Stored, torch.Tensor]], layers: int) -> Iterator[Rows]:
+def read_layers_ahead(
+    parts: Sequence[tuple[Stored, torch.Tensor]], layers: int
+) -> Iterator[LayerRows]:
     """K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list a layer.
 
     Of chunks on disk the next layer is read and checked while the caller has this one. Raises

@@ -32,8 +32,8 @@ def part(text):
     return SimpleNamespace(type="text", text=text)
 
 
-def convert(content, custom=None, options=None, template_documents=None, shows=False):
-    """The ids and bounds of a chat whose template is ``<user>CONTENT</user>``."""
+def converted(content, custom=None, options=None, template_documents=None, shows=False):
+    """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
         messages=[Message(content=content)],
         custom_params=custom,
@@ -56,6 +56,12 @@ def convert(content, custom=None, options=None, template_documents=None, shows=F
     adapted, _ = entry.convert_chat(
         original, SimpleNamespace(tokenizer_manager=manager), request, options or Options()
     )
+    return adapted, manager
+
+
+def convert(*args, **kwargs):
+    """The ids and bounds of a converted chat."""
+    adapted, _ = converted(*args, **kwargs)
     params = adapted.sampling_params["custom_params"] or {}
     bounds = params.get("canopy_chunks", [])
     bounds = [] if bounds == "off" else bounds
@@ -111,3 +117,20 @@ def test_a_registered_document_replaces_its_mark() -> None:
 def test_wrong_parts_are_refused(content, reason) -> None:
     with pytest.raises(CanopyError, match=reason):
         convert(content, {"canopy_documents": "parts"})
+
+
+def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
+    parsed, real = [], entry.fields.parse_fields
+    monkeypatch.setattr(
+        entry.fields, "parse_fields", lambda given: parsed.append(given) or real(given)
+    )
+    adapted, manager = converted("sys##one##two##why?", None, Options(separator="##"))
+    before = dict(adapted.sampling_params["custom_params"])
+    entry.prepare(manager, adapted, Options(separator="##"))
+    assert len(parsed) == 1
+    assert adapted.sampling_params["custom_params"] == before
+
+
+def test_a_chats_selector_is_checked_against_the_ranks() -> None:
+    with pytest.raises(CanopyError, match="--tp-size 2"):
+        convert("a##b##c", {"canopy_selector": "hkvd"}, Options(separator="##", tp_size=2))

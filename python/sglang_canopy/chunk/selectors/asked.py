@@ -32,6 +32,7 @@ class LastToken(Selector):
 
     name = "last-token"
     reads_cache = True
+    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
@@ -42,6 +43,7 @@ class Asked(Selector):
 
     name = "asked"
     reads_cache = True
+    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)
@@ -53,6 +55,7 @@ class HeadLastToken(Selector):
 
     name = "head+last-token"
     reads_cache = True
+    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
@@ -63,6 +66,7 @@ class HeadAsked(Selector):
 
     name = "head+asked"
     reads_cache = True
+    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)

@@ -44,10 +44,15 @@ class SelectedTokens:
 
 
 class Selector(abc.ABC):
-    """One way to choose. ``reads_cache``: it looks at the reused KV where it lies in the prompt."""
+    """One way to choose tokens.
+
+    reads_cache: it looks at the reused KV where it lies in the prompt; skips_exact: it gives no
+    budget to a first chunk that is exact, which a cached prefix may be.
+    """
 
     name: ClassVar[str]
     reads_cache: ClassVar[bool] = False
+    skips_exact: ClassVar[bool] = False
 
     @abc.abstractmethod
     def choose(self, context: Context) -> SelectedTokens:

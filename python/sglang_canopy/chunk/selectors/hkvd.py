@@ -20,6 +20,7 @@ class Deviation(Selector):
     """High-KV-deviation tokens, with gradual filtering over layers 1 and 2."""
 
     name = "hkvd"
+    skips_exact = True
     reads_cache = True
 
     def choose(self, context: Context) -> SelectedTokens:

@@ -25,9 +25,6 @@ from sglang_canopy.chunk.server.model_view import row_cache
 from sglang_canopy.chunk.server.request import ChunkRequest, ResolvedChunk, ReusePlan
 from sglang_canopy.chunk.suffix import ChunkSuffix
 
-SKIPS_EXACT = ("asked", "last-token", "head+asked", "head+last-token", "default", "hkvd")
-"""Selectors that give no budget to a first chunk that is exact: the cached prefix may be one."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExactChunk:
@@ -76,7 +73,7 @@ def choose_tokens(
     whole = row.numel() >= n
     cache = _cache(model, runner, row, prefix, n, whole)
     place_chunks(model, placed, cache, prompt.in_chunk())
-    context = _context(model, prompt, cache, ratio, prefix, selector)
+    context = _context(model, prompt, cache, ratio, prefix, chooser)
     computed[_tokens(chooser, context)] = True
     computed[:prefix] = False
     return computed, whole
@@ -113,13 +110,13 @@ def _cache(
 
 
 def _context(
-    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int, selector: str
+    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int, chooser: Selector
 ) -> Context:
     """The cached prefix, as an exact chunk of its own, is neither run nor given a budget.
 
     The ratio is lowered so that the budget in tokens stays what it is without that chunk.
     """
-    if not prefix or selector not in SKIPS_EXACT:
+    if not prefix or not chooser.skips_exact:
         return Context(model, prompt, cache, ratio)
     placed = list(prompt.placed)
     end = prefix
