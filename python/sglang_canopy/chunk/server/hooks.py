@@ -71,8 +71,10 @@ def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 def _command(original: Any, scheduler: Any, recv_req: Any) -> Any:
     engine = engine_of(scheduler)
+    if engine is None:
+        return original(scheduler, recv_req)
     commands = [key for key in recv_req.server_args if key.startswith(options.COMMAND)]
-    if engine is None or not commands:
+    if not commands:
         return original(scheduler, recv_req)
     return _scheduler_side().run_commands(engine, commands)
 
