@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import house
+from sglang_canopy.chunk import fields as chunk_fields
 from sglang_canopy.chunk.server import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
@@ -277,7 +278,7 @@ def chunk_request_fields() -> str:
     rows = []
     for key, meaning in CHUNK_MEANINGS.items():
         try:
-            chunk_fields.said({key: object()})
+            chunk_fields.parse_fields({key: object()})
         except CanopyError as error:
             allowed = re.search(r"must be (.*), got <object", str(error), re.S)[1]
             rows.append([f"`{key}`", allowed, meaning])

@@ -18,7 +18,7 @@ import torch
 
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
 from sglang_canopy.chunk.encode import encode
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model, load
@@ -27,7 +27,7 @@ from sglang_canopy.chunk.selectors import make_selector, offline_selectors
 PREFIX, QUESTION = 32, 32
 
 
-def prompt_of(model: Model, length: int, chunk_tokens: int) -> Prompt:
+def prompt_of(model: Model, length: int, chunk_tokens: int) -> FusedPrompt:
     """Prefix, chunks of ``chunk_tokens`` and a question; one real chunk under many sets of tokens."""
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(10, model.shape.vocab, (length,), generator=generator)
@@ -42,10 +42,10 @@ def prompt_of(model: Model, length: int, chunk_tokens: int) -> Prompt:
         chunk = Chunk(tokens, one.raw_k[:, :n].clone(), one.v[:, :n].clone(), one.prefix)
         placed.append(Placed(chunk, at))
         at = end
-    return Prompt(ids, tuple(placed))
+    return FusedPrompt(ids, tuple(placed))
 
 
-def measure(model: Model, prompt: Prompt, selector: str, ratio: float, repeats: int) -> dict:
+def measure(model: Model, prompt: FusedPrompt, selector: str, ratio: float, repeats: int) -> dict:
     """Medians in seconds of alternating runs. CPU seconds (all threads) beside the wall's.
 
     Both run in the same cache, which has been written before: a server's pool is there already.

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from layer_ahead import pipelined_prefill  # beside this file
 
 from canopy_kernel import attention, flashinfer_attention, fuse, lowpass, pages, rope_scatter
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Shape, random_model
-from sglang_canopy.chunk.pipeline import pipelined_prefill
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.frequency import layer_scores
 
@@ -258,10 +258,10 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
                 )
             )
             at += chunk_tokens
-        here = Prompt(ids, tuple(placed))
+        here = FusedPrompt(ids, tuple(placed))
         for p in placed:
             make_selector("frequency").scores(p.chunk)
-        away = Prompt(ids, tuple(Placed(_pinned(p.chunk, b), p.start) for p in placed))
+        away = FusedPrompt(ids, tuple(Placed(_pinned(p.chunk, b), p.start) for p in placed))
         cache = dense_cache(model, n)
 
         def wall(work: Callable[[], object]) -> float:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import cache as caches  # noqa: E402
-from sglang_canopy.chunk import disk, fusion, pipeline  # noqa: E402
-from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk import disk  # noqa: E402
+from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.chunk.encode import Encoder, capture, encode  # noqa: E402
 from sglang_canopy.chunk.engine import logits, prefill, run_rows  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
+from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
 from sglang_canopy.chunk.selectors import SELECTORS, make_selector  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_models import paged_cache  # noqa: E402
 
 LIMIT = 1e-4
 
@@ -35,13 +40,13 @@ def prompt_of(model, ids, how="prefix"):
     prefix = ids[:20].tolist() if how == "prefix" else ()
     spans = [(20, 80), (80, 81), (81, 81), (90, 180)]
     chunks = [(encode(model, ids[a:b].tolist(), prefix), a) for a, b in spans]
-    return Prompt(ids, tuple(Placed(c, a) for c, a in chunks))
+    return FusedPrompt(ids, tuple(Placed(c, a) for c, a in chunks))
 
 
 def exact_prompt(model, ids, cache):
     """Chunks whose KV is the prompt's own."""
     spans = [(20, 80), (80, 81), (90, 180)]
-    return Prompt(
+    return FusedPrompt(
         ids, tuple(Placed(capture(model, cache, ids[a:b].tolist(), a), a) for a, b in spans)
     )
 
@@ -92,7 +97,7 @@ def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
     expected = fused_prefill(
         llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("default"), 0.2
     )
-    paged = garbage(caches.paged_cache(llama, len(prompt), page, layout))
+    paged = garbage(paged_cache(llama, len(prompt), page, layout))
     got = fused_prefill(llama, prompt, paged, make_selector("default"), 0.2)
     assert torch.equal(got.rows, expected.rows)
     assert (got.logits - expected.logits).abs().max() < LIMIT
@@ -100,10 +105,12 @@ def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
 
 def test_triton_and_torch_agree_through_a_whole_model(llama, ids):
     pytest.importorskip("triton")
-    prompt = Prompt(ids[:70], (Placed(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),))
+    prompt = FusedPrompt(
+        ids[:70], (Placed(encode(llama, ids[20:60].tolist(), ids[:20].tolist()), 20),)
+    )
     results = []
     for backend in ("triton", "blocked", "reference"):
-        cache = caches.paged_cache(llama, len(prompt), 16)
+        cache = paged_cache(llama, len(prompt), 16)
         cache.backend = backend
         results.append(fused_prefill(llama, prompt, cache, make_selector("first-k"), 0.1).logits)
     assert (results[0] - results[1]).abs().max() < LIMIT
@@ -113,7 +120,7 @@ def test_triton_and_torch_agree_through_a_whole_model(llama, ids):
 def test_a_chunk_behind_the_prompts_own_prefix_is_exact(llama, ids):
     expected, _ = plain(llama, ids[:90])
     chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
-    prompt = Prompt(ids[:90], (Placed(chunk, 20),))
+    prompt = FusedPrompt(ids[:90], (Placed(chunk, 20),))
     cache = caches.dense_cache(llama, 90)
     got = fused_prefill(llama, prompt, cache, make_selector("random"), 0.0)
     assert got.rows.numel() == 30
@@ -160,7 +167,7 @@ def test_in_bf16_fusion_is_within_the_rounding_of_plain_prefill(ids):
 
 def test_the_last_token_is_computed_even_inside_a_chunk(llama, ids):
     chunk = encode(llama, ids[20:80].tolist(), ids[:20].tolist())
-    prompt = Prompt(ids[:80], (Placed(chunk, 20),))
+    prompt = FusedPrompt(ids[:80], (Placed(chunk, 20),))
     expected, _ = plain(llama, ids[:80])
     for name in SELECTORS:
         cache = caches.dense_cache(llama, 80)
@@ -179,15 +186,23 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
         plain(short, ids)
 
 
+def layer_ahead():
+    """The layer-ahead prefill that the GPU check measures."""
+    path = Path(__file__).parents[2] / "benchmark" / "kernels" / "layer_ahead.py"
+    spec = importlib.util.spec_from_file_location("layer_ahead", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", ["first-k", "frequency-per-layer"])
 @pytest.mark.parametrize("page", [0, 16])
 def test_placing_layer_by_layer_changes_nothing(llama, ids, name, page):
-    from sglang_canopy.chunk.pipeline import pipelined_prefill
-
+    pipelined_prefill = layer_ahead().pipelined_prefill
     prompt = prompt_of(llama, ids)
     dense = caches.dense_cache(llama, len(prompt))
     expected = fused_prefill(llama, prompt, dense, make_selector(name), 0.2).logits
-    cache = caches.paged_cache(llama, len(prompt), page) if page else garbage(dense)
+    cache = paged_cache(llama, len(prompt), page) if page else garbage(dense)
     got = pipelined_prefill(llama, prompt, cache, make_selector(name), 0.2)
     assert (got - expected).abs().max() < LIMIT
 
@@ -200,9 +215,9 @@ def test_a_chunk_on_disk_is_read_once_into_a_paged_cache(llama, ids, tmp_path, p
         disk.write(tmp_path / f"{i}.chunk", p.chunk)
         placed.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
     wanted = prompt.in_chunk()
-    there, here = (caches.paged_cache(llama, len(prompt), page) for _ in range(2))
-    fusion.place(llama, Prompt(prompt.ids, tuple(placed)), there, wanted)
-    fusion.place(llama, prompt, here, wanted)
+    there, here = (paged_cache(llama, len(prompt), page) for _ in range(2))
+    place_chunks(llama, placed, there, wanted)
+    place_chunks(llama, prompt.placed, here, wanted)
     assert [p.chunk.bytes_read for p in placed] == [p.chunk.nbytes for p in placed]
     for one, other in zip(there.k + there.v, here.k + here.v):
         assert torch.equal(one, other)
@@ -212,7 +227,8 @@ def test_layers_sent_ahead_read_a_chunk_on_disk_once(llama, ids, tmp_path):
     chunk = encode(llama, ids[20:60].tolist())
     disk.write(tmp_path / "one.chunk", chunk)
     there = disk.open_chunk(tmp_path / "one.chunk")
+    layer_of = layer_ahead().layer_of
     for layer in range(llama.shape.layers):
-        for one, other in zip(pipeline.layer_of(there, layer), pipeline.layer_of(chunk, layer)):
+        for one, other in zip(layer_of(there, layer), layer_of(chunk, layer)):
             assert torch.equal(one, other)
     assert there.bytes_read == there.nbytes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_canopy.chunk.ratio import (
     Calibration,
     Calibrations,
-    Profile,
+    CostProfile,
     Setting,
     golden_section,
     quality_floor,
@@ -21,11 +21,11 @@ from sglang_canopy.errors import CanopyError
 
 
 def test_the_prior_balances_compute_and_transfer_and_is_clipped():
-    assert Profile(3.0, 1.0).prior(0.0, 1.0) == 0.25
-    assert Profile(3.0, 1.0).prior(0.4, 1.0) == 0.4
-    assert Profile(1.0, 9.0).prior(0.1, 0.5) == 0.5
+    assert CostProfile(3.0, 1.0).prior(0.0, 1.0) == 0.25
+    assert CostProfile(3.0, 1.0).prior(0.4, 1.0) == 0.4
+    assert CostProfile(1.0, 9.0).prior(0.1, 0.5) == 0.5
     with pytest.raises(CanopyError, match="measure it again"):
-        Profile(0.0, 1.0).prior(0.0, 1.0)
+        CostProfile(0.0, 1.0).prior(0.0, 1.0)
 
 
 @given(
@@ -77,10 +77,10 @@ def test_the_floor_is_where_enough_of_the_error_is_gone():
 
 def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
     path = tmp_path / "ratio.json"
-    one = Calibration(0.2, 0.15, Profile(1e-4, 1e-5))
+    one = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
     fast, slow = Setting("m", "cpu-2", "float32"), Setting("m", "cpu-4", "float32")
     Calibrations(path).put(fast, "disk", one)
-    Calibrations(path).put(fast, "memory", Calibration(0.1, 0.1, Profile(1.0, 1.0)))
+    Calibrations(path).put(fast, "memory", Calibration(0.1, 0.1, CostProfile(1.0, 1.0)))
     assert Calibrations(path).get(fast, "disk") == one
     assert Calibrations(path).get(slow, "disk") is None
     path.write_text("[]")
@@ -92,7 +92,7 @@ def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
 def test_a_calibration_of_another_dtype_or_split_is_another_one(tmp_path, change):
     saved = Calibrations(tmp_path / "ratio.json")
     made = Setting("m", "cpu-2", "float32")
-    saved.put(made, "disk", Calibration(0.2, 0.15, Profile(1e-4, 1e-5)))
+    saved.put(made, "disk", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
     assert saved.get(dataclasses.replace(made, **change), "disk") is None
     assert saved.settings("m", "cpu-2") == [made]
 
@@ -109,7 +109,7 @@ def test_calibrations_of_a_version_that_did_not_say_are_not_used(tmp_path):
 def test_a_model_is_calibrated_on_each_tier(tmp_path):
     torch = pytest.importorskip("torch")
     from sglang_canopy.chunk.calibrate import calibrate, on_tier
-    from sglang_canopy.chunk.chunk import Placed, Prompt
+    from sglang_canopy.chunk.chunk import FusedPrompt, Placed
     from sglang_canopy.chunk.encode import encode
     from sglang_canopy.chunk.model import Shape, random_model
 
@@ -117,7 +117,7 @@ def test_a_model_is_calibrated_on_each_tier(tmp_path):
     ids = torch.arange(45) % 50
     chunks = tuple(Placed(encode(model, ids[a : a + 20].tolist()), a) for a in (0, 20))
     for tier in ("memory", "disk"):
-        prompt = on_tier(Prompt(ids, chunks), tier, tmp_path)
+        prompt = on_tier(FusedPrompt(ids, chunks), tier, tmp_path)
         found, search = calibrate(model, [prompt], 0.1, 1.0, "first-k", 0.3)
         assert 0.1 <= found.ratio <= 1.0
         assert found.profile.compute_s > 0

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 
 from sglang_canopy.chunk import cache as caches  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.selectors import (  # noqa: E402
@@ -30,7 +30,7 @@ def flat_chunk(n=16, layers=1):
 
 def prompt(model, ids, behind=True):
     prefix = ids[:20].tolist() if behind else ()
-    return Prompt(
+    return FusedPrompt(
         ids, tuple(Placed(encode(model, ids[a : a + 60].tolist(), prefix), a) for a in (20, 80))
     )
 
@@ -77,11 +77,11 @@ def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, 
 @pytest.mark.parametrize("name", ["hkvd", "frequency-per-layer"])
 def test_narrowing_selectors_keep_the_budget_on_average_and_sets_nested(llama, ids, name):
     from sglang_canopy.chunk import engine
-    from sglang_canopy.chunk.fusion import place
+    from sglang_canopy.chunk.placement import place_chunks
 
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
-    place(llama, p, cache, p.in_chunk())
+    place_chunks(llama, p.placed, cache, p.in_chunk())
     choice = make_selector(name).choose(Context(llama, p, cache, 0.2))
     inside = p.in_chunk()
     needed = ~inside
@@ -130,7 +130,7 @@ def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
     prefill(llama, p.ids, exact)
     chunk = capture(llama, exact, ids[20:80].tolist(), 20)
     chunk.v[:, 33] += 5
-    spoilt = Prompt(ids, (Placed(chunk, 20),))
+    spoilt = FusedPrompt(ids, (Placed(chunk, 20),))
     fused = fused_prefill(
         llama, spoilt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
     )
@@ -139,12 +139,12 @@ def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
 
 def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
     from sglang_canopy.chunk import engine
-    from sglang_canopy.chunk.fusion import place
+    from sglang_canopy.chunk.placement import place_chunks
     from sglang_canopy.chunk.selectors.query import query_scores
 
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
-    place(llama, p, cache, p.in_chunk())
+    place_chunks(llama, p.placed, cache, p.in_chunk())
     whole = query_scores(Context(llama, p, cache, 0.2))
     engine.prefill(llama, p.ids[:20], cache)
     ready = query_scores(Context(llama, p, cache, 0.2, ready=20))
@@ -189,7 +189,7 @@ def test_an_unknown_selector_is_named_with_those_allowed():
 
 
 def test_a_prompt_without_chunks_is_plain(llama, ids):
-    p = Prompt(ids, ())
+    p = FusedPrompt(ids, ())
     for name in SELECTORS:
         fused = fused_prefill(
             llama, p, caches.dense_cache(llama, len(p)), make_selector(name), 0.15

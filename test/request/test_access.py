@@ -91,7 +91,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.utils.auth import add_api_key_middleware
 
     from sglang_canopy.chunk.server import options
-    from sglang_canopy.chunk.server import routes as chunk_routes
+    from sglang_canopy.chunk.server.http import routes as chunk_routes
     from sglang_canopy.server import entry
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             **{options.ATTRIBUTE: options.Options()},
         )
         entry.add_routes(server_args)
-        chunk_routes.add_routes(server_args)
+        chunk_routes.add_routes(server_args, options.Options())
         if api_key or admin_api_key:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))

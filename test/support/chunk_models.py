@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 import transformers
 
+from canopy_kernel import pages
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.model import Model
+
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "llama3-rope": (
@@ -42,3 +46,19 @@ def build(family, dtype=torch.float32):
     )
     torch.manual_seed(7)
     return getattr(transformers, model_name)(config).to(dtype).eval()
+
+
+def paged_cache(
+    model: Model, tokens: int, page_size: int, layout: str = "NHD", seed: int = 0
+) -> KVCache:
+    """A cache whose pages lie scattered in a pool, as a server's do."""
+    s = model.shape
+    needed = -(-tokens // page_size)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(needed + 3, generator=generator)[:needed]
+    slots = (order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
+    inner = (page_size, s.kv_heads) if layout == "NHD" else (s.kv_heads, page_size)
+    size = (s.layers, needed + 3, *inner, s.head_dim)
+    pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]
+    k, v = ([pages.view(layer, layout) for layer in pool] for pool in pools)
+    return KVCache(k, v, slots.to(model.device))

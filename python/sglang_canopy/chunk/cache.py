@@ -11,7 +11,7 @@ from sglang_canopy.chunk.model import Model
 
 
 @dataclass(slots=True)
-class Cache:
+class KVCache:
     """One request's row of a paged pool.
 
     k, v: a view ``[pages, page_size, kv_heads, head_dim]`` a layer (keys rotated);
@@ -64,27 +64,11 @@ class Cache:
         return made
 
 
-def dense_cache(model: Model, tokens: int) -> Cache:
+def dense_cache(model: Model, tokens: int) -> KVCache:
     """A cache of its own for ``tokens`` positions: what a CPU, a test or an evaluation uses."""
     s = model.shape
     size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
     k = torch.zeros(size, dtype=model.dtype, device=model.device)
     v = torch.zeros(size, dtype=model.dtype, device=model.device)
     slots = torch.arange(tokens, device=model.device)
-    return Cache(list(k), list(v), slots, in_order=True)
-
-
-def paged_cache(
-    model: Model, tokens: int, page_size: int, layout: str = "NHD", seed: int = 0
-) -> Cache:
-    """A cache whose pages lie scattered in a pool, as a server's do."""
-    s = model.shape
-    needed = -(-tokens // page_size)
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(needed + 3, generator=generator)[:needed]
-    slots = (order[:, None] * page_size + torch.arange(page_size)).reshape(-1)[:tokens]
-    inner = (page_size, s.kv_heads) if layout == "NHD" else (s.kv_heads, page_size)
-    size = (s.layers, needed + 3, *inner, s.head_dim)
-    pools = [torch.zeros(size, dtype=model.dtype, device=model.device) for _ in range(2)]
-    k, v = ([pages.view(layer, layout) for layer in pool] for pool in pools)
-    return Cache(k, v, slots.to(model.device))
+    return KVCache(list(k), list(v), slots, in_order=True)

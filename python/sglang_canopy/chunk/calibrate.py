@@ -12,15 +12,16 @@ import torch
 
 from sglang_canopy.chunk import disk, engine
 from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Placed, Prompt
-from sglang_canopy.chunk.fusion import fused_prefill, place
+from sglang_canopy.chunk.chunk import FusedPrompt, Placed
+from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.ratio import Calibration, Profile, Search, Setting, golden_section
+from sglang_canopy.chunk.placement import place_chunks
+from sglang_canopy.chunk.ratio import Calibration, CostProfile, Search, Setting, golden_section
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.errors import CanopyError
 
 
-def on_tier(prompt: Prompt, tier: str, directory: Path) -> Prompt:
+def on_tier(prompt: FusedPrompt, tier: str, directory: Path) -> FusedPrompt:
     """The same prompt with its chunks in ``memory`` or on ``disk``.
 
     A file just written may still be in the page cache: a disk that is really slow shows only with
@@ -38,7 +39,7 @@ def on_tier(prompt: Prompt, tier: str, directory: Path) -> Prompt:
     return replace(prompt, placed=tuple(placed))
 
 
-def profile(model: Model, prompt: Prompt, repeats: int = 3) -> Profile:
+def profile(model: Model, prompt: FusedPrompt, repeats: int = 3) -> CostProfile:
     """t_c from a full prefill, t_i from placing every chunk's KV; medians of ``repeats``."""
     cache = dense_cache(model, len(prompt))
     compute, transfer = [], []
@@ -46,14 +47,14 @@ def profile(model: Model, prompt: Prompt, repeats: int = 3) -> Profile:
         start = time.perf_counter()
         engine.prefill(model, prompt.ids, cache)
         middle = time.perf_counter()
-        place(model, prompt, cache, prompt.in_chunk())
+        place_chunks(model, prompt.placed, cache, prompt.in_chunk())
         compute.append((middle - start) / len(prompt))
         transfer.append((time.perf_counter() - middle) / max(1, prompt.reusable))
-    return Profile(statistics.median(compute), statistics.median(transfer))
+    return CostProfile(statistics.median(compute), statistics.median(transfer))
 
 
 def measure_ttft(
-    model: Model, prompts: Sequence[Prompt], selector: str, ratio: float, repeats: int = 3
+    model: Model, prompts: Sequence[FusedPrompt], selector: str, ratio: float, repeats: int = 3
 ) -> float:
     """Mean over prompts of the median TTFT in seconds, selection and placing included."""
     choose, total = make_selector(selector), 0.0
@@ -68,7 +69,7 @@ def measure_ttft(
 
 def calibrate(
     model: Model,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[FusedPrompt],
     r_min: float,
     r_max: float = 1.0,
     selector: str = "default",

@@ -70,7 +70,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class FusedPrompt:
     """Tokens ``ids [n]`` and the chunks known among them, in order and apart from each other.
 
     The last token is always computed (it gives the logits), whatever chunk it is in.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang_canopy.chunk.cache import Cache, dense_cache
+from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.engine import prefill
 from sglang_canopy.chunk.model import Model
@@ -68,7 +68,7 @@ def encode(model: Model, ids: Sequence[int], prefix: Sequence[int] = ()) -> Chun
 
 
 def capture(
-    model: Model, cache: Cache, ids: Sequence[int], start: int, prefix: Sequence[int] = ()
+    model: Model, cache: KVCache, ids: Sequence[int], start: int, prefix: Sequence[int] = ()
 ) -> Chunk:
     """Take the KV of ``ids`` at ``start`` out of a cache that a plain prefill filled.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.model import Layer, Model
 from sglang_canopy.chunk.rope import rotate
 
@@ -29,7 +29,7 @@ def run_rows(
     model: Model,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    cache: Cache,
+    cache: KVCache,
     narrow: Narrow | None = None,
     watch: Watch | None = None,
     layers: int | None = None,
@@ -75,7 +75,7 @@ def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
     return (out if model.ranks is None else model.ranks.gather(out)).float()
 
 
-def prefill(model: Model, ids: torch.Tensor, cache: Cache, start: int = 0) -> torch.Tensor:
+def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
     """Plain prefill of ``ids [m]`` from position ``start``. Returns the last hidden states."""
     model.check_length(start + ids.numel())
     positions = torch.arange(start, start + ids.numel(), device=ids.device)

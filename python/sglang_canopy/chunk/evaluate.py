@@ -28,7 +28,7 @@ from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """What to evaluate; the fields are the command's options."""
 
     model: str
@@ -48,7 +48,9 @@ class Plan:
 
 
 def evaluate(
-    plan: Plan, progress: bool = False, so_far: Callable[[dict[str, Any]], None] | None = None
+    plan: EvaluationPlan,
+    progress: bool = False,
+    so_far: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
     task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
@@ -82,7 +84,9 @@ def evaluate(
     return _report(plan, names, found)
 
 
-def _report(plan: Plan, names: tuple[str, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(
+    plan: EvaluationPlan, names: tuple[str, ...], found: list[dict[str, Any]]
+) -> dict[str, Any]:
     first = plan.encodings[0]
     rows = [_row(found, s, e, r, first) for e in plan.encodings for r in plan.ratios for s in names]
     by_task = [
@@ -97,7 +101,7 @@ def _report(plan: Plan, names: tuple[str, ...], found: list[dict[str, Any]]) -> 
 
 
 def _one(
-    plan: Plan,
+    plan: EvaluationPlan,
     names: tuple[str, ...],
     model: Any,
     tokenizer: Any,

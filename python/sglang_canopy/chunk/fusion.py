@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from canopy_kernel import rope_scatter
 from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Chunk, Prompt
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.chunk import FusedPrompt
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.rope import rotate, rotate_into
-from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
+from sglang_canopy.chunk.placement import place_chunks
+from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector
 
 HEAD_TOKENS = 128
 """A shorter head is run with the probe and again: one more pass over the weights costs more."""
@@ -41,49 +40,9 @@ class Fused:
     timing: Timing = field(default_factory=Timing)
 
 
-def place(model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> None:
-    """Write the reused KV of the ``wanted [n]`` (bool) tokens into the cache, at their positions.
-
-    A chunk in a CPU's memory is written whole: the rows that are not wanted will be computed and
-    overwritten, and one long write costs less than picking rows.
-    """
-    for p in prompt.placed:
-        inside = wanted[p.start : p.end].nonzero()[:, 0].to(cache.slots.device)
-        if not inside.numel():
-            continue
-        positions = inside + p.start
-        slots = cache.slots[positions]
-        if cache.in_order and not cache.slots.is_cuda:
-            if isinstance(p.chunk, Chunk):
-                table = model.rope.table(torch.arange(p.start, p.end))
-                for layer in range(model.shape.layers):
-                    at = slice(p.start, p.end)
-                    rotate_into(p.chunk.raw_k[layer], table, cache.k[layer][at, 0])
-                    cache.v[layer][at, 0].copy_(p.chunk.v[layer])
-                continue
-            table = model.rope.table(positions)
-            for layer in range(model.shape.layers):
-                k, v = p.chunk.rows(layer, inside)
-                cache.k[layer][positions, 0] = rotate(k.to(model.dtype), table)
-                cache.v[layer][positions, 0] = v.to(model.dtype)
-            continue
-        table = model.rope.table(torch.arange(len(cache), device=slots.device))
-        every = torch.arange(inside.numel(), device=slots.device)
-        elsewhere = inside.cpu()
-        for layer in range(model.shape.layers):
-            if isinstance(p.chunk, Chunk) and p.chunk.v.device == slots.device:
-                k, v, source = p.chunk.raw_k[layer], p.chunk.v[layer], inside
-            else:  # another tier: only the reused rows are read, and travel
-                k, v = (x.to(slots.device) for x in p.chunk.rows(layer, elsewhere))
-                source = every
-            rope_scatter.rope_scatter(
-                k, v, source, positions, slots, table, cache.k[layer], cache.v[layer]
-            )
-
-
 @torch.no_grad()
 def fused_prefill(
-    model: Model, prompt: Prompt, cache: Cache, selector: Selector, ratio: float
+    model: Model, prompt: FusedPrompt, cache: KVCache, selector: Selector, ratio: float
 ) -> Fused:
     """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
 
@@ -97,7 +56,7 @@ def fused_prefill(
     ready = 0
     context = Context(model, prompt, cache, ratio)
     if selector.reads_cache and 0 < ratio < 1:
-        place(model, prompt, cache, inside)
+        place_chunks(model, prompt.placed, cache, inside)
         timing.place = _lap(model, start)
         ready = _run_head(model, prompt, cache)
         timing.recompute = _lap(model, start) - timing.place
@@ -107,13 +66,15 @@ def fused_prefill(
         choice = (
             selector.choose(context)
             if 0 < ratio < 1
-            else Choice(inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long))
+            else SelectedTokens(
+                inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long)
+            )
         )
         timing.select = _lap(model, start)
         reused = inside.clone()
         if choice.narrow is None:
             reused[choice.tokens] = False
-        place(model, prompt, cache, reused)
+        place_chunks(model, prompt.placed, cache, reused)
         timing.place = _lap(model, start) - timing.select
     needed = ~inside
     needed[choice.tokens] = True
@@ -125,7 +86,7 @@ def fused_prefill(
     return Fused(out, every, timing)
 
 
-def _run_head(model: Model, prompt: Prompt, cache: Cache) -> int:
+def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
     """Compute what stands before the first chunk, once and for all; returns how many tokens.
 
     No chunk precedes it, so its KV is exact: a selector that probes need not run it again. Returns

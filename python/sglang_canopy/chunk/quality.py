@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import Cache, dense_cache
-from sglang_canopy.chunk.chunk import Chunk, Placed, Prompt
+from sglang_canopy.chunk.cache import KVCache, dense_cache
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
 from sglang_canopy.chunk.encode import Encoder, stand_in
 from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
@@ -117,8 +117,8 @@ def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     return tokenizer.decode(kept[: kept.index(end)] if end in kept else kept)
 
 
-def _upto(cache: Cache, tokens: int) -> Cache:
-    return Cache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
+def _upto(cache: KVCache, tokens: int) -> KVCache:
+    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
 
 
 def behind(case: Case, how: str) -> list[int]:
@@ -137,13 +137,13 @@ def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
     return [encoder.encode(d) for d in case.documents]
 
 
-def place_chunks(case: Case, chunks: Sequence[Chunk], device: torch.device) -> Prompt:
+def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
     """The prompt of a case with its chunks where its documents are."""
     at, placed = len(case.prefix), []
     for chunk in chunks:
         placed.append(Placed(chunk, at))
         at += len(chunk)
-    return Prompt(torch.tensor(case.ids, device=device), tuple(placed))
+    return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
 
 
 def measure(
@@ -157,7 +157,7 @@ def measure(
     generate: bool,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
-    prompt = place_chunks(case, chunks, model.device)
+    prompt = prompt_of_case(case, chunks, model.device)
     choose = make_selector(selector)
     if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
         for chunk in chunks:
@@ -190,7 +190,7 @@ def measure(
     }
 
 
-def _continue(model: Model, tokenizer: Any, cache: Cache, n: int, first: int) -> str:
+def _continue(model: Model, tokenizer: Any, cache: KVCache, n: int, first: int) -> str:
     """Greedy text from the fused cache (positions from n on are overwritten as it goes)."""
     tokens = [first]
     while len(tokens) < FORCED and tokens[-1] != tokenizer.eos_token_id:

@@ -21,7 +21,7 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class CostProfile:
     """Seconds a token on one device and storage tier, for one model.
 
     compute_s: recomputing it (t_c); transfer_s: reading and placing its KV (t_i); other_s: what a
@@ -152,7 +152,7 @@ class Calibration:
 
     ratio: float
     r_min: float
-    profile: Profile
+    profile: CostProfile
 
 
 class Calibrations:
@@ -172,7 +172,7 @@ class Calibrations:
         found = self._read().get(self.key(setting, tier))
         if found is None:
             return None
-        return Calibration(found["ratio"], found["r_min"], Profile(**found["profile"]))
+        return Calibration(found["ratio"], found["r_min"], CostProfile(**found["profile"]))
 
     def settings(self, model: str, device: str) -> list[Setting | None]:
         """What the file has of a model on a chip; None: of a version that kept no dtype."""

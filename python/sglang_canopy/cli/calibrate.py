@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_canopy.chunk import tasks
     from sglang_canopy.chunk.calibrate import calibrate, on_tier, setting_of
     from sglang_canopy.chunk.model import identity_of, load
-    from sglang_canopy.chunk.quality import encode_case, place_chunks, tokenise
+    from sglang_canopy.chunk.quality import encode_case, prompt_of_case, tokenise
     from sglang_canopy.chunk.ratio import Calibrations, quality_floor
     from sglang_canopy.chunk.selectors import make_selector
 
@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"ratio {ratio:.2f}  KL {kl:.4f} nats a token")
     floor = quality_floor(measured, args.keep, args.max_kl)
     print(f"smallest ratio that is good enough: {floor:.3f}")
-    prompts = [place_chunks(c, encode_case(model, c, args.encode), model.device) for c in cases[:2]]
+    prompts = [
+        prompt_of_case(c, encode_case(model, c, args.encode), model.device) for c in cases[:2]
+    ]
     setting = setting_of(model, identity_of(args.model))
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         for tier in tiers:

@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print a table. The rows are the table's, with more columns."""
-    from sglang_canopy.chunk.evaluate import Plan, evaluate
+    from sglang_canopy.chunk.evaluate import EvaluationPlan, evaluate
 
-    plan = Plan(
+    plan = EvaluationPlan(
         model=args.model,
         data=args.data,
         tasks=_names(args.tasks) or (() if args.data else ("single", "split", "coreference")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from sglang_canopy.chunk.model import load  # noqa: E402
-from sglang_canopy.chunk.server.gate import apply_calibration, measure_quality  # noqa: E402
-from sglang_canopy.chunk.server.options import Options  # noqa: E402
+from sglang_canopy.chunk.quality_gate import calibrated_ratios, measure_quality  # noqa: E402
 from sglang_canopy.cli.main import main  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
@@ -50,11 +48,7 @@ def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys
         assert 0 <= entry["r_min"] <= entry["ratio"] <= 1
         assert entry["profile"]["compute_s"] > 0
     assert "smallest ratio" in capsys.readouterr().out
-    engine = SimpleNamespace(
-        options=Options(calibration=str(out)), model=load(model_dir), ratios={}
-    )
-    apply_calibration(engine, str(model_dir))
-    assert engine.ratios == {
+    assert calibrated_ratios(str(out), load(model_dir), str(model_dir), 1) == {
         "device": saved["memory"]["ratio"],
         "host": saved["memory"]["ratio"],
         "disk": saved["disk"]["ratio"],
@@ -63,29 +57,24 @@ def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys
 
 def test_a_calibration_of_another_model_is_refused(model_dir, tmp_path) -> None:
     (tmp_path / "c.json").write_text("{}")
-    engine = SimpleNamespace(
-        options=Options(calibration=str(tmp_path / "c.json")), model=load(model_dir), ratios={}
-    )
     with pytest.raises(CanopyError, match="canopy calibrate"):
-        apply_calibration(engine, str(model_dir))
+        calibrated_ratios(str(tmp_path / "c.json"), load(model_dir), str(model_dir), 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype", "told"),
+    ("tp_size", "dtype", "message"),
     [
-        ({}, torch.bfloat16, "float32 .* bfloat16"),
-        ({"tp_size": 2}, torch.float32, "--tp-size 2.*--canopy-chunk-ratio"),
+        (1, torch.bfloat16, "float32 .* bfloat16"),
+        (2, torch.float32, "--tp-size 2.*--canopy-chunk-ratio"),
     ],
 )
 def test_a_calibration_for_another_dtype_or_split_is_refused_by_name(
-    model_dir, tmp_path, options, dtype, told
+    model_dir, tmp_path, tp_size, dtype, message
 ) -> None:
     out = tmp_path / "c.json"
     assert calibrate(model_dir, out, "--tiers", "memory") == 0
-    made = Options(calibration=str(out), **options)
-    engine = SimpleNamespace(options=made, model=load(model_dir, dtype), ratios={})
-    with pytest.raises(CanopyError, match=told):
-        apply_calibration(engine, str(model_dir))
+    with pytest.raises(CanopyError, match=message):
+        calibrated_ratios(str(out), load(model_dir, dtype), str(model_dir), tp_size)
 
 
 def test_a_calibration_of_an_older_version_is_refused_by_name(model_dir, tmp_path) -> None:
@@ -95,11 +84,8 @@ def test_a_calibration_of_an_older_version_is_refused_by_name(model_dir, tmp_pat
     for entry in saved.values():
         del entry["dtype"], entry["tp_size"]
     out.write_text(json.dumps({f"old {key}": entry for key, entry in saved.items()}))
-    engine = SimpleNamespace(
-        options=Options(calibration=str(out)), model=load(model_dir), ratios={}
-    )
     with pytest.raises(CanopyError, match="older version"):
-        apply_calibration(engine, str(model_dir))
+        calibrated_ratios(str(out), load(model_dir), str(model_dir), 1)
 
 
 def test_mistakes_are_told(model_dir, tmp_path, capsys) -> None:

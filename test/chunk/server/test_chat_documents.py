@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_canopy.chunk.server import entry
-from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.http import entry
+from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.errors import CanopyError
 
 
@@ -32,16 +32,14 @@ def part(text):
     return SimpleNamespace(type="text", text=text)
 
 
-def convert(content, custom=None, options=None, template_documents=None, shows=False):
-    """The ids and bounds of a chat whose template is ``<user>CONTENT</user>``."""
+def converted(content, custom=None, options=None, template_documents=None, shows=False):
+    """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
         messages=[Message(content=content)],
         custom_params=custom,
         chat_template_kwargs={"documents": template_documents} if template_documents else None,
     )
-    manager = SimpleNamespace(
-        tokenizer=Characters(), server_args=SimpleNamespace(**{ATTRIBUTE: options or Options()})
-    )
+    manager = SimpleNamespace(tokenizer=Characters())
 
     def original(_serving, request):
         text = request.messages[0].content
@@ -55,9 +53,17 @@ def convert(content, custom=None, options=None, template_documents=None, shows=F
             text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
         ), 0
 
-    adapted, _ = entry.convert_chat(original, SimpleNamespace(tokenizer_manager=manager), request)
-    said = adapted.sampling_params["custom_params"] or {}
-    bounds = said.get("canopy_chunks", [])
+    adapted, _ = entry.convert_chat(
+        original, SimpleNamespace(tokenizer_manager=manager), request, options or Options()
+    )
+    return adapted, manager
+
+
+def convert(*args, **kwargs):
+    """The ids and bounds of a converted chat."""
+    adapted, _ = converted(*args, **kwargs)
+    params = adapted.sampling_params["custom_params"] or {}
+    bounds = params.get("canopy_chunks", [])
     bounds = [] if bounds == "off" else bounds
     text = Characters().decode(adapted.input_ids)
     return text, [text[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
@@ -111,3 +117,20 @@ def test_a_registered_document_replaces_its_mark() -> None:
 def test_wrong_parts_are_refused(content, reason) -> None:
     with pytest.raises(CanopyError, match=reason):
         convert(content, {"canopy_documents": "parts"})
+
+
+def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
+    parsed, real = [], entry.fields.parse_fields
+    monkeypatch.setattr(
+        entry.fields, "parse_fields", lambda given: parsed.append(given) or real(given)
+    )
+    adapted, manager = converted("sys##one##two##why?", None, Options(separator="##"))
+    before = dict(adapted.sampling_params["custom_params"])
+    entry.prepare(manager, adapted, Options(separator="##"))
+    assert len(parsed) == 1
+    assert adapted.sampling_params["custom_params"] == before
+
+
+def test_a_chats_selector_is_checked_against_the_ranks() -> None:
+    with pytest.raises(CanopyError, match="--tp-size 2"):
+        convert("a##b##c", {"canopy_selector": "hkvd"}, Options(separator="##", tp_size=2))

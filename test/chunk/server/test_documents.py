@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.chunk.server.documents import Documents, between, cut, tokenise, with_bounds
+from sglang_canopy.chunk.documents import (
+    Documents,
+    split_at_signs,
+    split_documents,
+    tokenise,
+    with_bounds,
+)
 from sglang_canopy.errors import CanopyError
 
 
@@ -25,14 +31,14 @@ def document(text: str) -> list[int]:
 
 
 def test_between_two_separators_is_a_document_and_separators_stay() -> None:
-    pieces = cut("system##doc one##two##question", "##", Documents(), None)
+    pieces = split_documents("system##doc one##two##question", "##", Documents(), None)
     assert [p.text for p in pieces if p.document] == ["doc one", "two"]
     assert "".join(p.text for p in pieces) == "system##doc one##two##question"
 
 
 def test_the_same_document_has_the_same_ids_in_every_prompt() -> None:
     for text in ("sys##odd##q", "longer system##x##odd##q", "##odd##"):
-        ids, bounds = tokenise(Letters(), cut(text, "##", Documents(), None))
+        ids, bounds = tokenise(Letters(), split_documents(text, "##", Documents(), None))
         found = [ids[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
         assert document("odd") in found
         assert ids.count(1) == 1
@@ -40,20 +46,20 @@ def test_the_same_document_has_the_same_ids_in_every_prompt() -> None:
 
 
 def test_text_without_documents_is_tokenised_as_ever() -> None:
-    ids, bounds = tokenise(Letters(), cut("plain text", "##", Documents(), None))
+    ids, bounds = tokenise(Letters(), split_documents("plain text", "##", Documents(), None))
     assert bounds == []
     assert ids == Letters().encode("plain text")
 
 
 def test_empty_documents_are_left_out() -> None:
-    _, bounds = tokenise(Letters(), cut("s####a##q", "##", Documents(), None))
+    _, bounds = tokenise(Letters(), split_documents("s####a##q", "##", Documents(), None))
     assert len(bounds) == 2
 
 
 def test_a_registered_document_stands_where_its_mark_is() -> None:
     known = Documents()
     name = known.add(document("fact"), "tenant")
-    pieces = cut(f"sys [[canopy:{name}]] why?", None, known, "tenant")
+    pieces = split_documents(f"sys [[canopy:{name}]] why?", None, known, "tenant")
     ids, bounds = tokenise(Letters(), pieces)
     assert [ids[a:b] for a, b in zip(bounds[::2], bounds[1::2])] == [document("fact")]
 
@@ -63,10 +69,10 @@ def test_a_mark_of_another_tenant_or_a_deleted_one_is_refused() -> None:
     name = known.add(document("fact"), "tenant")
     for other in (None, "other"):
         with pytest.raises(CanopyError, match="no document"):
-            cut(f"[[canopy:{name}]]", None, known, other)
+            split_documents(f"[[canopy:{name}]]", None, known, other)
     known.remove(name, "tenant")
     with pytest.raises(CanopyError, match="deleted"):
-        cut(f"[[canopy:{name}]]", None, known, "tenant")
+        split_documents(f"[[canopy:{name}]]", None, known, "tenant")
     assert known.tokens.total() == 0
     assert not known.by_tenant
 
@@ -110,10 +116,10 @@ def test_a_full_server_says_nothing_of_the_other_tenants() -> None:
 
 
 def test_signs_of_a_rendered_chat_bound_its_documents() -> None:
-    pieces = between("<u><one>\n<two>\nask", "<", ">")
+    pieces = split_at_signs("<u><one>\n<two>\nask", "<", ">")
     assert [p.text for p in pieces if p.document] == ["u", "one", "two"]
     with pytest.raises(CanopyError, match="cut a document"):
-        between("a<b", "<", ">")
+        split_at_signs("a<b", "<", ">")
 
 
 def test_bounds_of_the_client_and_found_ones_exclude_each_other() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk.cache import Cache  # noqa: E402
+from sglang_canopy.chunk import background_encoder, versions  # noqa: E402
+from sglang_canopy.chunk.cache import KVCache  # noqa: E402
+from sglang_canopy.chunk.documents import document_name  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
-from sglang_canopy.chunk.server import learner, versions  # noqa: E402
-from sglang_canopy.chunk.server.documents import document_name  # noqa: E402
 from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -30,7 +30,7 @@ class Tokenizer:
 @pytest.fixture
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
-    monkeypatch.setattr(engines.view, "model_view", lambda runner: llama)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: llama)
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
 
     def made(**options) -> ChunkEngine:
@@ -40,9 +40,8 @@ def make(llama, monkeypatch):
 
 
 def request(ids, bounds, salt: str | None = None, **fields):
-    said = {"canopy_chunks": bounds}
     known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
-    params = SimpleNamespace(custom_params=said)
+    params = SimpleNamespace(custom_params={"canopy_chunks": bounds})
     return SimpleNamespace(
         origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
     )
@@ -60,15 +59,15 @@ def prompt(ids, order=(0, 1, 2)):
 
 def learn(engine: ChunkEngine, req) -> None:
     """What follows a fused prefill: missing chunks are asked for, and encoded."""
-    wish = engine.wish(req)
-    wish.fused = True  # so that nothing is taken from a pool
-    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
-    while engine.learner.busy:
-        engine.learner.step(0.0)
+    state = engine.new_request(req)
+    state.fused = True  # so that nothing is taken from a pool
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    while engine.encoder.busy:
+        engine.encoder.step(0.0)
 
 
 def tiers(engine: ChunkEngine, req) -> list[str | None]:
-    return [k.tier for k in engine.known(engine.wish(req))]
+    return [k.tier for k in engine.resolve(engine.new_request(req))]
 
 
 @pytest.mark.parametrize("how", ["prefix", "standin", "alone"])
@@ -79,10 +78,10 @@ def test_documents_are_found_in_another_order(make, llama, ids, how) -> None:
     assert tiers(engine, turned) == ["host"] * 3
     behind = {"prefix": ids[:SYSTEM].tolist(), "alone": []}
     behind["standin"] = behind["prefix"] + list(engine.stand_in)
-    wish = engine.wish(turned)
-    assert wish.prefix == tuple(behind[how])
+    state = engine.new_request(turned)
+    assert state.encode_prefix == tuple(behind[how])
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind[how])
-    got = engine.store.get(wish.keys[0])
+    got = engine.store.get(state.keys[0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
 
@@ -107,10 +106,10 @@ def test_only_a_first_document_is_taken_from_an_ordinary_prefill(make, ids, monk
     out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
     at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
     req = request([*out, 1], [SYSTEM, at, at, at + LENGTH])
-    wish = engine.wish(req)
+    state = engine.new_request(req)
     monkeypatch.setattr(engines, "capture", lambda *_: pytest.fail("taken behind another document"))
-    engine.learn_from(req, wish, torch.arange(len(out)))
-    assert len(engine.learner.waiting) == 2
+    engine.encode_missing(req, state, torch.arange(len(out)))
+    assert len(engine.encoder.queue) == 2
 
 
 def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_path) -> None:
@@ -124,9 +123,9 @@ def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_pa
     assert tiers(second, req) == ["disk"] * 3
     learn(second, req)
     name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), None)
-    assert second.command("pin", name, None)
-    assert second.command("unpin", name, None)
-    assert second.command("delete", name, None)
+    assert second.document_command("pin", name, None)
+    assert second.document_command("unpin", name, None)
+    assert second.document_command("delete", name, None)
     assert tiers(second, req) == [None, "disk", "disk"]
     assert len(list(tmp_path.rglob("*.chunk"))) == 2
 
@@ -157,22 +156,22 @@ def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
     engine = make()
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     name = document_name(document, None)
-    assert not engine.command("pin", name, None)
+    assert not engine.document_command("pin", name, None)
 
     def behind(system: int):
         return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH])
 
     learn(engine, behind(0))
-    assert engine.command("pin", name, None)
+    assert engine.document_command("pin", name, None)
     learn(engine, behind(1))
     assert [pins for *_, pins in engine.store.listing()] == [1, 1]
     for key, *_ in engine.store.listing()[:1]:
         engine.store.delete(key)
     learn(engine, behind(0))
     assert [pins for *_, pins in engine.store.listing()] == [1, 1]
-    assert engine.command("unpin", name, None)
+    assert engine.document_command("unpin", name, None)
     assert [pins for *_, pins in engine.store.listing()] == [0, 0]
-    assert not engine.command("unpin", name, None)
+    assert not engine.document_command("unpin", name, None)
 
 
 @pytest.mark.parametrize("left", [[0], None])
@@ -180,22 +179,24 @@ def test_a_prompt_that_was_replaced_or_cut_is_not_read(make, ids, left) -> None:
     engine = make()
     out, bounds = prompt(ids)
     req = request(out, bounds)
-    wish = engine.wish(req)
+    state = engine.new_request(req)
     req.origin_input_ids = left or out[: bounds[-1] - 5]
-    assert not engine.may_fuse(req, wish)
-    assert wish.why == "aborted or truncated"
-    engine.learn_from(req, wish, torch.arange(1))
-    assert not engine.learner.busy
+    assert not engine.may_fuse(req, state)
+    assert state.reason == "aborted or truncated"
+    engine.encode_missing(req, state, torch.arange(1))
+    assert not engine.encoder.busy
 
 
 def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, ids, monkeypatch):
     engine = make()
     req = request(*prompt(ids))
-    wish = engine.wish(req)
+    state = engine.new_request(req)
     kept = encode(llama, ids[SYSTEM : SYSTEM + LENGTH].tolist(), ids[:SYSTEM].tolist())
-    monkeypatch.setattr(engines.view, "row_cache", lambda *_: Cache([], [], torch.arange(1)))
+    monkeypatch.setattr(
+        engines.model_view, "row_cache", lambda *_: KVCache([], [], torch.arange(1))
+    )
     monkeypatch.setattr(engines, "capture", lambda *_: kept)
-    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     assert tiers(engine, req) == ["host", None, None]
 
 
@@ -205,13 +206,13 @@ def test_a_waiting_requests_chunks_on_disk_are_read(make, ids, tmp_path) -> None
     req = request(*prompt(ids))
     learn(engine, req)
     hits = engine.store.stats()["hits"]["disk"]
-    wish = engine.wish(req)
-    engine.read_ahead(wish)
-    assert set(engine.reader.coming) == set(wish.keys)
+    state = engine.new_request(req)
+    engine.read_ahead(state)
+    assert set(engine.reads.pending) == set(state.keys)
     assert engine.store.stats()["hits"]["disk"] == hits
     small = make(disk_mb=64, directory=str(tmp_path), read_ahead_mb=0)
-    small.read_ahead(wish)
-    assert small.reader.stats()["left_out"] == 3
+    small.read_ahead(state)
+    assert small.reads.stats()["left_out"] == 3
 
 
 def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_path) -> None:
@@ -219,12 +220,12 @@ def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_pa
     engine.store._tiers[0].capacity_bytes = 0
     req = request(*prompt(ids))
     learn(engine, req)
-    wish = engine.wish(req)
-    path = engine.store.look(wish.keys[1]).path
+    state = engine.new_request(req)
+    path = engine.store.look(state.keys[1]).path
     whole = bytearray(path.read_bytes())
     whole[-5] ^= 1
     path.write_bytes(whole)
-    engine.drop_damaged(wish)
+    engine.delete_damaged(state)
     assert tiers(engine, req) == ["disk", None, "disk"]
     learn(engine, req)
     assert tiers(engine, req) == ["disk"] * 3
@@ -233,45 +234,45 @@ def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_pa
 def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, ids) -> None:
     engine = make(learn_share=0.1)
     req = request(*prompt(ids))
-    wish = engine.wish(req)
-    wish.fused = True
-    engine.learn_from(req, wish, torch.arange(len(req.origin_input_ids)))
-    engine.earn(640)
-    assert engine.learner.encoded_tokens == 0
-    engine.spend(1)
-    assert engine.learner.encoded_tokens == SYSTEM + LENGTH
-    assert engine.credit == 64 - (SYSTEM + LENGTH)
-    engine.spend()
-    assert engine.learner.encoded_tokens == SYSTEM + 2 * LENGTH
-    assert engine.credit < 1
-    while engine.learner.busy:
+    state = engine.new_request(req)
+    state.fused = True
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    engine.earn_encoding(640)
+    assert engine.encoder.encoded_tokens == 0
+    engine.spend_encoding(1)
+    assert engine.encoder.encoded_tokens == SYSTEM + LENGTH
+    assert engine.encode_credit == 64 - (SYSTEM + LENGTH)
+    engine.spend_encoding()
+    assert engine.encoder.encoded_tokens == SYSTEM + 2 * LENGTH
+    assert engine.encode_credit < 1
+    while engine.encoder.busy:
         engine.encode_piece()
-    engine.earn(640)
-    assert engine.credit == 0  # nothing waits: nothing is saved up
+    engine.earn_encoding(640)
+    assert engine.encode_credit == 0  # nothing waits: nothing is saved up
 
 
 def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:
     engine = make()
     req = request(*prompt(ids))
-    engine.learner.want(req.origin_input_ids[:LENGTH], (), "")
-    monkeypatch.setattr(learner, "prefill", lambda *_, **__: 1 / 0)
+    engine.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
+    monkeypatch.setattr(background_encoder, "prefill", lambda *_, **__: 1 / 0)
     assert engine.encode_piece() == 0
     assert engine.counts["fallbacks"] == 1
-    assert not engine.learner.busy
+    assert not engine.encoder.busy
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from sglang_canopy.chunk.server.scheduler import insert_guard
+    from sglang_canopy.chunk.server.hooks import _check_insert
 
     engine = make()
     req = request(*prompt(ids), rid="r")
-    insert_guard(None, req, up_to=100)  # it names no chunks
-    wish = req.canopy_chunks = engine.wish(req)
-    insert_guard(None, req, up_to=100)  # nothing was reused
-    wish.fused, wish.limit = True, SYSTEM
-    insert_guard(None, req, up_to=SYSTEM)
+    _check_insert(None, req, up_to=100)  # it names no chunks
+    state = req.canopy_chunks = engine.new_request(req)
+    _check_insert(None, req, up_to=100)  # nothing was reused
+    state.fused, state.published_tokens = True, SYSTEM
+    _check_insert(None, req, up_to=SYSTEM)
     with pytest.raises(AssertionError, match="would enter the exact prefix tree"):
-        insert_guard(None, req, up_to=SYSTEM + 1)
+        _check_insert(None, req, up_to=SYSTEM + 1)
 
 
 def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
@@ -286,13 +287,13 @@ def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
             start = SYSTEM + i * LENGTH
             name = document_name(ids[start : start + LENGTH].tolist(), tenant)
             asked.append((name, tenant))
-            done.append(engine.command("pin", name, tenant))
+            done.append(engine.document_command("pin", name, tenant))
     assert done == [True, True, False] * 3 + [False] * 3
     assert engine.stats()["pinned_bytes"] == 6 * size
-    assert not engine.command("unpin", asked[0][0], "b")  # another's
-    assert engine.command("unpin", *asked[0])
-    assert engine.command("pin", *asked[2])
-    assert engine.command("delete", *asked[1])
+    assert not engine.document_command("unpin", asked[0][0], "b")  # another's
+    assert engine.document_command("unpin", *asked[0])
+    assert engine.document_command("pin", *asked[2])
+    assert engine.document_command("delete", *asked[1])
     assert engine.stats()["pinned_bytes"] == 5 * size
     engine.store.check()
 
@@ -312,22 +313,22 @@ def test_nothing_of_a_tenant_is_reached_by_the_name_of_its_document(make, ids) -
     name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), "a")
     for other in (None, "b", "a/"):
         for verb in ("pin", "unpin", "delete"):
-            assert not engine.command(verb, name, other)
+            assert not engine.document_command(verb, name, other)
     assert tiers(engine, request(*prompt(ids), salt="a")) == ["host"] * 3
-    assert engine.command("pin", name, "a")
+    assert engine.document_command("pin", name, "a")
 
 
 def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
     engine = make()
     fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
     fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
-    wishes = []
+    states = []
     for one in fields:
         req = request(*prompt(ids))
         vars(req).update(one)
-        wishes.append(engine.wish(req))
-    assert len({wish.keys for wish in wishes}) == len(fields)
-    assert [wish.tenant for wish in wishes] == [None, "a/", "a", "a/a", "a/"]
+        states.append(engine.new_request(req))
+    assert len({state.keys for state in states}) == len(fields)
+    assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
 
 
 def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> None:
@@ -342,11 +343,8 @@ def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> No
 
 
 def test_a_command_that_is_none_is_ignored(make) -> None:
-    from sglang_canopy.chunk.server import scheduler
+    from sglang_canopy.chunk.server.scheduler import run_commands
 
     engine = make()
-    runner = SimpleNamespace(canopy_chunks=engine)
-    side = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
     for key in ("canopy_chunk:", "canopy_chunk:pin", "canopy_chunk:delete:x", "canopy_chunk:x:y:z"):
-        asked = SimpleNamespace(server_args={key: 1})
-        assert not scheduler.command(None, side, asked).updated
+        assert not run_commands(engine, [key]).updated

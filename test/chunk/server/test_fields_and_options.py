@@ -6,20 +6,23 @@ import argparse
 
 import pytest
 
-from sglang_canopy.chunk.server import fields, options, supported
+from sglang_canopy.chunk import fields
+from sglang_canopy.chunk.server import options
 from sglang_canopy.errors import CanopyError
 
 
 def test_a_request_without_chunk_fields_asks_for_nothing() -> None:
-    assert fields.said(None) == fields.Said()
-    assert fields.said({"canopy_turn": 3}) == fields.Said()
+    assert fields.parse_fields(None) == fields.ChunkFields()
+    assert fields.parse_fields({"canopy_turn": 3}) == fields.ChunkFields()
 
 
 def test_bounds_are_read_as_pairs() -> None:
-    asked = fields.said({"canopy_chunks": [3, 7, 7, 12], "canopy_recompute_ratio": 0})
-    assert asked.bounds == ((3, 7), (7, 12))
-    assert asked.ratio == 0.0
-    assert fields.said({"canopy_chunks": "off"}).off
+    parsed_fields = fields.parse_fields(
+        {"canopy_chunks": [3, 7, 7, 12], "canopy_recompute_ratio": 0}
+    )
+    assert parsed_fields.bounds == ((3, 7), (7, 12))
+    assert parsed_fields.ratio == 0.0
+    assert fields.parse_fields({"canopy_chunks": "off"}).off
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_bounds_are_read_as_pairs() -> None:
 )
 def test_wrong_bounds_are_refused_with_what_is_wrong(given: object, reason: str) -> None:
     with pytest.raises(CanopyError, match=reason) as told:
-        fields.said({"canopy_chunks": given})
+        fields.parse_fields({"canopy_chunks": given})
     assert len(str(told.value)) < 400
 
 
@@ -64,7 +67,7 @@ def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
 )
 def test_other_wrong_fields_are_refused(given: dict) -> None:
     with pytest.raises(CanopyError, match=next(iter(given))):
-        fields.said(given)
+        fields.parse_fields(given)
 
 
 def parsed(*argv: str) -> options.Options | None:
@@ -122,7 +125,7 @@ def test_wrong_flags_stop_the_start(argv: tuple[str, ...], reason: str) -> None:
 
 def test_unsupported_servers_are_named() -> None:
     good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
-    assert supported.unsupported(good) is None
+    assert options.unsupported(good) is None
     for name, value in (
         ("pp_size", 2),
         ("kv_cache_dtype", "fp8_e5m2"),
@@ -131,4 +134,4 @@ def test_unsupported_servers_are_named() -> None:
         ("quantization", "fp8"),
     ):
         bad = argparse.Namespace(**{**vars(good), name: value})
-        assert supported.unsupported(bad), name
+        assert options.unsupported(bad), name

@@ -13,14 +13,18 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.fields import check_selector  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.fields import check_selector  # noqa: E402
-from sglang_canopy.chunk.server.options import SPLIT_SELECTORS, Options  # noqa: E402
-from sglang_canopy.chunk.server.supported import split_unsupported, unsupported  # noqa: E402
+from sglang_canopy.chunk.server.options import (  # noqa: E402  # noqa: E402
+    SPLIT_SELECTORS,
+    Options,
+    split_unsupported,
+    unsupported,
+)
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 
@@ -83,7 +87,7 @@ def fuse(model, selector: str):
     chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
     order = [chunks[i] for i in (2, 0, 1)]
     whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    prompt = Prompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+    prompt = FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
     cache = dense_cache(model, len(prompt))
     fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
     return fused.rows, fused.logits

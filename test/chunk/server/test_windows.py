@@ -10,30 +10,30 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
-from test_learner_and_fold import batch_of  # noqa: E402
 
 from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
-from sglang_canopy.chunk.server import ranks  # noqa: E402
-from sglang_canopy.chunk.server.windows import cut  # noqa: E402
-from sglang_canopy.chunk.server.wish import Plan  # noqa: E402
+from sglang_canopy.chunk.server import model_view  # noqa: E402
+from sglang_canopy.chunk.server.batch import split_into_windows  # noqa: E402
+from sglang_canopy.chunk.server.request import ReusePlan  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 
 def test_a_batch_within_a_window_is_one_forward() -> None:
-    (only,) = cut([torch.arange(3, 9), torch.tensor([40])], 7, [1, 1])
+    (only,) = split_into_windows([torch.arange(3, 9), torch.tensor([40])], 7, [1, 1])
     assert [rows.tolist() for rows in only] == [[3, 4, 5, 6, 7, 8], [40]]
 
 
 def test_rows_run_in_order_and_the_last_forward_has_every_requests_last_row() -> None:
-    first, second, last = cut([torch.arange(20, 30), torch.tensor([90])], 5, [1, 1])
+    first, second, last = split_into_windows([torch.arange(20, 30), torch.tensor([90])], 5, [1, 1])
     assert [rows.tolist() for rows in first] == [[20, 21, 22, 23], [90]]
     assert [rows.tolist() for rows in second] == [[24, 25], [90]]
     assert [rows.tolist() for rows in last] == [[26, 27, 28, 29], [90]]
 
 
 def test_rows_whose_logits_are_wanted_stay_together() -> None:
-    *early, last = cut([torch.arange(10), torch.arange(6)], 4, [1, 6])
+    *early, last = split_into_windows([torch.arange(10), torch.arange(6)], 4, [1, 6])
     assert last[1].tolist() == list(range(6))
     assert last[0].tolist() == [9]
     assert all(len(rows) for forward in early for rows in forward)
@@ -49,7 +49,7 @@ def test_every_row_is_computed_after_those_before_it(lengths, most, data) -> Non
     for n in lengths:
         rows = data.draw(st.lists(st.integers(0, 99), min_size=n, max_size=n, unique=True))
         chosen.append(torch.tensor(sorted(rows)))
-    found = cut(chosen, most, [1] * len(chosen))
+    found = split_into_windows(chosen, most, [1] * len(chosen))
     for one in found:
         assert sum(map(len, one)) <= most
         assert all(len(rows) for rows in one)
@@ -72,7 +72,7 @@ class Worker:
         engine.runner.canopy_chunks = engine
         engine.runner.token_to_kv_pool = None
         note = lambda worker, run, plan: self.ran.append((plan.positions.tolist(), False))  # noqa: E731
-        monkeypatch.setattr(forwards, "_compute", note)
+        monkeypatch.setattr(forwards, "_run_without_sampling", note)
 
     def set_hicache_consumer(self, index) -> None:
         pass
@@ -83,7 +83,7 @@ class Worker:
             rows = plan.positions if plan is not None else torch.arange(run.extend_num_tokens)
             self.ran.append((rows.tolist(), True))
 
-        return forwards.forward(original, self, batch)
+        return forwards.forward(original, self, self.model_runner.canopy_chunks, batch)
 
 
 def window(req, prefix: int, end: int):
@@ -109,8 +109,8 @@ def served(make, ids, monkeypatch):  # noqa: F811
             out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
             skip_radix_cache_insert=False,
         )  # fmt: skip
-        req.canopy_chunks = engine.wish(req)
-        monkeypatch.setattr(engine, "learn_from", lambda *_: None)
+        req.canopy_chunks = engine.new_request(req)
+        monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
         table = torch.arange(200).view(2, 100) + 7
         engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
         engine.window_tokens, engine.prefill_tokens = 32, 64
@@ -122,21 +122,23 @@ def served(make, ids, monkeypatch):  # noqa: F811
 def planned(engine, monkeypatch, failing: int = -1) -> None:
     """Plans that reuse all of the known chunks; the window that begins at ``failing`` cannot."""
 
-    def plan(req, wish, prefix, row):
+    def plan(req, request, prefix, row):
         if prefix == failing:
             raise CanopyError("damaged")
-        placed = tuple(p for k in engine.known(wish, touch=True) if (p := k.placed(prefix)))
+        placed = tuple(
+            p for k in engine.resolve(request, touch=True) if (p := k.placed_from(prefix))
+        )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
             computed[p.start : p.end] = False
-        return Plan(computed, placed, prefix)
+        return ReusePlan(computed, placed, prefix)
 
-    def spread(plan, row, first, end):
+    def write_reused(plan, row, first, end):
         if first == failing:
             raise CanopyError("damaged")
 
     monkeypatch.setattr(engine, "plan", plan)
-    monkeypatch.setattr(engine, "spread", spread)
+    monkeypatch.setattr(engine, "write_reused", write_reused)
 
 
 def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
@@ -160,7 +162,7 @@ def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> N
         engine.store.delete(key)
     worker.forward(window(req, 0, 98))
     assert max(len(rows) for rows, _ in worker.ran) == 32
-    assert req.canopy_chunks.why == "too little is known"
+    assert req.canopy_chunks.reason == "too little is known"
     assert not req.skip_radix_cache_insert
 
 
@@ -179,25 +181,27 @@ def test_a_later_window_that_fails_never_lets_reused_kv_into_the_exact_tree(
     planned(engine, monkeypatch, failing=60)
     for prefix, end in ((0, 60), (60, 80), (80, 98)):
         worker.forward(window(req, prefix, end))
-    wish = req.canopy_chunks
-    assert wish.fused
+    state = req.canopy_chunks
+    assert state.fused
     assert req.skip_radix_cache_insert
-    assert wish.head == SYSTEM  # and not where a second plan, behind reused KV, would begin
+    assert (
+        state.publish_tokens == SYSTEM
+    )  # and not where a second plan, behind reused KV, would begin
     assert worker.ran[-2][0] == list(range(20))  # SGLang's own forward: every row of the window
     assert engine.counts["fallbacks"] == 1
 
 
-def test_a_batch_that_cannot_be_folded_is_exact_too(served, monkeypatch) -> None:
+def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None:
     engine, worker, req = served()
     planned(engine, monkeypatch)
-    real, calls = forwards.fold, []
+    real, calls = forwards.pack_rows, []
 
-    def fold(batch, table, chosen):
+    def pack_rows(batch, table, chosen):
         calls.append(chosen)
         assert len(calls) > 1, "the fused rows"
         return real(batch, table, chosen)
 
-    monkeypatch.setattr(forwards, "fold", fold)
+    monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
     assert not req.skip_radix_cache_insert
@@ -208,7 +212,7 @@ def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> No
     planned(engine, monkeypatch)  # here it does not
     monkeypatch.setattr(engine, "model", SimpleNamespace(ranks=object()))
     group = SimpleNamespace(all_gather_object=lambda mine: [mine, [0]])
-    monkeypatch.setattr(ranks, "_group", lambda: group)
+    monkeypatch.setattr(model_view, "_group", lambda: group)
     worker.forward(window(req, 0, 98))
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
     assert not req.skip_radix_cache_insert
@@ -221,4 +225,4 @@ def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> Non
     ((rows, _),) = worker.ran
     assert len(rows) == 98 - 80
     assert req.skip_radix_cache_insert
-    assert req.canopy_chunks.head == SYSTEM
+    assert req.canopy_chunks.publish_tokens == SYSTEM

@@ -8,7 +8,7 @@ from sglang_canopy.chunk.selectors.asked import (
     HeadLastToken,
     LastToken,
 )
-from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, Selector
+from sglang_canopy.chunk.selectors.base import Context, Offline, SelectedTokens, Selector
 from sglang_canopy.chunk.selectors.first_k import FirstTokens
 from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
 from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
@@ -56,9 +56,9 @@ def offline_selectors() -> list[Offline]:
 __all__ = [
     "DEFAULT",
     "SELECTORS",
-    "Choice",
     "Context",
     "Offline",
+    "SelectedTokens",
     "Selector",
     "make_selector",
     "offline_selectors",

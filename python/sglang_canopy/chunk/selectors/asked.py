@@ -8,15 +8,15 @@ stands before it needs no recompute at all, so the whole budget goes to the othe
 
 from __future__ import annotations
 
-from sglang_canopy.chunk.chunk import Prompt
-from sglang_canopy.chunk.selectors.base import Choice, Context, Selector
+from sglang_canopy.chunk.chunk import FusedPrompt
+from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector
 from sglang_canopy.chunk.selectors.query import query_scores, with_heads
 
 HEADS = 0.25
 """Share of the budget for first tokens in ``head+last-token`` and ``head+asked``."""
 
 
-def exact_chunks(prompt: Prompt) -> int:
+def exact_chunks(prompt: FusedPrompt) -> int:
     """How many leading chunks are exact: encoded behind the very tokens that precede them.
 
     That is the first chunk, where the prompt starts with the prefix it was encoded behind.
@@ -32,8 +32,9 @@ class LastToken(Selector):
 
     name = "last-token"
     reads_cache = True
+    skips_exact = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
 
 
@@ -42,8 +43,9 @@ class Asked(Selector):
 
     name = "asked"
     reads_cache = True
+    skips_exact = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)
         return with_heads(context, score, 0.0, exact_chunks(context.prompt))
 
@@ -53,8 +55,9 @@ class HeadLastToken(Selector):
 
     name = "head+last-token"
     reads_cache = True
+    skips_exact = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
 
 
@@ -63,7 +66,8 @@ class HeadAsked(Selector):
 
     name = "head+asked"
     reads_cache = True
+    skips_exact = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)
         return with_heads(context, score, HEADS, exact_chunks(context.prompt))

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Chunk, Prompt
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt
 from sglang_canopy.chunk.engine import Narrow
 from sglang_canopy.chunk.model import Model
 
@@ -24,8 +24,8 @@ class Context:
     """
 
     model: Model
-    prompt: Prompt
-    cache: Cache
+    prompt: FusedPrompt
+    cache: KVCache
     ratio: float
     ready: int = 0
 
@@ -36,7 +36,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SelectedTokens:
     """tokens: positions to run at layer 0; narrow: drops rows at deeper layers, or None."""
 
     tokens: torch.Tensor
@@ -44,13 +44,18 @@ class Choice:
 
 
 class Selector(abc.ABC):
-    """One way to choose. ``reads_cache``: it looks at the reused KV where it lies in the prompt."""
+    """One way to choose tokens.
+
+    reads_cache: it looks at the reused KV where it lies in the prompt; skips_exact: it gives no
+    budget to a first chunk that is exact, which a cached prefix may be.
+    """
 
     name: ClassVar[str]
     reads_cache: ClassVar[bool] = False
+    skips_exact: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         """The tokens to recompute; at most ``context.budget`` of them unless it narrows later."""
 
 
@@ -67,13 +72,13 @@ class Offline(Selector):
             chunk.scores[self.name] = self.score(chunk).cpu()
         return chunk.scores[self.name]
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         """The top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier token."""
         parts = [
             top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
             for p in context.prompt.placed
         ]
-        return Choice(join(parts))
+        return SelectedTokens(join(parts))
 
 
 def top(score: torch.Tensor, count: int) -> torch.Tensor:
@@ -87,7 +92,7 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.empty(0, dtype=torch.long), *parts]).unique()
 
 
-def over_chunks(prompt: Prompt, score: torch.Tensor, count: int) -> torch.Tensor:
+def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
     """The ``count`` best positions of all chunks together by ``score [prompt]``."""
     inside = prompt.in_chunk()
     return top(score.masked_fill(~inside, float("-inf")), min(count, int(inside.sum())))

@@ -6,7 +6,7 @@ import torch
 
 from canopy_kernel.lowpass import lowpass_energy
 from sglang_canopy.chunk.chunk import Chunk
-from sglang_canopy.chunk.selectors.base import Choice, Context, Offline, join, top
+from sglang_canopy.chunk.selectors.base import Context, Offline, SelectedTokens, join, top
 from sglang_canopy.chunk.selectors.nested import nested_choice
 
 ALPHA = 0.5
@@ -47,7 +47,7 @@ class FrequencyPerLayer(Frequency):
             chunk.scores[self.name] = layer_scores(chunk)
         return chunk.scores[self.name]
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         prompt, layers = context.prompt, context.model.shape.layers
         score = torch.full((layers, len(prompt)), float("-inf"))
         for p in prompt.placed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, top
+from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector, top
 
 WIDER = 1.5
 """Rows kept at layer 1, times the budget."""
@@ -20,9 +20,10 @@ class Deviation(Selector):
     """High-KV-deviation tokens, with gradual filtering over layers 1 and 2."""
 
     name = "hkvd"
+    skips_exact = True
     reads_cache = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         inside = context.prompt.in_chunk()
         inside[len(inside) - 1] = False
         cache, budget = context.cache, context.budget
@@ -39,7 +40,7 @@ class Deviation(Selector):
             keep[rows[top(off, count)]] = True
             return keep.nonzero()[:, 0].to(positions.device)
 
-        return Choice(inside.nonzero()[:, 0], narrow)
+        return SelectedTokens(inside.nonzero()[:, 0], narrow)
 
 
 class Oracle(Selector):
@@ -48,7 +49,7 @@ class Oracle(Selector):
     name = "oracle"
     reads_cache = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         from sglang_canopy.chunk.cache import dense_cache
         from sglang_canopy.chunk.engine import prefill
         from sglang_canopy.chunk.selectors.base import over_chunks
@@ -62,4 +63,4 @@ class Oracle(Selector):
             for old, new in zip(context.cache.read(layer, every), exact.read(layer, every)):
                 off = (old.float() - new.float()).flatten(1).norm(dim=1)
                 score += (off / new.float().flatten(1).norm(dim=1).mean()).cpu()
-        return Choice(over_chunks(prompt, score, context.budget))
+        return SelectedTokens(over_chunks(prompt, score, context.budget))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sglang_canopy.chunk.selectors.base import Choice, Context, top
+from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, top
 
 SLOPE = 0.5
 """Budgets fall linearly from (1 + SLOPE) to (1 - SLOPE) times the mean over the layers."""
 
 
-def nested_choice(context: Context, score: torch.Tensor, slope: float = SLOPE) -> Choice:
+def nested_choice(context: Context, score: torch.Tensor, slope: float = SLOPE) -> SelectedTokens:
     """Nested sets from ``score [layers, prompt]`` (``-inf`` outside chunks).
 
     A row at layer l is worth its mean score over the layers from l on. Rows outside chunks are
@@ -35,4 +35,4 @@ def nested_choice(context: Context, score: torch.Tensor, slope: float = SLOPE) -
         keep[rows[top(ahead[layer][at[rows]], counts[layer])]] = True
         return keep.nonzero()[:, 0].to(positions.device)
 
-    return Choice(first, narrow)
+    return SelectedTokens(first, narrow)

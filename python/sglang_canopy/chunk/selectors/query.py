@@ -7,7 +7,14 @@ import math
 import torch
 
 from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.selectors.base import Choice, Context, Selector, join, over_chunks, top
+from sglang_canopy.chunk.selectors.base import (
+    Context,
+    SelectedTokens,
+    Selector,
+    join,
+    over_chunks,
+    top,
+)
 
 FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
@@ -97,8 +104,8 @@ class Query(Selector):
     name = "query"
     reads_cache = True
 
-    def choose(self, context: Context) -> Choice:
-        return Choice(over_chunks(context.prompt, query_scores(context), context.budget))
+    def choose(self, context: Context) -> SelectedTokens:
+        return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
 
 
 class HeadQuery(Selector):
@@ -107,11 +114,13 @@ class HeadQuery(Selector):
     name = "head+query"
     reads_cache = True
 
-    def choose(self, context: Context) -> Choice:
+    def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context), 0.5)
 
 
-def with_heads(context: Context, score: torch.Tensor, share: float, skip: int = 0) -> Choice:
+def with_heads(
+    context: Context, score: torch.Tensor, share: float, skip: int = 0
+) -> SelectedTokens:
     """``share`` of the budget on first tokens of chunks (from the ``skip``-th on), then by score."""
     prompt, heads = context.prompt, []
     for p in prompt.placed[skip:]:
@@ -123,4 +132,4 @@ def with_heads(context: Context, score: torch.Tensor, share: float, skip: int = 
     for p in prompt.placed[:skip]:
         score[p.start : p.end] = float("-inf")
     count = min(context.budget - head.numel(), int(torch.isfinite(score).sum()))
-    return Choice(join([head, top(score, count)]))
+    return SelectedTokens(join([head, top(score, count)]))

@@ -21,7 +21,7 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
 
 @dataclass(frozen=True, slots=True)
-class FusedPlan:
+class FusedAttention:
     """One fused batch: ``rows`` says which queries and keys belong to which request."""
 
     rows: attention.Rows
@@ -60,7 +60,7 @@ def _forward_extend(
     **kwargs: Any,
 ) -> torch.Tensor:
     """``q [m, heads * d]`` -> the same shape; K and V of the rows are written first."""
-    plan: FusedPlan | None = backend.canopy_plan
+    plan: FusedAttention | None = backend.canopy_plan
     if plan is None:
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc

@@ -8,51 +8,52 @@ from typing import Any
 
 import torch
 
-from sglang_canopy.chunk.server import ranks
-from sglang_canopy.chunk.server.attention import FusedPlan
+from sglang_canopy.chunk.server.attention import FusedAttention
+from sglang_canopy.chunk.server.batch import logit_rows, pack_rows, split_into_windows
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.fold import fold, tails
-from sglang_canopy.chunk.server.windows import cut
-from sglang_canopy.chunk.server.wish import Wish, wish_of
+from sglang_canopy.chunk.server.model_view import union_of_ranks
+from sglang_canopy.chunk.server.request import (
+    PLANNING_FAILED,
+    ChunkRequest,
+    chunk_request_of,
+)
 
 logger = logging.getLogger(__name__)
 
 REPORT = "canopy_chunks"
-"""The field of ``meta_info`` that tells what a request reused: a list with one object."""
+"""The field of ``meta_info`` that says what a request reused: a list with one object."""
 
-Run = tuple[Any, FusedPlan]
-"""A folded batch and its plan."""
+Run = tuple[Any, FusedAttention]
+"""A packed batch and its plan."""
 
 
-def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
+def forward(
+    original: Any, worker: Any, engine: ChunkEngine, batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Around ``TpModelWorker.forward_batch_generation``.
 
     Batches without planned requests go through untouched, unless they were admitted as fused ones
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
-    engine: ChunkEngine | None = getattr(worker.model_runner, "canopy_chunks", None)
-    if engine is not None and batch is not None and engine.credit >= 1.0:
-        engine.spend(1 if batch.forward_mode.is_decode() else None)
-    if (
-        engine is None
-        or batch is None
-        or not batch.forward_mode.is_extend_without_speculative()
-        or not any(wish_of(req) is not None for req in batch.reqs)
+    if engine.encode_credit >= 1.0:
+        engine.spend_encoding(1 if batch.forward_mode.is_decode() else None)
+    if not batch.forward_mode.is_extend_without_speculative() or not any(
+        chunk_request_of(req) is not None for req in batch.reqs
     ):
         return original(worker, batch, *args, **kwargs)
     # A prefix that is being loaded back from the host is waited for where planning reads it.
     worker.set_hicache_consumer(batch.hicache_consumer_index)
-    runs = _runs(engine, batch)
+    runs = _packed_runs(engine, batch)
     if not runs:
-        rows = most = int(batch.extend_num_tokens)
+        rows = longest = int(batch.extend_num_tokens)
         result = original(worker, batch, *args, **kwargs)
     else:
         counted = [run.extend_num_tokens for run, _ in runs]
-        rows, most = sum(counted), max(counted)
+        rows, longest = sum(counted), max(counted)
         engine.counts["split_batches"] += int(len(runs) > 1)
         for run, plan in runs[:-1]:
-            _compute(worker, run, plan)
+            _run_without_sampling(worker, run, plan)
         run, plan = runs[-1]
         backend = worker.model_runner.attn_backend
         backend.canopy_plan = plan
@@ -60,14 +61,12 @@ def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs:
             result = original(worker, run, *args, **kwargs)
         finally:
             backend.canopy_plan = None
-    engine.counts["most_rows"] = max(engine.counts["most_rows"], most)
-    _afterwards(engine, batch, rows)
+    engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
+    _finish_prompts(engine, batch, rows)
     return result
 
 
-def after_init_new(
-    forward_batch: Any, _cls: Any, _batch: Any, runner: Any, *_: Any, **__: Any
-) -> None:
+def set_positions(forward_batch: Any, runner: Any) -> None:
     """After ``ForwardBatch.init_new``: a fused batch's rows have their true positions."""
     plan = getattr(runner.attn_backend, "canopy_plan", None)
     if plan is not None:
@@ -75,7 +74,7 @@ def after_init_new(
         forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
 
 
-def _compute(worker: Any, run: Any, plan: FusedPlan) -> None:
+def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
     """A forward that is not the batch's last: its KV is written, nothing is sampled."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
@@ -95,65 +94,72 @@ def _compute(worker: Any, run: Any, plan: FusedPlan) -> None:
         runner.attn_backend.canopy_plan = None
 
 
-def _runs(engine: ChunkEngine, batch: Any) -> list[Run]:
-    """The folded batches to run in turn; none where SGLang's own forward does."""
-    chosen, planned = _choose(engine, batch)
+def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
+    """The packed batches to run in turn; none where SGLang's own forward does."""
+    chosen, planned = _choose_rows(engine, batch)
     try:
-        runs = _folded(engine, batch, chosen, bool(planned))
+        runs = _pack(engine, batch, chosen, bool(planned))
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         for i in planned:
-            _give_up(engine, batch.reqs[i])
-        return _unplanned(engine, batch)
+            _fall_back(engine, batch.reqs[i])
+        return _pack_whole(engine, batch)
     for i in planned:
-        _mark(batch.reqs[i])
+        _mark_fused(batch.reqs[i])
     if planned:
         engine.counts["fused_batches"] += 1
         engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
     return runs
 
 
-def _folded(
+def _pack(
     engine: ChunkEngine, batch: Any, chosen: Sequence[torch.Tensor], fused: bool
 ) -> list[Run]:
-    forwards = cut(chosen, engine.most_rows(max(map(len, chosen))), tails(batch))
-    if not fused and len(forwards) == 1:
+    longest = max(map(len, chosen))
+    windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
+    if not fused and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
-    return [fold(batch, table, rows) for rows in forwards]
+    return [pack_rows(batch, table, rows) for rows in windows]
 
 
-def _unplanned(engine: ChunkEngine, batch: Any) -> list[Run]:
+def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
     """Every row of a batch whose plans were given up."""
     try:
-        return _folded(engine, batch, [_window(batch, i) for i in range(len(batch.reqs))], False)
+        return _pack(
+            engine, batch, [_window_positions(batch, i) for i in range(len(batch.reqs))], False
+        )
     except Exception:
         logger.exception("canopy: a batch could not be cut into windows; it runs as it is")
         engine.counts["fallbacks"] += 1
         return []
 
 
-def _window(batch: Any, index: int) -> torch.Tensor:
+def _window_positions(batch: Any, index: int) -> torch.Tensor:
     """The positions of a request's window, all of them."""
     return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
 
 
-def _choose(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
+def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
     """The positions to compute of each request, and which requests reuse chunks in this batch."""
     table = engine.runner.req_to_token_pool.req_to_token
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     for i, req in enumerate(batch.reqs):
-        every, wish = _window(batch, i), wish_of(req)
+        every, request = _window_positions(batch, i), chunk_request_of(req)
         chosen.append(every)
         prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
         # A row at or past the prompt's end is a decode row of a mixed batch.
-        if wish is None or prefix >= len(req.origin_input_ids) or not engine.may_fuse(req, wish):
+        if (
+            request is None
+            or prefix >= len(req.origin_input_ids)
+            or not engine.may_fuse(req, request)
+        ):
             continue
         tried = True
         row = table[int(batch.req_pool_indices[i]), :length].long()
         try:
-            rows = _rows(engine, req, wish, prefix, length, row)
+            rows = _rows_of_window(engine, req, request, prefix, length, row)
         except Exception:
             logger.exception("canopy: planning failed; the request runs normally")
             failed.append(i)
@@ -162,82 +168,88 @@ def _choose(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[i
             chosen[i] = rows
             planned.append(i)
     if tried and engine.model.ranks is not None:
-        failed = ranks.union(failed)
+        failed = union_of_ranks(failed)
     for i in failed:
-        _give_up(engine, batch.reqs[i])
-        chosen[i] = _window(batch, i)
+        _fall_back(engine, batch.reqs[i])
+        chosen[i] = _window_positions(batch, i)
     return chosen, [i for i in planned if i not in failed]
 
 
-def _rows(
-    engine: ChunkEngine, req: Any, wish: Wish, prefix: int, length: int, row: torch.Tensor
+def _rows_of_window(
+    engine: ChunkEngine,
+    req: Any,
+    request: ChunkRequest,
+    prefix: int,
+    length: int,
+    row: torch.Tensor,
 ) -> torch.Tensor | None:
     """The positions of this window to compute; ``None``: all of them."""
-    if wish.plan is not None and prefix < wish.plan.prefix:
-        wish.plan = None  # begun anew after a retraction, with less of a prefix
-    if wish.plan is None:
+    if request.plan is not None and prefix < request.plan.prefix:
+        request.plan = None  # started again after a retraction, with a shorter prefix
+    if request.plan is None:
         try:
-            wish.plan = engine.plan(req, wish, prefix, row)
+            request.plan = engine.plan(req, request, prefix, row)
         finally:
-            engine.reader.let_go(wish)
-        if wish.plan is None:
+            engine.reads.release(request)
+        if request.plan is None:
             return None
-        wish.limit = 0
+        request.published_tokens = 0
     else:
-        engine.spread(wish.plan, row, prefix, length)
-    computed = wish.plan.computed[prefix:length]
+        engine.write_reused(request.plan, row, prefix, length)
+    computed = request.plan.computed[prefix:length]
     if not bool(computed.any()):  # a window must run one row; it is computed exactly
         computed = computed.clone()
         computed[-1] = True
     return computed.nonzero()[:, 0] + prefix
 
 
-def _mark(req: Any) -> None:
+def _mark_fused(req: Any) -> None:
     """Before reused KV could be published: the scheduler reads these marks after the forward."""
-    wish = wish_of(req)
-    assert wish is not None
-    assert wish.plan is not None
-    wish.fused = req.skip_radix_cache_insert = True
-    for placed in wish.plan.placed[:1]:
-        wish.exact = placed.start if wish.exact is None else min(wish.exact, placed.start)
+    request = chunk_request_of(req)
+    assert request is not None
+    assert request.plan is not None
+    request.fused = req.skip_radix_cache_insert = True
+    for placed in request.plan.placed[:1]:
+        before = request.exact_tokens
+        request.exact_tokens = placed.start if before is None else min(before, placed.start)
 
 
-def _give_up(engine: ChunkEngine, req: Any) -> None:
+def _fall_back(engine: ChunkEngine, req: Any) -> None:
     """Planning failed: from here on every token of the request is computed.
 
     A request that never ran with reused KV is exact, and may enter the exact tree.
     """
-    wish = wish_of(req)
-    assert wish is not None
+    request = chunk_request_of(req)
+    assert request is not None
     engine.counts["fallbacks"] += 1
-    wish.why, wish.plan = "planning failed", None
-    engine.reasons[wish.why] += 1
-    if not wish.fused:
-        wish.report = {"fused": False, "why": wish.why}
-    engine.drop_damaged(wish)
+    request.reason, request.plan = PLANNING_FAILED, None
+    engine.not_fused[PLANNING_FAILED] += 1
+    if not request.fused:
+        request.report = {"fused": False, "why": request.reason}
+    engine.delete_damaged(request)
 
 
-def _afterwards(engine: ChunkEngine, batch: Any, rows: int) -> None:
-    """Prompts that are complete: tell what was reused, drop the plan, learn what was missing."""
+def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
+    """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
     table = engine.runner.req_to_token_pool.req_to_token
     try:
         for i, req in enumerate(batch.reqs):
-            wish = wish_of(req)
-            if wish is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
+            request = chunk_request_of(req)
+            if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
                 continue
-            if wish.fused:
+            if request.fused:
                 assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
                 if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
-                    wish.head = wish.exact or 0
-            wish.plan = None
-            if not wish.told:
-                wish.told = True
-                engine.reader.let_go(wish)
-                report = wish.report or {"fused": False, "why": wish.why}
+                    request.publish_tokens = request.exact_tokens or 0
+            request.plan = None
+            if not request.reported:
+                request.reported = True
+                engine.reads.release(request)
+                report = request.report or {"fused": False, "why": request.reason}
                 req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
                 row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()
-                engine.learn_from(req, wish, row)
-        engine.earn(rows)
+                engine.encode_missing(req, request, row)
+        engine.earn_encoding(rows)
     except AssertionError:
         raise
     except Exception:

@@ -1,7 +1,8 @@
 """Every function of SGLang that chunk reuse hooks, for the plugin's table of seams.
 
-Light on purpose: the plugin imports this in every process, also where only ``--help`` is printed;
-what needs torch or SGLang is imported when a hook runs.
+The one place that decides whether chunk reuse is on and a request is concerned: what it calls does
+not ask again. Light on purpose: the plugin imports this in every process, also where only
+``--help`` is printed; what needs torch or SGLang is imported when a hook runs.
 """
 
 from __future__ import annotations
@@ -12,67 +13,96 @@ from typing import Any
 from sglang_canopy.chunk.server import options
 
 
-def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
-    if getattr(server_args, options.ATTRIBUTE, None) is None:
-        return original(scheduler, server_args, *args, **kwargs)
-    from sglang_canopy.chunk.server import scheduler as side
+def options_of(server_args: Any) -> options.Options | None:
+    """The chunk options of a server, or ``None`` where chunk reuse is off."""
+    return getattr(server_args, options.ATTRIBUTE, None)
 
-    return side.build(original, scheduler, server_args, *args, **kwargs)
+
+def engine_of(scheduler: Any) -> Any:
+    """The ``ChunkEngine`` of a scheduler, or ``None`` where chunk reuse is off or still starting."""
+    return _engine_of_runner(getattr(getattr(scheduler, "tp_worker", None), "model_runner", None))
+
+
+def _engine_of_runner(runner: Any) -> Any:
+    return getattr(runner, "canopy_chunks", None)
+
+
+def _scheduler_side() -> Any:
+    from sglang_canopy.chunk.server import scheduler
+
+    return scheduler
+
+
+def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    on = options_of(server_args)
+    if on is None:
+        return original(scheduler, server_args, *args, **kwargs)
+    return _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
 
 
 def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    if _on(scheduler):
-        _side().request_created(req, scheduler)
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().request_created(engine, req)
 
 
 def _adder_class(found: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
-    return _side().adder_class(found, scheduler) if _on(scheduler) else None
+    engine = engine_of(scheduler)
+    if engine is None or not engine.options.fuses:
+        return None
+    made = _scheduler_side().prefill_adder_class(found)
+    made.canopy_engine = engine
+    return made
 
 
 def _idle(scheduler: Any, *_: Any, **__: Any) -> None:
-    if _on(scheduler):
-        _side().use_idle_time(scheduler)
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().encode_when_idle(engine, scheduler)
 
 
 def _flushed(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    if _on(scheduler):
-        _side().flushed(success, scheduler)
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().flushed(engine, success)
 
 
-def _tell(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    if _on(scheduler):
-        _side().tell(result, scheduler)
+def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().add_internal_state(engine, result)
 
 
 def _command(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    if not _on(scheduler):
+    engine = engine_of(scheduler)
+    if engine is None:
         return original(scheduler, recv_req)
-    return _side().command(original, scheduler, recv_req)
+    commands = [key for key in recv_req.server_args if key.startswith(options.COMMAND)]
+    if not commands:
+        return original(scheduler, recv_req)
+    return _scheduler_side().run_commands(engine, commands)
 
 
 def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
-    if getattr(worker.model_runner, "canopy_chunks", None) is None:
+    engine = _engine_of_runner(worker.model_runner)
+    if engine is None or batch is None:
         return original(worker, batch, *args, **kwargs)
     from sglang_canopy.chunk.server import forward
 
-    return forward.forward(original, worker, batch, *args, **kwargs)
+    return forward.forward(original, worker, engine, batch, *args, **kwargs)
 
 
 def _positions(forward_batch: Any, cls: Any, batch: Any, runner: Any, *_: Any, **__: Any) -> None:
-    if getattr(runner, "canopy_chunks", None) is not None:
+    if _engine_of_runner(runner) is not None:
         from sglang_canopy.chunk.server import forward
 
-        forward.after_init_new(forward_batch, cls, batch, runner)
+        forward.set_positions(forward_batch, runner)
 
 
-def _insert_guard(cache: Any, req: Any, *_: Any, up_to: int, **__: Any) -> None:
-    if getattr(req, "canopy_chunks", None) is not None:
-        _side().insert_guard(cache, req, up_to)
+def _check_insert(cache: Any, req: Any, *_: Any, up_to: int, **__: Any) -> None:
+    if (request := getattr(req, "canopy_chunks", None)) is not None:
+        _scheduler_side().check_insert(request, req, up_to)
 
 
-def _publish_head(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
-    if getattr(req, "canopy_chunks", None) is not None:
-        _side().publish_head(req, tree_cache)
+def _publish(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+    if (request := getattr(req, "canopy_chunks", None)) is not None:
+        _scheduler_side().publish_exact_tokens(request, req, tree_cache)
 
 
 def _request_level(original: Any, streamer: Any, key: str) -> bool:
@@ -80,24 +110,24 @@ def _request_level(original: Any, streamer: Any, key: str) -> bool:
 
 
 def _prepare(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
-    if getattr(manager.server_args, options.ATTRIBUTE, None) is not None:
-        from sglang_canopy.chunk.server import entry
+    if (on := options_of(manager.server_args)) is not None:
+        from sglang_canopy.chunk.server.http import entry
 
-        entry.prepare(manager, obj)
+        entry.prepare(manager, obj, on)
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    manager = serving.tokenizer_manager
-    if getattr(manager.server_args, options.ATTRIBUTE, None) is None:
+    on = options_of(serving.tokenizer_manager.server_args)
+    if on is None:
         return original(serving, request, *args, **kwargs)
-    from sglang_canopy.chunk.server import entry
+    from sglang_canopy.chunk.server.http import entry
 
-    return entry.convert_chat(original, serving, request, *args, **kwargs)
+    return entry.convert_chat(original, serving, request, on, *args, **kwargs)
 
 
 async def _internal_route(original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
     """Documents are commanded by their tenants' routes alone, which send commands themselves."""
-    if getattr(manager.server_args, options.ATTRIBUTE, None) is not None and any(
+    if options_of(manager.server_args) is not None and any(
         str(key).startswith(options.COMMAND) for key in obj.server_args
     ):
         from fastapi import HTTPException
@@ -111,20 +141,10 @@ async def _internal_route(original: Any, manager: Any, obj: Any, *args: Any, **k
 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    if getattr(server_args, options.ATTRIBUTE, None) is not None:
-        from sglang_canopy.chunk.server import routes
+    if (on := options_of(server_args)) is not None:
+        from sglang_canopy.chunk.server.http import routes
 
-        routes.add_routes(server_args)
-
-
-def _on(scheduler: Any) -> bool:
-    return getattr(scheduler.server_args, options.ATTRIBUTE, None) is not None
-
-
-def _side() -> Any:
-    from sglang_canopy.chunk.server import scheduler
-
-    return scheduler
+        routes.add_routes(server_args, on)
 
 
 _SRT = "sglang.srt."
@@ -146,7 +166,7 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SCHEDULER + "get_prefill_adder_class", "after", _adder_class, ("self",)),
     (_SCHEDULER + "on_idle", "before", _idle, ("self",)),
     (_SCHEDULER + "flush_cache", "after", _flushed, ("self",)),
-    (_SCHEDULER + "get_internal_state", "after", _tell, ("self", "recv_req")),
+    (_SCHEDULER + "get_internal_state", "after", _internal_state, ("self", "recv_req")),
     (_SCHEDULER + "set_internal_state", "around", _command, ("self", "recv_req")),
     (
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
@@ -163,11 +183,11 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (
         _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
         "before",
-        _insert_guard,
+        _check_insert,
         ("self", "req"),
     ),
-    (_COMMON + "checkpoint_kv_cache", "before", _publish_head, ("req", "tree_cache")),
-    (_COMMON + "release_kv_cache", "before", _publish_head, ("req", "tree_cache")),
+    (_COMMON + "checkpoint_kv_cache", "before", _publish, ("req", "tree_cache")),
+    (_COMMON + "release_kv_cache", "before", _publish, ("req", "tree_cache")),
     (
         _SRT
         + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.chunk import ENCODINGS
+from sglang_canopy.chunk import ENCODINGS, SERVABLE, SPLIT_SELECTORS, TENANT_SHARE
 from sglang_canopy.errors import CanopyError
 
 ATTRIBUTE = "_canopy_chunks"
@@ -44,33 +44,6 @@ MODES = {
 }
 """``full``: no cache at all; ``prefix``: SGLang's own prefix cache; ``reuse``: no recompute."""
 
-SERVABLE = (
-    "default",
-    "asked",
-    "last-token",
-    "head+asked",
-    "head+last-token",
-    "query",
-    "head+query",
-    "first-k",
-    "frequency",
-    "high-frequency",
-    "v-norm",
-    "random",
-    "hkvd",
-)
-"""Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
-layers) and not the yardstick ``oracle``."""
-
-SPLIT_SELECTORS = tuple(
-    name for name in SERVABLE if name not in ("frequency", "high-frequency", "v-norm", "hkvd")
-)
-"""Selectors whose scores every rank of a split model finds alike. The others look at one rank's own KV."""
-
-MAX_CHUNKS = 256
-"""Chunks a request may name."""
-TENANT_SHARE = 0.1
-"""What one tenant may hold of what is bounded: registered tokens and documents, pinned bytes."""
 LEARN_PREFIX_TOKENS = 1024
 """Chunks behind a longer system text are encoded as if there were none: it would be encoded again
 with each."""
@@ -327,8 +300,6 @@ def keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
         options = dataclasses.replace(options, tp_size=getattr(result, "tp_size", 1) or 1)
     setattr(result, ATTRIBUTE, options)
     if options is not None and options.fuses:
-        from sglang_canopy.chunk.server.supported import split_unsupported, unsupported
-
         refusal = unsupported(result) or split_unsupported(options)
         if refusal:
             raise SystemExit(f"sglang-canopy: --canopy-chunks on: {refusal}")
@@ -337,3 +308,51 @@ def keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise CanopyError(f"{flag} {value!r}: allowed are {', '.join(allowed)}")
+
+
+_REFUSED = (
+    ("speculative_algorithm", "speculative decoding keeps KV of a second model"),
+    ("enable_lmcache", "--enable-lmcache brings its own reuse"),
+    ("enable_dp_attention", "data-parallel attention is not verified"),
+    ("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
+    ("enable_return_hidden_states", "hidden states of reused tokens are never computed"),
+    ("enable_encoder_swa_bounded_replay", "the encoder replay rewrites the same batches"),
+)
+
+
+def unsupported(server_args: Any) -> str | None:
+    """Why these server arguments cannot reuse chunks; ``None`` if they can."""
+    for name, why in _REFUSED:
+        if getattr(server_args, name, None):
+            return f"{why}; drop that option, or chunk reuse"
+    for name in ("pp_size", "dp_size", "tokenizer_worker_num"):
+        size = getattr(server_args, name, 1) or 1
+        if size > 1:
+            flag = "--" + name.replace("_", "-")
+            return f"{flag} {size} is not done yet, only 1; drop it, or chunk reuse"
+    kv = getattr(server_args, "kv_cache_dtype", "auto")
+    if kv not in ("auto", None):
+        return f"--kv-cache-dtype {kv} keeps quantised KV, which cannot be moved; use auto"
+    if getattr(server_args, "quantization", None):
+        return "quantised weights are not done yet; serve the model unquantised"
+    mode = getattr(server_args, "disaggregation_mode", "null")
+    if mode not in (None, "null"):
+        return f"--disaggregation-mode {mode} is not done; drop it, or chunk reuse"
+    return None
+
+
+def split_unsupported(options: Options) -> str | None:
+    """Why these options cannot be used with tensor parallelism; ``None`` if they can."""
+    if options.tp_size == 1:
+        return None
+    if options.disk_mb:
+        return (
+            "--canopy-chunk-disk-mb with --tp-size above 1: a file that one rank alone cannot read "
+            "would leave the ranks out of step; keep chunks in memory"
+        )
+    if options.chosen_selector not in SPLIT_SELECTORS:
+        return (
+            f"selector {options.chosen_selector!r} looks at one rank's own heads; with --tp-size "
+            f"above 1 allowed are {', '.join(SPLIT_SELECTORS)}"
+        )
+    return None

@@ -1,17 +1,24 @@
-"""The scheduler's side: the engine is made at start, requests are marked, idle time is used."""
+"""Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
+
+``hooks`` calls these only where chunk reuse is on.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.chunk.server import attention, budget
+from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
+from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.gate import apply_calibration, pass_gate
-from sglang_canopy.chunk.server.options import ATTRIBUTE, COMMAND, Options
-from sglang_canopy.chunk.server.ranks import first_says
-from sglang_canopy.chunk.server.wish import wish_of
+from sglang_canopy.chunk.server.model_view import first_rank_decides
+from sglang_canopy.chunk.server.options import COMMAND, Options
+from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
@@ -19,19 +26,17 @@ logger = logging.getLogger(__name__)
 COMMANDS = ("pin", "unpin", "delete")
 
 
-def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+def build(
+    original: Any, scheduler: Any, server_args: Any, options: Options, *args: Any, **kwargs: Any
+) -> None:
     """Around ``Scheduler.__init__``: the attention backends before, the engine after."""
-    options: Options | None = getattr(server_args, ATTRIBUTE, None)
-    if options is None:
-        return original(scheduler, server_args, *args, **kwargs)
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
         if options.fuses:
-            apply_calibration(engine, server_args.model_path)
-            pass_gate(engine, scheduler.tokenizer)
+            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
@@ -44,108 +49,170 @@ def build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs:
         options.chosen_ratio,
         engine.model.identity[:12],
     )
-    return None
 
 
-def engine_of(scheduler: Any) -> ChunkEngine | None:
-    """The scheduler's chunk engine, or ``None`` where chunk reuse is off."""
-    worker = getattr(scheduler, "tp_worker", None)
-    return getattr(getattr(worker, "model_runner", None), "canopy_chunks", None)
+def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str) -> None:
+    """The calibrated ratios; then the quality gate at the largest of them. Raises CanopyError."""
+    options = engine.options
+    engine.ratios = calibrated_ratios(
+        options.calibration, engine.model, model_path, options.tp_size
+    )
+    check_quality(
+        engine.model,
+        tokenizer,
+        options.chosen_selector,
+        max(engine.ratios.values(), default=options.chosen_ratio),
+        options.chosen_encode,
+        Floors(options.max_kl, options.min_top1, options.min_kept),
+    )
 
 
-def request_created(req: Any, scheduler: Any) -> None:
+def request_created(engine: ChunkEngine, req: Any) -> None:
     """After ``Scheduler._create_generation_req``."""
-    engine = engine_of(scheduler)
-    if engine is None:
-        return
     try:
-        wish = req.canopy_chunks = engine.wish(req)
-        if wish is not None:
-            engine.read_ahead(wish)
+        request = req.canopy_chunks = engine.new_request(req)
+        if request is not None:
+            engine.read_ahead(request)
     except Exception:
         logger.exception("canopy: a request's chunks could not be read; it runs normally")
         engine.counts["fallbacks"] += 1
 
 
-def adder_class(found: type, scheduler: Any) -> type | None:
-    """After ``Scheduler.get_prefill_adder_class``."""
-    engine = engine_of(scheduler)
-    if engine is None or not engine.options.fuses:
-        return None
-    made = budget.adder_class(found)
-    made.canopy_engine = engine  # type: ignore[attr-defined]
-    return made
-
-
-def use_idle_time(scheduler: Any) -> None:
+def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
     """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
-    engine = engine_of(scheduler)
-    if engine is not None and engine.reader.coming and scheduler.is_fully_idle():
-        engine.reader.clear()
-    if engine is None or not engine.learner.busy:
+    if engine.reads.pending and scheduler.is_fully_idle():
+        engine.reads.clear()
+    if not engine.encoder.busy:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
     def nothing_comes() -> bool:
         return scheduler.is_fully_idle() and not (socket is not None and socket.poll(0))
 
-    while engine.learner.busy and first_says(nothing_comes()):
+    while engine.encoder.busy and first_rank_decides(nothing_comes()):
         engine.encode_piece()
 
 
-def flushed(success: Any, scheduler: Any) -> None:
+def flushed(engine: ChunkEngine, success: Any) -> None:
     """After ``Scheduler.flush_cache``: the exact cache is gone; chunks stay unless weights changed."""
-    engine = engine_of(scheduler)
-    if engine is not None and success and engine.weights_changed():
+    if success and engine.weights_changed():
         logger.info("canopy: the weights changed, so chunks begin anew")
 
 
-def tell(result: Any, scheduler: Any) -> None:
+def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
     tenant's chunks is among them, neither addresses nor lengths."""
-    engine = engine_of(scheduler)
-    if engine is not None:
-        result.internal_state["canopy_chunks"] = {
-            **engine.stats(),
-            "time_s": time.monotonic(),
-        }
+    result.internal_state["canopy_chunks"] = {**engine.stats(), "time_s": time.monotonic()}
 
 
-def command(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: pin, unpin or delete a tenant's document."""
-    asked = [k for k in recv_req.server_args if k.startswith(COMMAND)]
-    engine = engine_of(scheduler)
-    if engine is None or not asked:
-        return original(scheduler, recv_req)
+def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
+    """In place of ``Scheduler.set_internal_state``: pin, unpin or delete a tenant's document."""
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
     done = False
-    for one in asked:
-        verb, _, rest = one.removeprefix(COMMAND).partition(":")
+    for command in commands:
+        verb, _, rest = command.removeprefix(COMMAND).partition(":")
         name, _, tenant = rest.partition(":")
         if verb in COMMANDS:
-            done |= engine.command(verb, name, tenant or None)
+            done |= engine.document_command(verb, name, tenant or None)
     return SetInternalStateReqOutput(updated=done)
 
 
-def publish_head(req: Any, tree_cache: Any) -> None:
+def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> None:
     """Before a request's KV is published or released: what precedes all reused KV is exact.
 
     Without this the system prompt would fall out of the exact tree for good once every request
     behind it is fused.
     """
-    wish = wish_of(req)
-    if wish is None or not wish.fused or req.kv is None or not req.kv.holds_kv:
+    if not request.fused or req.kv is None or not req.kv.holds_kv:
         return
-    head, wish.head = wish.head, 0
-    if head > req.kv.cache_protected_len:
-        wish.limit = head
-        tree_cache.checkpoint(req, up_to=head)
+    count, request.publish_tokens = request.publish_tokens, 0
+    if count > req.kv.cache_protected_len:
+        request.published_tokens = count
+        tree_cache.checkpoint(req, up_to=count)
 
 
-def insert_guard(_cache: Any, req: Any, up_to: int) -> None:
+def check_insert(request: ChunkRequest, req: Any, up_to: int) -> None:
     """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
-    wish = wish_of(req)
-    assert wish is None or not wish.fused or up_to <= wish.limit, (
+    assert not request.fused or up_to <= request.published_tokens, (
         f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedReuse:
+    """Where a prompt's KV will come from: ``spans`` of known chunks, of which ``ratio`` is computed."""
+
+    spans: tuple[tuple[int, int], ...]
+    ratio: float
+
+    def saved(self, start: int, end: int) -> int:
+        """Tokens of ``start..end`` that are expected not to be computed."""
+        return sum(
+            math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
+            for a, b in self.spans
+        )
+
+    def credit(self, start: int, end: int, room: int | None) -> int:
+        """What to add to a window's ``room`` so that it ends where the room is really used up."""
+        if room is None or end - start - self.saved(start, end) <= room:
+            return self.saved(start, end)
+        low, high = start, end  # the last end whose computed tokens fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle - start - self.saved(start, middle) <= room:
+                low = middle
+            else:
+                high = middle
+        return self.saved(start, low)
+
+
+def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
+    """What a waiting request's prompt is expected to reuse; ``None``: nothing."""
+    request = chunk_request_of(req)
+    if request is None or not engine.may_fuse(req, request):
+        return None
+    chunks = engine.resolve(request)
+    prefix = req.prefix_len + getattr(req, "host_hit_length", 0)
+    if not engine.reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
+        return None
+    spans = tuple((k.start, k.end) for k in chunks if k.tier is not None)
+    return ExpectedReuse(spans, engine.ratio_for(request, chunks))
+
+
+@functools.cache
+def prefill_adder_class(stock: type) -> type:
+    """SGLang's ``PrefillAdder`` with the saved tokens left in the budgets of computed tokens.
+
+    Budget by what is computed: a fused prompt fills only its recomputed share of a window. What is
+    admitted is an expectation; where it fails (a chunk was evicted, a file is damaged),
+    ``batch.split_into_windows`` cuts the forward, so that none computes more than a window all the
+    same. The KV pool is charged in full, since every slot is needed. ``canopy_engine`` is set per
+    class use.
+    """
+
+    class ChunkPrefillAdder(stock):  # type: ignore[misc,valid-type]
+        canopy_engine: ChunkEngine | None = None
+
+        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
+            engine = type(self).canopy_engine
+            found = expected_reuse(engine, req) if engine is not None else None
+            if found is None:
+                return super().add_one_req(req, *args, **kwargs)
+            before = len(self.can_run_list)
+            start = req.prefix_len + getattr(req, "host_hit_length", 0)
+            end = len(req.full_untruncated_fill_ids)
+            given = found.credit(start, end, self.rem_chunk_tokens)
+            self._canopy_grant(given)
+            result = super().add_one_req(req, *args, **kwargs)
+            admitted = len(self.can_run_list) > before
+            kept = found.saved(req.prefix_len, req.extend_end) if admitted else 0
+            self._canopy_grant(min(kept, given) - given)
+            return result
+
+        def _canopy_grant(self, tokens: int) -> None:
+            self.rem_input_tokens += tokens
+            if self.rem_chunk_tokens is not None:
+                self.rem_chunk_tokens += tokens
+
+    return ChunkPrefillAdder

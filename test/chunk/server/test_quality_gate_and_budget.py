@@ -8,15 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_canopy.chunk.server import budget
-from sglang_canopy.chunk.server.gate import refusals
+from sglang_canopy.chunk.quality_gate import Floors, missed_floors
+from sglang_canopy.chunk.server import scheduler
 
 GOOD = {"kl": 0.1, "top1": 0.9, "kept": 0.8}
 
 
 def test_figures_within_the_floors_pass() -> None:
-    assert refusals(GOOD, 0.1, 0.9, 0.8) == []
-    assert refusals(GOOD, None, None, None) == []
+    assert missed_floors(GOOD, Floors(0.1, 0.9, 0.8)) == []
+    assert missed_floors(GOOD, Floors()) == []
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_figures_within_the_floors_pass() -> None:
     ],
 )
 def test_a_missed_floor_is_named_with_the_figure(floors, flag) -> None:
-    (reason,) = refusals(GOOD, *floors)
+    (reason,) = missed_floors(GOOD, Floors(*floors))
     assert flag in reason
 
 
 def test_a_model_that_answers_nothing_misses_the_floor_of_kept_answers() -> None:
-    (reason,) = refusals({**GOOD, "kept": None}, None, None, 0.5)
+    (reason,) = missed_floors({**GOOD, "kept": None}, Floors(min_kept=0.5))
     assert "no answer is right" in reason
 
 
@@ -67,9 +67,9 @@ def make(monkeypatch):
     """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
 
     def made(room: int | None, *spans: tuple[int, int]):
-        found = budget.Expected(spans, 0.2)
-        monkeypatch.setattr(budget, "expected", lambda engine, req: found)
-        kind = budget.adder_class(Stock)
+        found = scheduler.ExpectedReuse(spans, 0.2)
+        monkeypatch.setattr(scheduler, "expected_reuse", lambda engine, req: found)
+        kind = scheduler.prefill_adder_class(Stock)
         monkeypatch.setattr(kind, "canopy_engine", object())
         return kind(room)
 
@@ -115,7 +115,7 @@ def test_what_another_limit_kept_out_of_a_window_gives_its_savings_back(make) ->
     class Short(Stock):
         add_one_req = short
 
-    kind = budget.adder_class(Short)
+    kind = scheduler.prefill_adder_class(Short)
     kind.canopy_engine = object()
     adder = kind(100)
     adder.add_one_req(request(400))
@@ -123,5 +123,5 @@ def test_what_another_limit_kept_out_of_a_window_gives_its_savings_back(make) ->
 
 
 def test_without_chunked_prefill_all_savings_count() -> None:
-    assert budget.Expected(((0, 100),), 0.15).credit(0, 120, None) == 85
-    assert budget.Expected(((0, 100),), 0.15).credit(40, 120, None) == 51
+    assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
+    assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51

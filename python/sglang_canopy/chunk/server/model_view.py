@@ -1,7 +1,13 @@
-"""SGLang's own weights and KV pool, seen as the chunk engine's ``Model`` and ``Cache``: no copies.
+"""SGLang's own weights and KV pool, seen as the chunk engine's ``Model`` and ``KVCache``: no copies.
 
 The engine runs the parts of chunk reuse that SGLang's forward has no place for: choosing tokens
 (some layers of a few rows) and encoding a chunk for later. Both use the weights the server has.
+
+With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
+store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
+same order; so they stay in step by themselves. Three things need the other ranks: the projections'
+partial sums, the selector's scores (a sum over all heads), and when to stop encoding in idle time,
+which only the first rank can see.
 """
 
 from __future__ import annotations
@@ -13,10 +19,9 @@ from typing import Any
 import torch
 
 from canopy_kernel import halves, pages
-from sglang_canopy.chunk.cache import Cache
+from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.model import Layer, Model, Shape
 from sglang_canopy.chunk.rope import from_config, rotate, unrotate
-from sglang_canopy.chunk.server import ranks
 from sglang_canopy.errors import CanopyError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -41,7 +46,7 @@ class ServerRope:
         return unrotate(x, self.table(positions))
 
 
-def model_view(runner: Any) -> Model:
+def served_model(runner: Any) -> Model:
     """The engine's view of a loaded SGLang model.
 
     Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
@@ -77,7 +82,7 @@ def model_view(runner: Any) -> Model:
     )
     views = tuple(_layer(layer, shape) for layer in layers)
     embed = inner.model.embed_tokens.weight
-    split = ranks.ranks_of(inner.model.embed_tokens, config.vocab_size)
+    split = tensor_ranks(inner.model.embed_tokens, config.vocab_size)
     head = inner.lm_head.weight if split else inner.lm_head.weight[: config.vocab_size]
     return Model(
         shape,
@@ -86,7 +91,7 @@ def model_view(runner: Any) -> Model:
         inner.model.norm.weight,
         head,
         ServerRope(rotary.cos_sin_cache),  # type: ignore[arg-type]
-        ranks.common(identity(inner, config)),
+        common_digest(identity(inner, config)),
         split,
     )
 
@@ -104,7 +109,7 @@ def identity(inner: Any, config: Any) -> str:
 
 
 @dataclass(slots=True)
-class RowCache(Cache):
+class RowCache(KVCache):
     """One request's row of SGLang's pools. Positions before ``floor`` belong to the exact prefix
     tree (or to another request's prefix): they are read and never written.
 
@@ -116,28 +121,28 @@ class RowCache(Cache):
     _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``Cache.read``; all positions must be in order where there are ``len(self)``."""
+        """As ``KVCache.read``; all positions must be in order where there are ``len(self)``."""
         if positions.numel() != len(self) or self.slots.is_cuda:
-            return Cache.read(self, layer, positions)
+            return KVCache.read(self, layer, positions)
         if self._whole is None or self._whole[0] != layer:
-            self._whole = (layer, *Cache.read(self, layer, positions))
+            self._whole = (layer, *KVCache.read(self, layer, positions))
         return self._whole[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """As ``Cache.write``, for positions from ``floor`` on."""
+        """As ``KVCache.write``, for positions from ``floor`` on."""
         self._whole = None
         own = positions >= self.floor
         if bool(own.all()):
-            Cache.write(self, layer, positions, k, v)
+            KVCache.write(self, layer, positions, k, v)
         elif bool(own.any()):
-            Cache.write(self, layer, positions[own], k[own], v[own])
+            KVCache.write(self, layer, positions[own], k[own], v[own])
 
     def attend(
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """As ``Cache.attend``; on a CPU its steps are made once for all layers."""
+        """As ``KVCache.attend``; on a CPU its steps are made once for all layers."""
         if q.is_cuda:
-            return Cache.attend(self, layer, q, positions, scale)
+            return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
         return halves.attend(q, k, v, self._plan(q, k, positions), scale)
 
@@ -176,3 +181,60 @@ def _layer(layer: Any, shape: Shape) -> Layer:
         gate_up=mlp.gate_up_proj.weight,
         down=mlp.down_proj.weight,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRanks:
+    """The model's :class:`~sglang_canopy.chunk.model.Ranks`, by SGLang's own collectives.
+
+    embedding: SGLang's module, which holds this rank's rows of the vocabulary; vocab: all of it.
+    """
+
+    embedding: Any
+    vocab: int
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' ``part``, the same bits on each."""
+        from sglang.srt.distributed import tensor_model_parallel_all_reduce
+
+        return tensor_model_parallel_all_reduce(part)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[m]`` ids -> ``[m, hidden]``."""
+        return self.embedding(ids)
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[m, this rank's share]`` -> ``[m, vocab]``."""
+        from sglang.srt.distributed import tensor_model_parallel_all_gather
+
+        return tensor_model_parallel_all_gather(logits)[..., : self.vocab]
+
+
+def tensor_ranks(embedding: Any, vocab: int) -> TensorRanks | None:
+    """The ranks a model is split over; ``None`` where it is whole."""
+    return TensorRanks(embedding, vocab) if _group().world_size > 1 else None
+
+
+def common_digest(digest: str) -> str:
+    """One digest of all ranks' digests: a chunk has the same address on each."""
+    group = _group()
+    if group.world_size == 1:
+        return digest
+    return hashlib.sha256("".join(group.all_gather_object(digest)).encode()).hexdigest()[:32]
+
+
+def first_rank_decides(answer: bool) -> bool:
+    """The first rank's answer, on every rank."""
+    group = _group()
+    return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
+
+
+def union_of_ranks(mine: list[int]) -> list[int]:
+    """The numbers that any rank has, sorted, on every rank."""
+    return sorted({one for theirs in _group().all_gather_object(mine) for one in theirs})
+
+
+def _group() -> Any:
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group()

@@ -1,4 +1,4 @@
-"""Chunks are encoded a piece at a time, within bounds; a batch is folded without touching the original."""
+"""Chunks are encoded a piece at a time, within bounds; a batch is packed without touching the original."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from sglang_canopy.chunk import encode_queue  # noqa: E402
+from sglang_canopy.chunk.background_encoder import BackgroundEncoder  # noqa: E402
+from sglang_canopy.chunk.documents import document_name  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.server import waiting  # noqa: E402
-from sglang_canopy.chunk.server.documents import document_name  # noqa: E402
-from sglang_canopy.chunk.server.fold import fold, tails  # noqa: E402
-from sglang_canopy.chunk.server.learner import Learner  # noqa: E402
+from sglang_canopy.chunk.server.batch import logit_rows, pack_rows  # noqa: E402
 from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
 
 
@@ -21,19 +21,19 @@ def store(llama) -> ChunkStore:
     return ChunkStore("model", {"host": 1 << 24})
 
 
-def run(learner: Learner) -> int:
+def run(encoder: BackgroundEncoder) -> int:
     done = 0
-    while learner.busy:
-        done += learner.step(1.0)
+    while encoder.busy:
+        done += encoder.step(1.0)
     return done
 
 
 def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> None:
-    learner = Learner(llama, store)
+    encoder = BackgroundEncoder(llama, store)
     prefix, document = ids[:10].tolist(), ids[10:170].tolist()
-    learner.want(document, prefix, "")
-    learner.want(ids[170:230].tolist(), prefix, "")
-    run(learner)
+    encoder.enqueue(document, prefix, "")
+    encoder.enqueue(ids[170:230].tolist(), prefix, "")
+    run(encoder)
     for part in (document, ids[170:230].tolist()):
         got = store.get(store.key(part, prefix))
         want = encode(llama, part, prefix)
@@ -42,50 +42,50 @@ def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> No
 
 
 def test_the_prefix_is_encoded_once_for_all_chunks_behind_it(llama, store, ids) -> None:
-    learner = Learner(llama, store)
+    encoder = BackgroundEncoder(llama, store)
     prefix = ids[:100].tolist()
-    learner.want(ids[100:150].tolist(), prefix, "")
-    learner.want(ids[150:200].tolist(), prefix, "")
-    assert run(learner) == 150 + 50
+    encoder.enqueue(ids[100:150].tolist(), prefix, "")
+    encoder.enqueue(ids[150:200].tolist(), prefix, "")
+    assert run(encoder) == 150 + 50
 
 
 def test_asking_again_for_what_waits_or_is_stored_does_nothing(llama, store, ids) -> None:
-    learner = Learner(llama, store)
+    encoder = BackgroundEncoder(llama, store)
     for _ in range(3):
-        learner.want(ids[:50].tolist(), (), "")
-    assert len(learner.waiting) == 1
-    run(learner)
-    learner.want(ids[:50].tolist(), (), "")
-    assert not learner.busy
-    learner.want(ids[:50].tolist(), (), "tenant")
-    assert learner.busy
+        encoder.enqueue(ids[:50].tolist(), (), "")
+    assert len(encoder.queue) == 1
+    run(encoder)
+    encoder.enqueue(ids[:50].tolist(), (), "")
+    assert not encoder.busy
+    encoder.enqueue(ids[:50].tolist(), (), "tenant")
+    assert encoder.busy
 
 
 def test_the_queue_is_bounded_and_counts_what_it_forgets(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_WAITING_TOKENS", 100)
-    learner = Learner(llama, store)
-    learner.want(ids[:60].tolist(), (), "")
-    learner.want(ids[60:120].tolist(), (), "")
-    assert len(learner.waiting) == 1
-    assert learner.waiting.forgotten == 1
-    assert learner.waiting.tokens == 60
+    monkeypatch.setattr(encode_queue, "MAX_WAITING_TOKENS", 100)
+    encoder = BackgroundEncoder(llama, store)
+    encoder.enqueue(ids[:60].tolist(), (), "")
+    encoder.enqueue(ids[60:120].tolist(), (), "")
+    assert len(encoder.queue) == 1
+    assert encoder.queue.forgotten == 1
+    assert encoder.queue.tokens == 60
 
 
 def test_chunks_that_wait_are_bounded_in_number_too(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_WAITING_CHUNKS", 2)
-    learner = Learner(llama, store)
+    monkeypatch.setattr(encode_queue, "MAX_WAITING_CHUNKS", 2)
+    encoder = BackgroundEncoder(llama, store)
     for i in range(5):
-        learner.want(ids[i : i + 20].tolist(), (), "")
-    assert len(learner.waiting) == 2
-    assert learner.waiting.forgotten == 3
+        encoder.enqueue(ids[i : i + 20].tolist(), (), "")
+    assert len(encoder.queue) == 2
+    assert encoder.queue.forgotten == 3
 
 
 def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
-    learner = Learner(llama, store)
-    learner.want(ids[:100].tolist(), (), "")
-    learner.step(0.0)
-    learner.forget(document_name(ids[:100].tolist(), None), None)
-    assert not learner.busy
+    encoder = BackgroundEncoder(llama, store)
+    encoder.enqueue(ids[:100].tolist(), (), "")
+    encoder.step(0.0)
+    encoder.forget(document_name(ids[:100].tolist(), None), None)
+    assert not encoder.busy
     assert len(store) == 0
 
 
@@ -113,17 +113,17 @@ def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
 def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
     batch = batch_of([(10, 30), (0, 5), (49, 50)])
     chosen = [torch.tensor([12, 13, 29]), torch.arange(5), torch.tensor([49])]
-    folded, plan = fold(batch, batch.table, chosen)
-    assert folded.extend_lens == [3, 5, 1]
-    assert folded.extend_num_tokens == 9
-    assert folded.prefix_lens == [27, 0, 49]
-    assert folded.input_ids.tolist() == [2, 3, 19, 20, 21, 22, 23, 24, 25]
-    assert folded.out_cache_loc.tolist() == [19, 20, 36, 107, 108, 109, 110, 111, 256]
+    packed, plan = pack_rows(batch, batch.table, chosen)
+    assert packed.extend_lens == [3, 5, 1]
+    assert packed.extend_num_tokens == 9
+    assert packed.prefix_lens == [27, 0, 49]
+    assert packed.input_ids.tolist() == [2, 3, 19, 20, 21, 22, 23, 24, 25]
+    assert packed.out_cache_loc.tolist() == [19, 20, 36, 107, 108, 109, 110, 111, 256]
     assert plan.positions.tolist() == [12, 13, 29, 0, 1, 2, 3, 4, 49]
     assert plan.rows.query_starts.tolist() == [0, 3, 8, 9]
     assert plan.rows.key_starts.tolist() == [0, 30, 35, 85]
     assert batch.extend_lens == [20, 5, 1]
-    assert folded.seq_lens is batch.seq_lens
+    assert packed.seq_lens is batch.seq_lens
 
 
 @pytest.mark.parametrize(
@@ -138,49 +138,51 @@ def test_a_folded_batch_keeps_rows_slots_and_lengths_in_step() -> None:
 def test_rows_that_break_an_invariant_are_never_run(chosen) -> None:
     batch = batch_of([(10, 30)])
     with pytest.raises(AssertionError):
-        fold(batch, batch.table, chosen)
+        pack_rows(batch, batch.table, chosen)
 
 
 def test_slots_that_are_not_the_rows_are_never_written() -> None:
     batch = batch_of([(10, 30)])
     batch.out_cache_loc = batch.out_cache_loc.flip(0)
     with pytest.raises(AssertionError):
-        fold(batch, batch.table, [torch.tensor([12, 29])])
+        pack_rows(batch, batch.table, [torch.tensor([12, 29])])
 
 
 def test_a_full_queue_takes_from_the_tenant_who_has_most(llama, store, ids, monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_WAITING_CHUNKS", 6)
-    learner = Learner(llama, store)
+    monkeypatch.setattr(encode_queue, "MAX_WAITING_CHUNKS", 6)
+    encoder = BackgroundEncoder(llama, store)
     for i in range(8):
-        learner.want(ids[i : i + 20].tolist(), (), "salt a", "a")
+        encoder.enqueue(ids[i : i + 20].tolist(), (), "salt a", "a")
     for i in range(5):
-        learner.want(ids[i : i + 20].tolist(), (), "salt b", "b")
-    assert {t: len(line.chunks) for t, line in learner.waiting.lines.items()} == {"a": 3, "b": 3}
-    assert learner.waiting.forgotten == 2 + 5
+        encoder.enqueue(ids[i : i + 20].tolist(), (), "salt b", "b")
+    assert {t: len(one.chunks) for t, one in encoder.queue.by_tenant.items()} == {"a": 3, "b": 3}
+    assert encoder.queue.forgotten == 2 + 5
 
 
 def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
     stored = []
-    learner = Learner(llama, store, kept=lambda key, ids, tenant: stored.append(tenant))
+    encoder = BackgroundEncoder(
+        llama, store, on_stored=lambda key, ids, tenant: stored.append(tenant)
+    )
     for tenant in ("a", "a", "a", "b", "b"):
-        n = len(learner.waiting)
-        learner.want(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
-    run(learner)
+        n = len(encoder.queue)
+        encoder.enqueue(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
+    run(encoder)
     assert stored == ["a", "b", "a", "b", "a"]
 
 
 def test_a_document_that_waits_is_forgotten_with_its_registration(llama, store, ids) -> None:
-    learner = Learner(llama, store)
+    encoder = BackgroundEncoder(llama, store)
     for tenant in ("a", "b"):
-        learner.want(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
-    learner.forget(document_name(ids[:50].tolist(), "a"), "a")
-    assert list(learner.waiting.lines) == ["b"]
+        encoder.enqueue(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
+    encoder.forget(document_name(ids[:50].tolist(), "a"), "a")
+    assert list(encoder.queue.by_tenant) == ["b"]
 
 
 def test_prompt_logprobs_beside_a_fused_request_stay_whole() -> None:
     batch = batch_of([(10, 30), (0, 8)])
     batch.return_logprob = True
     batch.extend_logprob_start_lens = [20, 3]  # the second wants those of positions 3 to 7
-    folded, _ = fold(batch, batch.table, [torch.tensor([12, 29]), torch.arange(8)])
-    assert folded.extend_logprob_start_lens == [2, 3]
-    assert tails(batch) == [1, 5]
+    packed, _ = pack_rows(batch, batch.table, [torch.tensor([12, 29]), torch.arange(8)])
+    assert packed.extend_logprob_start_lens == [2, 3]
+    assert logit_rows(batch) == [1, 5]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_canopy.chunk import calibrate
+from sglang_canopy.chunk.model import Model, identity_of
 from sglang_canopy.chunk.quality import encode_case, holds, measure, refer, tokenise
 from sglang_canopy.chunk.ratio import Calibrations, Setting
 from sglang_canopy.chunk.tasks import SYNTHETIC, default_filler, synthetic
@@ -24,34 +25,40 @@ TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
 """The store's tiers -> the names calibrations are saved under."""
 
 
-def apply_calibration(engine: Any, model_path: str) -> None:
-    """Ratios by tier from ``--canopy-chunk-calibration``; an explicit ratio wins over them.
+class Floors(NamedTuple):
+    """What the operator demands of reuse; ``None``: nothing. ``--canopy-chunk-max-kl`` and so on."""
+
+    max_kl: float | None = None
+    min_top1: float | None = None
+    min_kept: float | None = None
+
+
+def calibrated_ratios(
+    path: str | None, model: Model, model_path: str, tp_size: int
+) -> dict[str, float]:
+    """Ratios by tier of the store from the file of ``--canopy-chunk-calibration``.
 
     Raises CanopyError where the file holds none for this model, machine, dtype and split.
     """
-    options = engine.options
-    if options.calibration is None:
-        return
-    from sglang_canopy.chunk.model import identity_of
-
-    found = Calibrations(options.calibration)
-    setting = calibrate.setting_of(engine.model, identity_of(model_path), options.tp_size)
-    for tier, name in TIERS.items():
-        saved = found.get(setting, name)
-        if saved is not None:
-            engine.ratios[tier] = saved.ratio
-    if not engine.ratios:
+    if path is None:
+        return {}
+    saved = Calibrations(path)
+    setting = calibrate.setting_of(model, identity_of(model_path), tp_size)
+    found = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
+    ratios = {tier: one.ratio for tier, one in found.items() if one is not None}
+    if not ratios:
         raise CanopyError(
-            f"--canopy-chunk-calibration {options.calibration} {_what_it_has(found, setting)}, and "
+            f"--canopy-chunk-calibration {path} {_what_it_has(saved, setting)}, and "
             f"this server runs {setting.dtype}, --tp-size {setting.tp_size}, on {setting.device}; "
             + (
                 "only whole models are calibrated: give --canopy-chunk-ratio instead"
                 if setting.tp_size > 1
                 else f"run `canopy calibrate --model {model_path} --dtype {setting.dtype} "
-                f"--out {options.calibration}`"
+                f"--out {path}`"
             )
         )
-    logger.info("canopy: calibrated ratios %s", engine.ratios)
+    logger.info("canopy: calibrated ratios %s", ratios)
+    return ratios
 
 
 def _what_it_has(found: Calibrations, setting: Setting) -> str:
@@ -65,21 +72,18 @@ def _what_it_has(found: Calibrations, setting: Setting) -> str:
     return f"has this model in {listed}"
 
 
-def pass_gate(engine: Any, tokenizer: Any) -> None:
-    """Raise CanopyError, with the figures, where reuse is worse than the operator allows."""
-    options = engine.options
-    floors = (options.max_kl, options.min_top1, options.min_kept)
-    if all(f is None for f in floors):
+def check_quality(
+    model: Model, tokenizer: Any, selector: str, ratio: float, encode: str, floors: Floors
+) -> None:
+    """Raise CanopyError, with the figures, where reuse is worse than the operator's ``floors``."""
+    if floors == Floors():
         return
     if tokenizer is None:
         raise CanopyError("the quality gate needs a tokenizer; drop --skip-tokenizer-init")
-    ratio = max(engine.ratios.values(), default=options.chosen_ratio)
-    found = measure_quality(
-        engine.model, tokenizer, options.chosen_selector, ratio, options.chosen_encode
-    )
+    found = measure_quality(model, tokenizer, selector, ratio, encode)
     shown = ", ".join(f"{k} {v:.3g}" if v is not None else f"{k} unknown" for k, v in found.items())
     logger.info("canopy: quality gate at ratio %s: %s", ratio, shown)
-    reasons = refusals(found, *floors)
+    reasons = missed_floors(found, floors)
     if reasons:
         raise CanopyError(
             f"the quality gate refuses chunk reuse at ratio {ratio}: {'; '.join(reasons)}. "
@@ -88,7 +92,7 @@ def pass_gate(engine: Any, tokenizer: Any) -> None:
 
 
 def measure_quality(
-    model: Any, tokenizer: Any, selector: str, ratio: float, encode: str, count: int = EXAMPLES
+    model: Model, tokenizer: Any, selector: str, ratio: float, encode: str, count: int = EXAMPLES
 ) -> dict[str, float | None]:
     """``kl`` (nats a token), ``top1``, ``kept`` (of the answers full recompute gets right; None if
     it gets none), means over the built-in examples."""
@@ -109,13 +113,9 @@ def measure_quality(
     }
 
 
-def refusals(
-    found: Mapping[str, float | None],
-    max_kl: float | None,
-    min_top1: float | None,
-    min_kept: float | None,
-) -> list[str]:
+def missed_floors(found: Mapping[str, float | None], floors: Floors) -> list[str]:
     """Which floors the figures miss, in words. A figure that could not be measured misses its own."""
+    max_kl, min_top1, min_kept = floors
     out = []
     kl, top1, kept = found["kl"], found["top1"], found["kept"]
     if max_kl is not None and (kl is None or kl > max_kl):

@@ -1,7 +1,7 @@
 """Chunks on disk are read before they are needed.
 
-Whole ones into memory while their request waits to be scheduled (:class:`Reader`), the others one
-layer ahead of where they go (:func:`layers_ahead`). Neither changes what is computed.
+Whole ones into memory while their request waits to be scheduled (:class:`ReadAhead`), the others one
+layer ahead of where they go (:func:`read_layers_ahead`). Neither changes what is computed.
 """
 
 from __future__ import annotations
@@ -10,69 +10,70 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.disk import DiskChunk
-from sglang_canopy.chunk.server.part import Part
-from sglang_canopy.chunk.server.wish import Wish
+from sglang_canopy.chunk.suffix import ChunkSuffix
 from sglang_canopy.errors import CanopyError
 
-Rows = list[tuple[torch.Tensor, torch.Tensor]]
+LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
+
+Stored = Chunk | DiskChunk | ChunkSuffix
+"""A chunk as the store has it: in memory, in a file, or the rest of one."""
 
 
 @dataclass(slots=True)
-class _Coming:
+class _PendingRead:
     """A chunk that is read, or was: its bytes, the requests that wait for it."""
 
     size: int
-    wishes: weakref.WeakSet[Wish] = field(default_factory=weakref.WeakSet)
+    waiters: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     future: Future[Chunk | None] = field(default_factory=Future)
 
     def read(self, chunk: DiskChunk) -> Chunk | None:
         """On the reader's thread: the chunk in memory; None where nobody waits any more."""
-        return chunk.load() if self.wishes else None
+        return chunk.load() if self.waiters else None
 
 
-class Reader:
+class ReadAhead:
     """Reads the chunks of waiting requests into memory, in the order they came.
 
     At most ``capacity_bytes`` at a time; what comes on top is read when it is needed. A chunk is
-    let go as soon as no request waits for it: planned ones let go, and those that were aborted do
-    by being gone. One thread of its own; every method is the scheduler's.
+    dropped as soon as no request waits for it: planned ones release it, and those that were aborted
+    do by being gone. One thread of its own; every method is the scheduler's.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes, self.used_bytes = capacity_bytes, 0
-        self.asked = self.taken = self.left_out = 0
-        self.coming: dict[str, _Coming] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self.requested = self.taken = self.left_out = 0
+        self.pending: dict[str, _PendingRead] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-chunk-reader")
 
-    def ask(self, key: str, chunk: DiskChunk, wish: Wish) -> None:
-        """Have a chunk read for a request."""
-        one = self.coming.get(key)
+    def request(self, key: str, chunk: DiskChunk, waiter: Any) -> None:
+        """Have a chunk read for ``waiter``, the request that will use it (held weakly)."""
+        one = self.pending.get(key)
         if one is None:
-            self.sweep()
+            self.drop_unneeded()
             if self.used_bytes + chunk.nbytes > self.capacity_bytes:
                 self.left_out += 1
                 return
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-chunk-reader")
-            one = _Coming(chunk.nbytes)
-        one.wishes.add(wish)  # before it is read: what nobody wishes for is not
-        if key not in self.coming:
-            self.coming[key] = one
+            one = _PendingRead(chunk.nbytes)
+        one.waiters.add(waiter)  # before it is read: what nobody waits for is not
+        if key not in self.pending:
+            self.pending[key] = one
             self.used_bytes += one.size
-            self.asked += 1
+            self.requested += 1
             one.future = self._thread.submit(one.read, chunk)
 
     def take(self, key: str) -> Chunk | None:
         """The chunk if it was read or is being read; ``None``: read it from its file.
 
-        A damaged file is ``None`` too: who reads it then is told what is wrong with it.
+        A damaged file is ``None`` too: reading the file then raises what is wrong with it.
         """
-        one = self.coming.get(key)
+        one = self.pending.get(key)
         if one is None or one.future.cancel():  # not begun: reading rows alone is less
             return None
         try:
@@ -82,39 +83,39 @@ class Reader:
         self.taken += chunk is not None
         return chunk
 
-    def let_go(self, wish: Wish) -> None:
+    def release(self, waiter: Any) -> None:
         """A request needs nothing any more: it was planned, or it runs normally."""
-        for one in self.coming.values():
-            one.wishes.discard(wish)
-        self.sweep()
+        for one in self.pending.values():
+            one.waiters.discard(waiter)
+        self.drop_unneeded()
 
-    def sweep(self) -> None:
+    def drop_unneeded(self) -> None:
         """Drop what nobody waits for."""
-        for key in [key for key, one in self.coming.items() if not one.wishes]:
-            one = self.coming.pop(key)
+        for key in [key for key, one in self.pending.items() if not one.waiters]:
+            one = self.pending.pop(key)
             one.future.cancel()
             self.used_bytes -= one.size
 
     def clear(self) -> None:
         """Nothing waits any more: drop everything."""
-        for one in self.coming.values():
-            one.wishes.clear()
-        self.sweep()
+        for one in self.pending.values():
+            one.waiters.clear()
+        self.drop_unneeded()
 
     def stats(self) -> dict[str, int]:
         """Chunks asked for, taken and left out for want of room since the start; bytes held now."""
-        self.sweep()
+        self.drop_unneeded()
         return {
-            "asked": self.asked,
+            "asked": self.requested,
             "taken": self.taken,
             "left_out": self.left_out,
             "used_bytes": self.used_bytes,
         }
 
 
-def layers_ahead(
-    parts: Sequence[tuple[Chunk | DiskChunk | Part, torch.Tensor]], layers: int
-) -> Iterator[Rows]:
+def read_layers_ahead(
+    parts: Sequence[tuple[Stored, torch.Tensor]], layers: int
+) -> Iterator[LayerRows]:
     """K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list a layer.
 
     Of chunks on disk the next layer is read and checked while the caller has this one. Raises
@@ -133,14 +134,14 @@ def layers_ahead(
             yield [both for both in rows(layer, False) if both is not None]
         return
     with ThreadPoolExecutor(1, thread_name_prefix="canopy-layers-ahead") as thread:
-        coming = thread.submit(rows, 0, True)
+        pending = thread.submit(rows, 0, True)
         for layer in range(layers):
-            read = coming.result()
+            read = pending.result()
             if layer + 1 < layers:
-                coming = thread.submit(rows, layer + 1, True)
+                pending = thread.submit(rows, layer + 1, True)
             both = (one or other for one, other in zip(read, rows(layer, False)))
             yield [one for one in both if one is not None]
 
 
-def _is_on_disk(chunk: Chunk | DiskChunk | Part) -> bool:
-    return isinstance(chunk.base if isinstance(chunk, Part) else chunk, DiskChunk)
+def _is_on_disk(chunk: Stored) -> bool:
+    return isinstance(chunk.base if isinstance(chunk, ChunkSuffix) else chunk, DiskChunk)

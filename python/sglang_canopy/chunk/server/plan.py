@@ -1,4 +1,4 @@
-"""Choosing the tokens to recompute, inside a server: over the pool's own slots, or aside.
+"""The reuse plan of a prompt: which tokens are recomputed, first and after a retraction.
 
 Selectors that look at the prompt need its chunks' KV in place. Where the whole prompt is in this
 window its slots are used and nothing is done twice; with chunked prefill the later slots do not
@@ -7,6 +7,7 @@ exist yet, and a cache of its own is filled for the choice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +15,19 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import Cache, dense_cache
-from sglang_canopy.chunk.chunk import Placed, Prompt
+from sglang_canopy.chunk.cache import KVCache, dense_cache
+from sglang_canopy.chunk.chunk import FusedPrompt, Placed
 from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.placement import copy_positions, place_chunks
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Context, Offline, Selector
-from sglang_canopy.chunk.server import view
-from sglang_canopy.chunk.server.part import Part
-from sglang_canopy.chunk.server.place import copy_rows, place
-
-SKIPS_EXACT = ("asked", "last-token", "head+asked", "head+last-token", "default", "hkvd")
-"""Selectors that give no budget to a first chunk that is exact: the cached prefix may be one."""
+from sglang_canopy.chunk.server.model_view import row_cache
+from sglang_canopy.chunk.server.request import ChunkRequest, ResolvedChunk, ReusePlan
+from sglang_canopy.chunk.suffix import ChunkSuffix
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactChunk:
     """Stands in for the chunk that a cached prefix is: exact where it lies, nothing to place."""
 
     ids: tuple[int, ...]
@@ -38,7 +37,7 @@ class Exact:
         return len(self.ids)
 
 
-def choose(
+def choose_tokens(
     model: Model,
     runner: Any,
     ids: torch.Tensor,
@@ -54,7 +53,7 @@ def choose(
     whose exact KV the row holds. Tokens outside chunks and the last one are always computed.
     """
     n = ids.numel()
-    prompt = Prompt(ids, tuple(placed))
+    prompt = FusedPrompt(ids, tuple(placed))
     computed = ~prompt.in_chunk()
     computed[:prefix] = False
     computed[n - 1] = True
@@ -63,31 +62,33 @@ def choose(
     if ratio >= 1.0:
         computed[prefix:] = True
         return computed, False
-    chosen = make_selector(selector)
-    if isinstance(chosen, Offline) or not chosen.reads_cache:
-        if isinstance(chosen, Offline):
+    chooser = make_selector(selector)
+    if isinstance(chooser, Offline) or not chooser.reads_cache:
+        if isinstance(chooser, Offline):
             for p in placed:
-                chosen.scores(p.chunk.base if isinstance(p.chunk, Part) else p.chunk)
-        computed[chosen.choose(Context(model, prompt, None, ratio)).tokens] = True  # type: ignore[arg-type]
+                chooser.scores(p.chunk.base if isinstance(p.chunk, ChunkSuffix) else p.chunk)
+        computed[chooser.choose(Context(model, prompt, None, ratio)).tokens] = True  # type: ignore[arg-type]
         computed[:prefix] = False
         return computed, False
     whole = row.numel() >= n
     cache = _cache(model, runner, row, prefix, n, whole)
-    place(model, placed, cache, prompt.in_chunk())
-    context = _context(model, prompt, cache, ratio, prefix, selector)
-    computed[_tokens(chosen, context)] = True
+    place_chunks(model, placed, cache, prompt.in_chunk())
+    context = _context(model, prompt, cache, ratio, prefix, chooser)
+    computed[_tokens(chooser, context)] = True
     computed[:prefix] = False
     return computed, whole
 
 
-def again(chosen: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int) -> torch.Tensor:
+def replan(
+    earlier: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int
+) -> torch.Tensor:
     """``[total]`` bool: the tokens to compute when a request that was planned before is begun anew.
 
-    chosen: the earlier choice, True where the earlier prefix was. What came since (its own answer)
+    earlier: the tokens computed then, True where the earlier prefix was. What came since (its own answer)
     is computed, and so is what no chunk holds any more: the answer goes on as it began.
     """
     computed = torch.ones(total, dtype=torch.bool)
-    reused = ~chosen[:total]
+    reused = ~earlier[:total]
     inside = torch.zeros_like(reused)
     for p in placed:
         inside[p.start : p.end] = True
@@ -97,35 +98,37 @@ def again(chosen: torch.Tensor, prefix: int, placed: Sequence[Placed], total: in
     return computed
 
 
-def _cache(model: Model, runner: Any, row: torch.Tensor, prefix: int, n: int, whole: bool) -> Cache:
-    pool = view.row_cache(runner, row[:n], prefix)
+def _cache(
+    model: Model, runner: Any, row: torch.Tensor, prefix: int, n: int, whole: bool
+) -> KVCache:
+    pool = row_cache(runner, row[:n], prefix)
     if whole:
         return pool
-    aside = dense_cache(model, n)
-    copy_rows(pool, aside, prefix)
-    return aside
+    separate = dense_cache(model, n)
+    copy_positions(pool, separate, prefix)
+    return separate
 
 
 def _context(
-    model: Model, prompt: Prompt, cache: Cache, ratio: float, prefix: int, selector: str
+    model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int, chooser: Selector
 ) -> Context:
     """The cached prefix, as an exact chunk of its own, is neither run nor given a budget.
 
     The ratio is lowered so that the budget in tokens stays what it is without that chunk.
     """
-    if not prefix or selector not in SKIPS_EXACT:
+    if not prefix or not chooser.skips_exact:
         return Context(model, prompt, cache, ratio)
     placed = list(prompt.placed)
     end = prefix
     if placed and placed[0].start == prefix and _is_exact(prompt, placed[0]):
         end = placed.pop(0).end
     ids = tuple(prompt.ids[:end].tolist())
-    whole = Prompt(prompt.ids, (Placed(Exact(ids), 0), *placed))  # type: ignore[arg-type]
+    whole = FusedPrompt(prompt.ids, (Placed(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
     same = ratio * prompt.reusable / max(1, whole.reusable) + 1e-9
     return Context(model, whole, cache, same)
 
 
-def _is_exact(prompt: Prompt, first: Placed) -> bool:
+def _is_exact(prompt: FusedPrompt, first: Placed) -> bool:
     return tuple(prompt.ids[: first.start].tolist()) == first.chunk.prefix
 
 
@@ -138,7 +141,7 @@ def _tokens(selector: Selector, context: Context) -> torch.Tensor:
     needed = ~prompt.in_chunk()
     needed[choice.tokens] = True
     needed[len(prompt) - 1] = True
-    if prompt.placed and isinstance(prompt.placed[0].chunk, Exact):
+    if prompt.placed and isinstance(prompt.placed[0].chunk, ExactChunk):
         needed[: prompt.placed[0].end] = False
     rows = needed.nonzero()[:, 0].to(model.device)
     depth = min(3, model.shape.layers)
@@ -146,3 +149,33 @@ def _tokens(selector: Selector, context: Context) -> torch.Tensor:
         model, prompt.ids[rows], rows, context.cache, narrow=choice.narrow, layers=depth
     )
     return left.cpu()
+
+
+def reuse_report(
+    request: ChunkRequest,
+    chunks: Sequence[ResolvedChunk],
+    plan: ReusePlan,
+    ratio: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """What ``meta_info.canopy_chunks`` says of a fused request."""
+    inside = torch.zeros_like(plan.computed)
+    for p in plan.placed:
+        inside[p.start : p.end] = True
+    tiers: Counter[str] = Counter()
+    for one in chunks:
+        if one.tier is not None and one.end > plan.prefix:
+            first = max(one.start, plan.prefix)
+            tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
+    return {
+        "fused": True,
+        "prefix": plan.prefix,
+        "reused": sum(tiers.values()),
+        **{f"reused_{name}": count for name, count in sorted(tiers.items())},
+        "recomputed": int((plan.computed & inside).sum()),
+        "computed": int(plan.computed.sum()),
+        "chunks": len(request.bounds),
+        "unknown_chunks": sum(one.tier is None for one in chunks),
+        "ratio": round(ratio, 4),
+        "plan_ms": round(1000 * seconds, 3),
+    }

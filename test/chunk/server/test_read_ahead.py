@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import disk  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.server.ahead import Reader, layers_ahead  # noqa: E402
-from sglang_canopy.chunk.server.part import Part  # noqa: E402
-from sglang_canopy.chunk.server.wish import Wish  # noqa: E402
+from sglang_canopy.chunk.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
+from sglang_canopy.chunk.server.request import ChunkRequest  # noqa: E402
+from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 LENGTH = 30
@@ -30,8 +30,8 @@ def files(llama, ids, tmp_path_factory):
     return both
 
 
-def wish() -> Wish:
-    return Wish((), (), (), (), "", None, 0.15, "default", 0.0)
+def request() -> ChunkRequest:
+    return ChunkRequest((), (), (), (), "", None, 0.15, "default", 0.0)
 
 
 class Slow:
@@ -51,82 +51,82 @@ class Slow:
 @pytest.fixture
 def busy():
     """A reader whose thread is busy with one slow chunk, of a request that stays."""
-    reader, slow, stays = Reader(1 << 30), Slow(), wish()
-    reader.ask("slow", slow, stays)
+    reader, slow, stays = ReadAhead(1 << 30), Slow(), request()
+    reader.request("slow", slow, stays)
     slow.begun.wait()
     yield reader, slow, stays
     slow.go.set()
 
 
 def test_a_chunk_is_read_while_its_request_waits(files) -> None:
-    reader, waits = Reader(1 << 30), wish()
+    reader, waits = ReadAhead(1 << 30), request()
     chunk, on_disk = files[0]
-    reader.ask("a", on_disk, waits)
-    reader.ask("a", on_disk, waits)
-    reader.coming["a"].future.result()
+    reader.request("a", on_disk, waits)
+    reader.request("a", on_disk, waits)
+    reader.pending["a"].future.result()
     got = reader.take("a")
     assert torch.equal(got.raw_k, chunk.raw_k)
     assert torch.equal(got.v, chunk.v)
     assert reader.stats()["used_bytes"] == on_disk.nbytes
-    reader.let_go(waits)
+    reader.release(waits)
     expected = {"asked": 1, "taken": 1, "left_out": 0, "used_bytes": 0}
     assert reader.stats() == expected
     assert reader.take("a") is None
 
 
 def test_a_chunk_stays_as_long_as_one_request_waits_for_it(files) -> None:
-    reader, one, other = Reader(1 << 30), wish(), wish()
+    reader, one, other = ReadAhead(1 << 30), request(), request()
     for waits in (one, other):
-        reader.ask("a", files[0][1], waits)
-    reader.let_go(one)
+        reader.request("a", files[0][1], waits)
+    reader.release(one)
     assert reader.take("a") is not None
-    reader.let_go(other)
-    assert not reader.coming
+    reader.release(other)
+    assert not reader.pending
 
 
 def test_what_does_not_fit_is_left_to_the_file(files) -> None:
-    waits = wish()
-    reader = Reader(files[0][1].nbytes * 2)
+    waits = request()
+    reader = ReadAhead(files[0][1].nbytes * 2)
     for i, (_, on_disk) in enumerate(files):
-        reader.ask(str(i), on_disk, waits)
-    assert sorted(reader.coming) == ["0", "1"]
+        reader.request(str(i), on_disk, waits)
+    assert sorted(reader.pending) == ["0", "1"]
     assert reader.take("2") is None
     assert reader.stats()["left_out"] == 1
-    reader.let_go(waits)
-    reader.ask("2", files[2][1], waits)
-    assert reader.coming["2"].future.result() is not None
+    reader.release(waits)
+    reader.request("2", files[2][1], waits)
+    assert reader.pending["2"].future.result() is not None
 
 
 def test_an_aborted_requests_chunks_are_not_read(files, busy) -> None:
     reader, slow, _ = busy
-    aborted = wish()
-    reader.ask("a", files[0][1], aborted)
-    future = reader.coming["a"].future
+    aborted = request()
+    reader.request("a", files[0][1], aborted)
+    future = reader.pending["a"].future
     del aborted
     gc.collect()
     slow.go.set()
     assert future.result() is None
-    reader.sweep()
-    assert list(reader.coming) == ["slow"]
+    reader.drop_unneeded()
+    assert list(reader.pending) == ["slow"]
     assert reader.used_bytes == slow.nbytes
 
 
 def test_an_idle_server_holds_nothing(files) -> None:
-    reader, waits = Reader(1 << 30), wish()
+    reader, waits = ReadAhead(1 << 30), request()
     for i, (_, on_disk) in enumerate(files):
-        reader.ask(str(i), on_disk, waits)
+        reader.request(str(i), on_disk, waits)
     reader.clear()
     assert reader.stats()["used_bytes"] == 0
-    assert not reader.coming
+    assert not reader.pending
 
 
 def test_a_chunk_that_is_not_begun_is_left_to_the_file(files, busy) -> None:
     reader, slow, stays = busy
-    reader.ask("a", files[0][1], stays)
+    reader.request("a", files[0][1], stays)
     assert reader.take("a") is None
     slow.go.set()
     assert reader.take("slow") is slow  # one that is being read is waited for
-    reader.let_go(stays)
+    reader.release(stays)
     assert reader.used_bytes == 0
 
 
@@ -141,18 +141,18 @@ def damaged(files, tmp_path):
 
 
 def test_a_damaged_file_is_not_taken(damaged) -> None:
-    reader, waits = Reader(1 << 30), wish()
-    reader.ask("a", damaged, waits)
+    reader, waits = ReadAhead(1 << 30), request()
+    reader.request("a", damaged, waits)
     with pytest.raises(CanopyError):
-        reader.coming["a"].future.result()
+        reader.pending["a"].future.result()
     assert reader.take("a") is None
 
 
 def test_layers_come_as_they_are_wherever_their_chunks_lie(llama, files) -> None:
     tokens = torch.tensor([0, 3, 17])
-    chunks = [files[0][0], files[1][1], Part(files[2][1], 5), Part(files[0][0], 2)]
-    want = [files[0][0], files[1][0], Part(files[2][0], 5), Part(files[0][0], 2)]
-    layers = list(layers_ahead([(c, tokens) for c in chunks], llama.shape.layers))
+    chunks = [files[0][0], files[1][1], ChunkSuffix(files[2][1], 5), ChunkSuffix(files[0][0], 2)]
+    want = [files[0][0], files[1][0], ChunkSuffix(files[2][0], 5), ChunkSuffix(files[0][0], 2)]
+    layers = list(read_layers_ahead([(c, tokens) for c in chunks], llama.shape.layers))
     assert len(layers) == llama.shape.layers
     for i, rows in enumerate(layers):
         for got, chunk in zip(rows, want, strict=True):
@@ -163,4 +163,4 @@ def test_layers_come_as_they_are_wherever_their_chunks_lie(llama, files) -> None
 def test_a_damaged_file_stops_the_layers(llama, files, damaged) -> None:
     parts = [(files[1][0], torch.arange(3)), (damaged, torch.arange(LENGTH))]
     with pytest.raises(CanopyError, match="damaged"):
-        list(layers_ahead(parts, llama.shape.layers))
+        list(read_layers_ahead(parts, llama.shape.layers))

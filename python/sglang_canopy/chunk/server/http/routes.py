@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from sglang_canopy.chunk.server import entry
-from sglang_canopy.chunk.server.fields import BOUNDS
-from sglang_canopy.chunk.server.options import ATTRIBUTE, COMMAND, Options
+from sglang_canopy.chunk.fields import BOUNDS
+from sglang_canopy.chunk.server.http import entry
+from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
 from sglang_canopy.tenant import tenant_of
@@ -25,11 +25,10 @@ HEADERS = {"extra_key": "x-canopy-extra-key", "cache_salt": "x-canopy-cache-salt
 """A gateway names the tenant here; a body or query that names another is refused."""
 
 
-def add_routes(server_args: Any) -> None:
+def add_routes(server_args: Any, options: Options) -> None:
     """Before ``launch_server``: the routes of chunk reuse, beside SGLang's."""
     from sglang.srt.entrypoints.http_server import app
 
-    options: Options = getattr(server_args, ATTRIBUTE)
     entry.documents.share = options.tenant_share
 
     def called(handler: Callable[..., Awaitable[dict]]) -> access.Handler:
@@ -129,7 +128,7 @@ async def _encode(manager: Any, ids: list[int], owner: dict[str, str | None]) ->
     """An ordinary request of one token whose prompt is the document: the scheduler learns it."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    asked = GenerateReqInput(
+    request = GenerateReqInput(
         input_ids=[*ids, ids[-1]],
         sampling_params={
             "max_new_tokens": 1,
@@ -138,7 +137,7 @@ async def _encode(manager: Any, ids: list[int], owner: dict[str, str | None]) ->
         },
         **owner,
     )
-    async for _ in manager.generate_request(asked, None):
+    async for _ in manager.generate_request(request, None):
         pass
 
 
@@ -162,8 +161,8 @@ async def _command(manager: Any, verb: str, name: str, tenant: str | None) -> bo
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     manager.auto_create_handle_loop()
-    asked = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
-    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(asked))
+    command = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
+    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(command))
 
 
 async def _state(manager: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Documents in text: cut out, tokenised piece by piece, and registered ahead of time.
+"""Documents of a prompt: found in its text, tokenised piece by piece, and registered ahead of time.
 
 A document is tokenised by itself, so that it has the same ids wherever it comes. The whole prompt
 tokenised at once may differ at the seams: a tokenizer joins characters across them.
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_canopy.chunk import TENANT_SHARE
 from sglang_canopy.chunk.chunk import chunk_key
-from sglang_canopy.chunk.server.fields import BOUNDS
-from sglang_canopy.chunk.server.options import TENANT_SHARE
+from sglang_canopy.chunk.fields import BOUNDS
 from sglang_canopy.errors import CanopyError
 
 DOCUMENT = "document"
@@ -105,15 +105,17 @@ class Documents:
                 f"has {tokens}; allowed are {most} with {most_tokens} tokens: delete some, or "
                 "start the server with a larger --canopy-chunk-tenant-share"
             )
-        every = sum(map(len, self.by_tenant.values()))
-        if self.tokens.total() + tokens > self.most_tokens or every + 1 > self.most:
+        registered = sum(map(len, self.by_tenant.values()))
+        if self.tokens.total() + tokens > self.most_tokens or registered + 1 > self.most:
             raise CanopyError(  # not how many the others have
                 f"the tenants of this server have registered all that is allowed, {self.most} "
                 f"documents or {self.most_tokens} tokens; delete some"
             )
 
 
-def cut(text: str, separator: str | None, documents: Documents, tenant: str | None) -> list[Piece]:
+def split_documents(
+    text: str, separator: str | None, documents: Documents, tenant: str | None
+) -> list[Piece]:
     """A prompt's pieces: what stands between two separators is a document, and so is a mark.
 
     Without two separators and without a mark there is one piece, the text. Empty documents are
@@ -124,11 +126,13 @@ def cut(text: str, separator: str | None, documents: Documents, tenant: str | No
     for i, part in enumerate(parts):
         if i and separator:
             pieces.append(Piece(separator))
-        pieces += _marks(part, documents, tenant, inner=0 < i < len(parts) - 1)
+        pieces += _split_at_marks(part, documents, tenant, inner=0 < i < len(parts) - 1)
     return pieces
 
 
-def _marks(text: str, documents: Documents, tenant: str | None, inner: bool) -> list[Piece]:
+def _split_at_marks(
+    text: str, documents: Documents, tenant: str | None, inner: bool
+) -> list[Piece]:
     if not MARK.search(text):
         return [Piece(text, document=inner)] if text else []
     pieces, at = [], 0
@@ -143,8 +147,8 @@ def _marks(text: str, documents: Documents, tenant: str | None, inner: bool) -> 
     return pieces
 
 
-def between(text: str, opening: str, closing: str) -> list[Piece]:
-    """The pieces of a rendered chat whose documents stand between the two marks of one request."""
+def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
+    """The pieces of a rendered chat whose documents stand between the opening and closing signs of one request."""
     pieces: list[Piece] = []
     head, *rest = text.split(opening)
     if head:
@@ -171,17 +175,17 @@ def tokenise(
     """
     ids: list[int] = []
     bounds: list[int] = []
-    first = specials
+    at_start = specials
     for piece in _joined(pieces):
         if piece.ids is not None:
             new = list(piece.ids)
         else:
-            new = list(tokenizer.encode(piece.text, add_special_tokens=first))
-        if first and piece.document:
+            new = list(tokenizer.encode(piece.text, add_special_tokens=at_start))
+        if at_start and piece.document:
             begin = tokenizer.encode("", add_special_tokens=True)
             ids += begin
             new = list(piece.ids or tokenizer.encode(piece.text, add_special_tokens=False))
-        first = False
+        at_start = False
         if piece.document and new:
             bounds += [len(ids), len(ids) + len(new)]
         ids += new

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sglang_canopy.chunk.server.documents import MAX_DOCUMENTS, document_name
-from sglang_canopy.chunk.server.options import TENANT_SHARE
+from sglang_canopy.chunk import TENANT_SHARE
+from sglang_canopy.chunk.documents import MAX_DOCUMENTS, document_name
 from sglang_canopy.chunk.store import ChunkStore
 
 PINNED_SHARE = 0.25
@@ -14,14 +14,14 @@ PINNED_SHARE = 0.25
 
 
 @dataclass(slots=True)
-class _Tenant:
+class _TenantDocuments:
     """One tenant's documents, least recently stored first: keys in the store by name."""
 
     versions: dict[str, set[str]] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
 
 
-class Versions:
+class DocumentVersions:
     """Keys in the store by a document's name (the id that ``/canopy/chunks`` answers with).
 
     A tenant may pin ``share`` of the store's bytes, and have the versions of ``share`` of
@@ -30,19 +30,22 @@ class Versions:
     """
 
     def __init__(
-        self, store: ChunkStore, share: float = TENANT_SHARE, earlier: Versions | None = None
+        self,
+        store: ChunkStore,
+        share: float = TENANT_SHARE,
+        earlier: DocumentVersions | None = None,
     ) -> None:
         self.store, self.share = store, share
-        self.tenants: dict[str | None, _Tenant] = {}
-        self.held: dict[str, tuple[str | None, int]] = {}
+        self.tenants: dict[str | None, _TenantDocuments] = {}
+        self.pinned_chunks: dict[str, tuple[str | None, int]] = {}
         self.names = 0
         for tenant, one in earlier.tenants.items() if earlier is not None else ():
             if one.pinned:  # other weights: the pinned documents will be stored anew
-                self.tenants[tenant] = _Tenant(pinned=set(one.pinned))
+                self.tenants[tenant] = _TenantDocuments(pinned=set(one.pinned))
 
     def stored(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
         """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""
-        name, own = document_name(ids, tenant), self.tenants.setdefault(tenant, _Tenant())
+        name, own = document_name(ids, tenant), self.tenants.setdefault(tenant, _TenantDocuments())
         self.names += name not in own.versions
         versions = own.versions.pop(name, set())
         versions -= {one for one in versions if self.store.where(one) is None}
@@ -51,7 +54,7 @@ class Versions:
         if name in own.pinned:
             self._pin([key], tenant)
 
-    def seen(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
+    def found_stored(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
         """A chunk was found stored, by an earlier run perhaps."""
         own = self.tenants.get(tenant)
         if own is None or key not in own.versions.get(document_name(ids, tenant), ()):
@@ -75,9 +78,9 @@ class Versions:
         own = self.tenants.get(tenant)
         if own is not None:
             own.pinned.discard(name)
-        held = [key for key in self.keys(name, tenant) if key in self.held]
+        held = [key for key in self.keys(name, tenant) if key in self.pinned_chunks]
         for key in held:
-            del self.held[key]
+            del self.pinned_chunks[key]
             if self.store.pins(key):
                 self.store.unpin(key)
         return bool(held)
@@ -95,16 +98,16 @@ class Versions:
 
     def pinned_bytes(self) -> dict[str | None, int]:
         """Bytes of pinned chunks by tenant."""
-        self.held = {k: v for k, v in self.held.items() if self.store.pins(k)}
+        self.pinned_chunks = {k: v for k, v in self.pinned_chunks.items() if self.store.pins(k)}
         found: dict[str | None, int] = {}
-        for tenant, size in self.held.values():
+        for tenant, size in self.pinned_chunks.values():
             found[tenant] = found.get(tenant, 0) + size
         return found
 
     def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
         """Pin all of these stored chunks, or none where that is more than the tenant's share."""
         pinned = self.pinned_bytes()
-        new = {key: self.store.size(key) for key in keys if key not in self.held}
+        new = {key: self.store.size(key) for key in keys if key not in self.pinned_chunks}
         size, capacity = sum(new.values()), self.store.capacity_bytes
         if pinned.get(tenant, 0) + size > self.share * capacity:
             return False
@@ -112,10 +115,10 @@ class Versions:
             return False
         for key, one in new.items():
             if self.store.pin(key):
-                self.held[key] = tenant, one
+                self.pinned_chunks[key] = tenant, one
         return True
 
-    def _forget_oldest(self, tenant: str | None, own: _Tenant) -> None:
+    def _forget_oldest(self, tenant: str | None, own: _TenantDocuments) -> None:
         """Within a tenant's share, then within the whole: of the tenant that has most."""
         while len(own.versions) > max(1, int(self.share * MAX_DOCUMENTS)) and self._forget(tenant):
             pass

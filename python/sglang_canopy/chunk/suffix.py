@@ -1,4 +1,4 @@
-"""A stored chunk from some token on: what is left of it where a prefix hit ends inside."""
+"""The rest of a stored chunk, where a prefix hit ends inside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_canopy.chunk.disk import DiskChunk
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class ChunkSuffix:
     """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
 
     base: Chunk | DiskChunk
@@ -26,7 +26,7 @@ class Part:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What the part stands behind: the chunk's prefix and its tokens before the part."""
+        """What the suffix stands behind: the chunk's prefix and its tokens before the suffix."""
         return self.base.prefix + self.base.ids[: self.skip]
 
     @property
@@ -46,7 +46,7 @@ class Part:
         return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K before RoPE and V of these tokens of the part; of all of them nothing is copied."""
+        """K before RoPE and V of these tokens of the suffix; of all of them nothing is copied."""
         if tokens.numel() == len(self) and isinstance(self.base, Chunk):
             return self.base.raw_k[layer, self.skip :], self.base.v[layer, self.skip :]
         return self.base.rows(layer, tokens + self.skip)

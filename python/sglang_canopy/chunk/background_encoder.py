@@ -3,7 +3,7 @@
 A chunk that came in an ordinary prompt was computed behind other documents and perhaps behind
 private text; its KV there must not go into another user's prompt. So it is encoded again: behind
 the tokens that precede the first chunk (the system prompt), or alone. That costs a prefill of the
-chunk, once; it is done in pieces of ``PIECE`` tokens while the server is idle, and under load
+chunk, once; it is done in pieces of ``PIECE_TOKENS`` tokens while the server is idle, and under load
 within a share of the tokens the requests themselves need.
 """
 
@@ -16,21 +16,21 @@ from typing import Any
 
 import torch
 
-from sglang_canopy.chunk.cache import Cache, dense_cache
+from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.documents import document_name
 from sglang_canopy.chunk.encode import capture, stand_in
+from sglang_canopy.chunk.encode_queue import EncodeQueue, QueuedChunk
 from sglang_canopy.chunk.engine import prefill
 from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.server.documents import document_name
-from sglang_canopy.chunk.server.waiting import Waiting, Wanted
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.errors import CanopyError
 
-PIECE = 64
+PIECE_TOKENS = 64
 """Tokens encoded before looking whether a request has come."""
 
 
-def stand_in_of(tokenizer: Any) -> tuple[int, ...]:
+def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
     """Tokens of the documents that stand where a chunk's predecessors will (encoding ``standin``).
 
     Raises CanopyError without a tokenizer.
@@ -44,17 +44,17 @@ def stand_in_of(tokenizer: Any) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class _Job:
+class _EncodeJob:
     key: str
-    wanted: Wanted
-    cache: Cache
+    chunk: QueuedChunk
+    cache: KVCache
     done: int
 
 
-class Learner:
+class BackgroundEncoder:
     """Chunks that wait to be encoded, and the one that is.
 
-    ``score(chunk)`` is called before a chunk is stored, ``kept(key, ids, tenant)`` after.
+    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, ids, tenant)`` after.
     """
 
     def __init__(
@@ -62,46 +62,48 @@ class Learner:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        kept: Callable[[str, Sequence[int], str | None], None] = lambda key, ids, tenant: None,
+        on_stored: Callable[[str, Sequence[int], str | None], None] = lambda key, ids, tenant: None,
     ) -> None:
-        self.model, self.store, self.score, self.kept = model, store, score, kept
-        self.waiting = Waiting()
+        self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
+        self.queue = EncodeQueue()
         self.encoded_tokens = self.encoded_chunks = 0
-        self._job: _Job | None = None
-        self._prefix: tuple[tuple[int, ...], Cache] | None = None
+        self._job: _EncodeJob | None = None
+        self._prefix: tuple[tuple[int, ...], KVCache] | None = None
 
-    def want(
+    def enqueue(
         self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
     ) -> None:
-        """Ask for a chunk. Once it waits or is stored, asking again does nothing."""
+        """Queue a chunk to be encoded. Does nothing for one that is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
-        if busy or (key, tenant) in self.waiting or self.store.where(key) is not None:
+        if busy or (key, tenant) in self.queue or self.store.where(key) is not None:
             return
         name = document_name(ids, tenant)
-        self.waiting.add(key, Wanted(tuple(ids), tuple(prefix), salt, tenant, name))
+        self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant, name))
 
     def forget(self, name: str, tenant: str | None) -> None:
         """Take a document out of the queue (it was deleted)."""
-        self.waiting.remove(name, tenant)
-        if self._job is not None and self._job.wanted.name == name:
+        self.queue.remove(name, tenant)
+        if self._job is not None and self._job.chunk.name == name:
             self._job = None
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Give up the chunk that is being encoded."""
         self._job = None
 
-    def keep(self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float) -> None:
+    def store_chunk(
+        self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float
+    ) -> None:
         """Store a chunk that was encoded, here or by an ordinary prefill."""
         self.score(chunk)
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
-        self.kept(key, chunk.ids, tenant)
+        self.on_stored(key, chunk.ids, tenant)
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to encode."""
-        return self._job is not None or bool(self.waiting)
+        return self._job is not None or bool(self.queue)
 
     def step(self, now: float) -> int:
         """Encode one piece; returns its tokens (0: nothing to do). ``now`` stamps a new chunk."""
@@ -109,8 +111,8 @@ class Learner:
         if job is None:
             return 0
         self._job = job
-        whole = (*job.wanted.prefix, *job.wanted.ids)
-        piece = whole[job.done : job.done + PIECE]
+        whole = (*job.chunk.prefix, *job.chunk.ids)
+        piece = whole[job.done : job.done + PIECE_TOKENS]
         ids = torch.tensor(piece, dtype=torch.long, device=self.model.device)
         prefill(self.model, ids, job.cache, start=job.done)
         job.done += len(piece)
@@ -120,25 +122,25 @@ class Learner:
             self._finish(job, now)
         return len(piece)
 
-    def _next(self) -> _Job | None:
-        found = self.waiting.next()
+    def _next(self) -> _EncodeJob | None:
+        found = self.queue.next()
         if found is None:
             return None
-        key, wanted = found
-        cache = dense_cache(self.model, len(wanted.prefix) + len(wanted.ids))
+        key, queued = found
+        cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
         done = 0
-        if self._prefix is not None and self._prefix[0] == wanted.prefix:
-            done = len(wanted.prefix)
+        if self._prefix is not None and self._prefix[0] == queued.prefix:
+            done = len(queued.prefix)
             for mine, known in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
                 mine[:done] = known
-        return _Job(key, wanted, cache, done)
+        return _EncodeJob(key, queued, cache, done)
 
-    def _finish(self, job: _Job, now: float) -> None:
-        start = len(job.wanted.prefix)
-        chunk = capture(self.model, job.cache, job.wanted.ids, start, job.wanted.prefix)
-        self.keep(job.key, chunk, job.wanted.salt, job.wanted.tenant, now)
-        if start and (self._prefix is None or self._prefix[0] != job.wanted.prefix):
-            kept = dense_cache(self.model, start)
-            for mine, known in zip(kept.k + kept.v, job.cache.k + job.cache.v):
+    def _finish(self, job: _EncodeJob, now: float) -> None:
+        start = len(job.chunk.prefix)
+        chunk = capture(self.model, job.cache, job.chunk.ids, start, job.chunk.prefix)
+        self.store_chunk(job.key, chunk, job.chunk.salt, job.chunk.tenant, now)
+        if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
+            prefix = dense_cache(self.model, start)
+            for mine, known in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
                 mine.copy_(known[:start])
-            self._prefix = (job.wanted.prefix, kept)
+            self._prefix = (job.chunk.prefix, prefix)

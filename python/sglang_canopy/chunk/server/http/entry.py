@@ -8,16 +8,16 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from sglang_canopy.chunk.server import fields
-from sglang_canopy.chunk.server.documents import (
+from sglang_canopy.chunk import fields
+from sglang_canopy.chunk.documents import (
     MARK,
     Documents,
-    between,
-    cut,
+    split_at_signs,
+    split_documents,
     tokenise,
     with_bounds,
 )
-from sglang_canopy.chunk.server.options import ATTRIBUTE, Options
+from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
 
@@ -25,15 +25,13 @@ documents = Documents()
 """What was registered at ``/canopy/chunks``, of this process."""
 
 
-def options_of(manager: Any) -> Options | None:
-    """The options of a tokenizer manager's server, or ``None`` where chunk reuse is off."""
-    return getattr(manager.server_args, ATTRIBUTE, None)
+_PREPARED = "canopy_chunks_prepared"
+"""Set on a chat's request whose fields were checked and documents bounded by :func:`convert_chat`."""
 
 
-def prepare(manager: Any, obj: Any) -> None:
+def prepare(manager: Any, obj: Any, options: Options) -> None:
     """Before ``TokenizerManager.generate_request``: check the fields, cut and bound the documents."""
-    options = options_of(manager)
-    if options is None or not hasattr(obj, "sampling_params"):
+    if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
     if isinstance(obj.text, list) or _is_batch(obj.input_ids):
         _prepare_batch(manager, obj, options)
@@ -41,7 +39,7 @@ def prepare(manager: Any, obj: Any) -> None:
     params = obj.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
     tenant = _tenant(obj)
-    text, ids, custom = _one(manager, options, obj.text, obj.input_ids, custom, tenant)
+    text, ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
     if text is None and obj.text is not None:
         obj.text, obj.input_ids = None, ids
     if custom is not None and isinstance(params, dict):
@@ -58,7 +56,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     changed, new_ids = False, []
     for i in range(count):
         custom = many[i].get("custom_params")
-        text, ids, custom = _one(
+        text, ids, custom = _prepare_prompt(
             manager,
             options,
             texts[i] if texts is not None else None,
@@ -79,7 +77,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
         obj.text = None
 
 
-def _one(
+def _prepare_prompt(
     manager: Any,
     options: Options,
     text: str | None,
@@ -88,69 +86,70 @@ def _one(
     tenant: str | None,
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
     """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
-    said = fields.said(custom)
-    fields.check_selector(said.selector, options.tp_size)
-    if said.bounds is not None:
+    requested = fields.parse_fields(custom)
+    fields.check_selector(requested.selector, options.tp_size)
+    if requested.bounds is not None:
         if ids is None:
             raise CanopyError(
                 f"custom_params key {fields.BOUNDS!r} counts tokens, so the prompt must be given as "
                 "input_ids; with text use a separator or /canopy/chunks"
             )
-        fields.check_inside(said.bounds, len(ids))
+        fields.check_inside(requested.bounds, len(ids))
         return text, ids, None
     if text is None or not isinstance(text, str) or manager.tokenizer is None:
         return text, ids, None
     separated = options.separator is not None and text.count(options.separator) > 1
-    if not MARK.search(text) and (said.off or not separated):
+    if not MARK.search(text) and (requested.off or not separated):
         return text, ids, None
-    pieces = cut(text, None if said.off else options.separator, documents, tenant)
+    pieces = split_documents(text, None if requested.off else options.separator, documents, tenant)
     found, bounds = tokenise(manager.tokenizer, pieces)
-    if said.off:
+    if requested.off:
         return None, found, None
     checked = fields.check_bounds(bounds)
     return None, found, with_bounds(custom, [x for pair in checked for x in pair])
 
 
-def convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def convert_chat(
+    original: Any, serving: Any, request: Any, options: Options, *args: Any, **kwargs: Any
+) -> Any:
     """Around ``OpenAIServingChat._convert_to_internal_request``: documents in chat messages.
 
     Document parts are marked with signs that no user can guess, the template is applied, and the
     signs show where the documents ended up. Separators and registered documents show themselves.
     """
     manager = serving.tokenizer_manager
-    options = options_of(manager)
-    if options is None:
-        return original(serving, request, *args, **kwargs)
-    said = fields.said(getattr(request, "custom_params", None))
+    requested = fields.parse_fields(getattr(request, "custom_params", None))
+    fields.check_selector(requested.selector, options.tp_size)
     listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
     signs = None
-    if not said.off and (said.parts or listed):
+    if not requested.off and (requested.documents_in_parts or listed):
         nonce = secrets.token_hex(8)
         signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
-        if said.parts:
+        if requested.documents_in_parts:
             _mark_parts(request, *signs)
         if listed:
             marked = _marked(listed, *signs)
             request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": marked}
-    elif not _has_documents(request, None if said.off else options.separator):
+    elif not _has_documents(request, None if requested.off else options.separator):
         return original(serving, request, *args, **kwargs)
     adapted, processed = original(serving, request, *args, **kwargs)
     text = _rendered(manager.tokenizer, adapted)
     if signs is not None:
         if signs[0] not in text:
-            raise CanopyError(_NO_PARTS if said.parts else _NO_TEMPLATE)
-        pieces = between(text, *signs)
+            raise CanopyError(_NO_PARTS if requested.documents_in_parts else _NO_TEMPLATE)
+        pieces = split_at_signs(text, *signs)
     else:
-        separator = None if said.off else options.separator
-        pieces = cut(text, separator, documents, _tenant(adapted))
+        separator = None if requested.off else options.separator
+        pieces = split_documents(text, separator, documents, _tenant(adapted))
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
-    if not said.off:
+    if not requested.off:
         fields.check_bounds(bounds)
         custom = with_bounds(custom, bounds)
         custom.pop(fields.DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids
     adapted.sampling_params["custom_params"] = custom
+    setattr(adapted, _PREPARED, True)
     return adapted, processed
 
 

@@ -11,8 +11,8 @@ import torch
 
 from canopy_kernel import pages, rope_scatter
 from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import Cache
-from sglang_canopy.chunk.chunk import Chunk, Prompt
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.chunk import Chunk, FusedPrompt
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.rope import rotate
@@ -29,7 +29,9 @@ class LayerAhead:
     time: one long copy beats gathering rows on the host, and the scatter drops the rest.
     """
 
-    def __init__(self, model: Model, prompt: Prompt, cache: Cache, wanted: torch.Tensor) -> None:
+    def __init__(
+        self, model: Model, prompt: FusedPrompt, cache: KVCache, wanted: torch.Tensor
+    ) -> None:
         self.model, self.cache = model, cache
         self.cuda = cache.slots.is_cuda
         self.parts = []
@@ -85,7 +87,7 @@ def layer_of(chunk: Chunk | DiskChunk, layer: int) -> tuple[torch.Tensor, torch.
 
 @torch.no_grad()
 def pipelined_prefill(
-    model: Model, prompt: Prompt, cache: Cache, selector: Selector, ratio: float
+    model: Model, prompt: FusedPrompt, cache: KVCache, selector: Selector, ratio: float
 ) -> torch.Tensor:
     """Fused prefill with layer-ahead transfer. Last token's logits ``[vocab]``.
 

@@ -9,15 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import disk, engine  # noqa: E402
-from sglang_canopy.chunk.cache import Cache, dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import Placed, Prompt  # noqa: E402
+from sglang_canopy.chunk.cache import KVCache, dense_cache  # noqa: E402
+from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
+from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.choose import again, choose  # noqa: E402
-from sglang_canopy.chunk.server.part import Part  # noqa: E402
-from sglang_canopy.chunk.server.place import place  # noqa: E402
-from sglang_canopy.chunk.server.view import pool_views, row_cache  # noqa: E402
+from sglang_canopy.chunk.server.model_view import pool_views, row_cache  # noqa: E402
+from sglang_canopy.chunk.server.plan import choose_tokens, replan  # noqa: E402
+from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9
 SLOTS = 400
@@ -49,7 +49,7 @@ def prompt(llama, ids):
     ]
     order = [chunks[i] for i in (2, 0, 1)]
     whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    return Prompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+    return FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
 
 
 def row_of(n: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def exact_prefix(llama, runner, prompt, row, count: int) -> None:
     """What a radix hit of ``count`` tokens means: their KV is in the row's slots."""
     keys, values = pool_views(runner)
     if count:
-        engine.prefill(llama, prompt.ids[:count], Cache(keys, values, row[:count]))
+        engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def exact_prefix(llama, runner, prompt, row, count: int) -> None:
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
     row = row_of(len(prompt))
-    computed, _ = choose(llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2)
+    computed, _ = choose_tokens(
+        llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2
+    )
     cache = dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
     if selector == "hkvd":  # the engine drops rows on the way; the server runs the last set through
@@ -81,7 +83,7 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    computed, ready = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    computed, ready = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
     assert ready
     rows = computed.nonzero()[:, 0]
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
@@ -102,11 +104,11 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
     keys, values = pool_views(runner)
     before = [x[row[:prefix]].clone() for x in (*keys, *values)]
     placed = tuple(
-        p if p.start >= prefix else Placed(Part(p.chunk, prefix - p.start), prefix)
+        p if p.start >= prefix else Placed(ChunkSuffix(p.chunk, prefix - p.start), prefix)
         for p in prompt.placed
         if p.end > prefix
     )
-    computed, _ = choose(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    computed, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
     assert not computed[:prefix].any()
     assert computed[-TAIL:].all()
     for old, now in zip(before, (*keys, *values)):
@@ -122,24 +124,24 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
     llama, runner, prompt
 ) -> None:
     row = row_of(len(prompt))
-    every, _ = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
+    every, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
     assert every.all()
-    none, _ = choose(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
+    none, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
     assert torch.equal(none, ~prompt.in_chunk())
 
 
-def test_a_request_that_is_begun_anew_computes_what_it_computed_before(prompt) -> None:
+def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt) -> None:
     n = len(prompt)
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[:PREFIX] = True  # came from the exact tree
     chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
     chosen[-TAIL:] = True
     answer = 5  # tokens it had made when it was retracted
-    now = again(chosen, PREFIX, prompt.placed, n + answer)
+    now = replan(chosen, PREFIX, prompt.placed, n + answer)
     assert not now[:PREFIX].any()
     assert torch.equal(now[PREFIX:n], chosen[PREFIX:])
     assert now[n:].all()
-    evicted = again(chosen, 0, prompt.placed[1:], n + answer)  # the prefix and a chunk are gone
+    evicted = replan(chosen, 0, prompt.placed[1:], n + answer)  # the prefix and a chunk are gone
     assert evicted[: PREFIX + CHUNK].all()
     assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
 
@@ -147,9 +149,9 @@ def test_a_request_that_is_begun_anew_computes_what_it_computed_before(prompt) -
 def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) -> None:
     row = row_of(len(prompt))
     keys, values = pool_views(runner)
-    cache = Cache(keys, values, row)
+    cache = KVCache(keys, values, row)
     wanted = prompt.in_chunk()
-    count = place(llama, prompt.placed, cache, wanted)
+    count = place_chunks(llama, prompt.placed, cache, wanted)
     assert count == int(wanted.sum())
     first = [x[row].clone() for x in (*keys, *values)]
     on_disk = []
@@ -158,14 +160,14 @@ def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) ->
         on_disk.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
     for x in (*keys, *values):
         x[row[wanted]] = 7.0
-    place(llama, on_disk, cache, wanted)
+    place_chunks(llama, on_disk, cache, wanted)
     for old, now in zip(first, (*keys, *values)):
         assert torch.equal(old, now[row])
 
 
 def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
     chunk = prompt.placed[0].chunk
-    part = Part(chunk, 20)
+    part = ChunkSuffix(chunk, 20)
     assert len(part) == CHUNK - 20
     assert part.ids == chunk.ids[20:]
     assert part.prefix == chunk.prefix + chunk.ids[:20]

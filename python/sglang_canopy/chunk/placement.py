@@ -1,0 +1,86 @@
+"""Where reused KV is written to its new place: keys rotated to the positions of this prompt.
+
+The one definition, for the engine, calibration and the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from canopy_kernel import pages
+from canopy_kernel.rope_scatter import rope_scatter
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.model import Model
+from sglang_canopy.chunk.read_ahead import Stored, read_layers_ahead
+from sglang_canopy.chunk.rope import rotate_into
+
+_Rows = tuple[Stored, torch.Tensor, torch.Tensor]
+"""A chunk, which of its tokens, and their positions in the prompt."""
+
+
+def place_chunks(
+    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+) -> int:
+    """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
+
+    Of a chunk on disk only these tokens are read, a layer ahead. In a contiguous cache of a CPU a
+    chunk in memory is written whole: the rows that are not wanted will be computed and
+    overwritten, and one long write costs less than picking rows.
+    Returns how many wanted tokens there are. Raises CanopyError for a damaged file.
+    """
+    contiguous = cache.in_order and not cache.slots.is_cuda
+    count, rows = 0, []
+    for p in placed:
+        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        count += inside.numel()
+        if not inside.numel():
+            continue
+        if contiguous and isinstance(p.chunk, Chunk):
+            _write_whole(model, p, cache)
+        else:
+            rows.append((p.chunk, inside, inside + p.start))
+    if rows:
+        _write_rows(model, rows, cache)
+    return count
+
+
+def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
+    at = slice(placed.start, placed.end)
+    table = model.rope.table(torch.arange(placed.start, placed.end))
+    for layer in range(model.shape.layers):
+        rotate_into(placed.chunk.raw_k[layer], table, cache.k[layer][at, 0])
+        cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
+
+
+def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
+    """One layer at a time over all chunks together."""
+    device = cache.slots.device
+    positions = torch.cat([at for _, _, at in rows]).to(device)
+    slots = cache.slots[positions]
+    table = model.rope.table(positions)
+    every = torch.arange(positions.numel(), device=device)
+    reads = read_layers_ahead([(chunk, inside) for chunk, inside, _ in rows], model.shape.layers)
+    rotated = None
+    for layer, parts in enumerate(reads):
+        k = torch.cat([k.to(device) for k, _ in parts])
+        v = torch.cat([v.to(device) for _, v in parts])
+        if k.is_cuda:
+            rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
+        else:
+            rotated = torch.empty_like(k) if rotated is None else rotated
+            rotate_into(k, table, rotated)
+            pages.write(cache.k[layer], slots, rotated)
+            pages.write(cache.v[layer], slots, v)
+
+
+def copy_positions(source: KVCache, target: KVCache, count: int) -> None:
+    """Copy the KV of positions ``0..count`` from one cache to another."""
+    if not count:
+        return
+    positions = torch.arange(count, device=source.slots.device)
+    for layer in range(len(source.k)):
+        k, v = source.read(layer, positions)
+        KVCache.write(target, layer, positions, k, v)

@@ -1,0 +1,121 @@
+"""The chunk state of one request, and whether the request may reuse chunks at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.suffix import ChunkSuffix
+
+TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
+STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
+"""Reasons for running normally after which the request's documents are encoded all the same."""
+
+_INELIGIBLE_FIELDS = (
+    ("lora_id", "lora"),
+    ("input_embeds", "input embeddings"),
+    ("positional_embed_overrides", "embedding overrides"),
+    ("multimodal_inputs", "multimodal"),
+    ("session", "session"),
+    ("return_hidden_states", "hidden states"),
+    ("return_routed_experts", "routed experts"),
+    ("beam_list", "beam search"),
+)
+
+
+@dataclass(slots=True)
+class ResolvedChunk:
+    """A chunk of a prompt: where it is, its address, and its KV if the store has it."""
+
+    start: int
+    end: int
+    key: str
+    tier: str | None = None
+    chunk: Chunk | DiskChunk | None = None
+
+    def placed_from(self, first: int) -> Placed | None:
+        """The stored tokens from position ``first`` on; None if there are none."""
+        if self.chunk is None or self.end <= first:
+            return None
+        skip = max(0, first - self.start)
+        rest = ChunkSuffix(self.chunk, skip) if skip else self.chunk
+        return Placed(rest, self.start + skip)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class ReusePlan:
+    """Which tokens of one prompt are computed, and whose KV the others get.
+
+    computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
+    came from the exact tree.
+    """
+
+    computed: torch.Tensor
+    placed: tuple[Placed, ...]
+    prefix: int
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class ChunkRequest:
+    """On ``req.canopy_chunks``: what the request asks for and what becomes of it.
+
+    keys: each chunk's address encoded behind ``encode_prefix``; keys_alone: with nothing of the
+    prompt before it; salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents
+    these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
+    reused KV has been in this request's slots (never unset); exact_tokens: before the first that
+    was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
+    not yet); published_tokens: how many were let into the tree; initial_computed ``[n]`` bool: the
+    first plan's choice, kept so that a retraction does not change the answer; report: what the
+    response contains; reported: the prompt was completed once, and the report was handed over.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    keys: tuple[str, ...]
+    keys_alone: tuple[str, ...]
+    encode_prefix: tuple[int, ...]
+    salt: str
+    tenant: str | None
+    ratio: float
+    selector: str
+    time_s: float
+    ratio_is_requested: bool = False
+    checked: bool = False
+    reason: str | None = None
+    fused: bool = False
+    exact_tokens: int | None = None
+    publish_tokens: int = 0
+    published_tokens: int = 0
+    plan: ReusePlan | None = None
+    initial_computed: torch.Tensor | None = None
+    reported: bool = False
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def chunk_request_of(req: Any) -> ChunkRequest | None:
+    """The chunk state of SGLang's request, or ``None`` where it names no chunks."""
+    return getattr(req, "canopy_chunks", None)
+
+
+def custom_params(req: Any) -> Mapping[str, Any]:
+    """A request's ``custom_params`` as a mapping, empty where it has none."""
+    found = getattr(getattr(req, "sampling_params", None), "custom_params", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
+    """Why a request runs normally, whatever the store has; ``None`` if it may reuse chunks."""
+    if not options.fuses:
+        return f"mode {options.mode}"
+    if not request.bounds:
+        return "no chunk is long enough"
+    if request.bounds[-1][1] > len(req.origin_input_ids):
+        return "aborted or truncated"  # SGLang replaced the prompt after it was created
+    if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
+        return "prompt logprobs"
+    return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)
