@@ -19,8 +19,12 @@ from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server.fields import check_selector  # noqa: E402
-from sglang_canopy.chunk.server.options import SPLIT_SELECTORS, Options  # noqa: E402
-from sglang_canopy.chunk.server.supported import split_unsupported, unsupported  # noqa: E402
+from sglang_canopy.chunk.server.options import (  # noqa: E402
+    SPLIT_SELECTORS,
+    Options,
+    split_unsupported,
+)
+from sglang_canopy.config.refusals import CHUNKS, unsupported  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 
@@ -114,7 +118,7 @@ def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path)
 
 
 def test_tensor_parallelism_is_served_and_what_it_cannot_do_is_named() -> None:
-    assert unsupported(SimpleNamespace(tp_size=2)) is None
+    assert unsupported(CHUNKS, SimpleNamespace(tp_size=2)) is None
     assert split_unsupported(Options(tp_size=2)) is None
     on_disk = split_unsupported(Options(tp_size=2, disk_mb=1, directory="somewhere"))
     assert "--canopy-chunk-disk-mb" in on_disk
