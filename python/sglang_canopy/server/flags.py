@@ -34,12 +34,13 @@ NOTE = "_canopy_tiers"
 BACKEND = "canopy"
 """Our name for ``--hicache-storage-backend``."""
 
-_DYNAMIC = {
+DYNAMIC_BACKEND = {
     "backend_name": BACKEND,
     "module_path": "sglang_canopy.storage.backend",
     "class_name": "CanopyStorage",
     "interface_v1": 1,
 }
+"""How SGLang is told of our backend: it loads it by module and class."""
 _IN_MEMORY = ("host_eviction", "host_eviction_config")
 _ON_DISK = ("disk_eviction", "disk_eviction_config", "quotas", "ttl_window_s")
 
@@ -162,7 +163,7 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
         # Our tree says what page each page follows; for another's, SGLang has to.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
-    return {**extra, **_DYNAMIC}
+    return {**extra, **DYNAMIC_BACKEND}
 
 
 def _given_extra(text: str | None) -> dict[str, Any]:
