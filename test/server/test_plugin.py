@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -184,3 +187,22 @@ def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
     for i in range(60):
         tree.serve([i % 7] * 8 + [i] * (i % 5), time=float(i), category=f"c{i % 3}")
         check(tree)
+
+
+def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: Path) -> None:
+    """The command line as a server reads it; test/radix/test_sglang_kit.py runs such a tree."""
+    argv = ["--model-path", str(tiny_model), "--device", "cpu", "--radix-eviction", "wa"]
+    argv += ["--enable-hierarchical-cache", "--hicache-host-memory-mode", "buffer_only"]
+    argv += ["--hicache-storage-backend", "canopy"]
+    code = (
+        "import sys; from sglang.srt.plugins import load_plugins; load_plugins();"
+        "from sglang.srt.server_args import prepare_server_args;"
+        "a = prepare_server_args(sys.argv[1:]);"
+        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, a._canopy_client_hints,"
+        " a._canopy_forced_output)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[-4:] == ["buffer_only", "dynamic", "on", "False"]
