@@ -20,8 +20,8 @@ MAY_USE = {
     "plan": {"policy", "reuse", "sim", "tier", "trace"},
     "radix": {"policy", "reuse", "tier", "config", "request"},
     "characterize": {"policy", "reuse", "sim", "trace", "report"},
-    # access, request: for chunk/server/, which has routes and reads the stamp
-    "chunk": {"access", "models", "policy", "request"},
+    # access, config, request: for chunk/server/, which has flags and routes and reads the stamp
+    "chunk": {"access", "config", "models", "policy", "request"},
     "cpu": set(),
     "models": set(),
     "report": {"characterize", "plan", "sim"},

@@ -47,4 +47,3 @@ def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_
         again = client.generate(prompt, 8, {"canopy_category": "agent"})
         assert again["output_ids"] == said
         assert again["meta_info"]["cached_tokens_details"]["storage"] == 304
-        print(json.dumps(disk()))
