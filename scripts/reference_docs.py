@@ -28,15 +28,15 @@ from typing import Any
 
 import house
 from sglang_canopy.chunk import fields as chunk_fields
-from sglang_canopy.chunk.server import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
+from sglang_canopy.config import declared, refusals
 from sglang_canopy.config.plan_file import ServerPlan
-from sglang_canopy.config.tiers import TreeSettings
+from sglang_canopy.config.tiers import TierFlags, TreeSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
-from sglang_canopy.server import plugin
+from sglang_canopy.server import flags, seams
 from sglang_canopy.sim import hindsight
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import metrics
@@ -51,7 +51,6 @@ _VALUES = {
     "policy": "NAME",
     "config": "JSON",
     "plan": "FILE",
-    "window": "MINUTES",
 }
 """What to call the value of an option that gives it no name, by the option's last word."""
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.S)
@@ -122,13 +121,19 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 def options_table(cls: type) -> str:
     """Key, type, default and meaning of each field of a configuration dataclass."""
-    docs = attribute_docs(cls)
+    docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
     rows = [
         [f"`{f.name}`", _type(f), _default(f), docs.get(f.name, "")]
         for f in dataclasses.fields(cls)
         if f.init
     ]
     return table(["key", "type", "default", "meaning"], rows)
+
+
+def _declared(option: declared.Declared) -> str:
+    """Help and allowed values of a declared key."""
+    allowed = option.allowed
+    return f"{option.help} {allowed[:1].upper()}{allowed[1:]}." if allowed else option.help
 
 
 def _type(f: dataclasses.Field) -> str:
@@ -165,18 +170,6 @@ def policy_config(name: str) -> type:
     of_hindsight = name in hindsight.hindsight_names()
     package = hindsight.__name__ if of_hindsight else registry.__name__.rpartition(".")[0]
     return importlib.import_module(f"{package}.{name.replace('-', '_')}").POLICY.Config
-
-
-def server_flags() -> list[argparse._ArgumentGroup]:
-    """The groups of options that Canopy adds to SGLang's parser, by its own hooks."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--radix-eviction-policy")
-    parser.add_argument("--hicache-storage-backend")
-    known = len(parser._action_groups)
-    for seam in plugin.SEAMS:
-        if seam.target.endswith("ServerArgs.add_cli_args"):
-            seam.hook(None, parser)
-    return parser._action_groups[known:]
 
 
 def flags_table(actions: Iterable[argparse.Action]) -> str:
@@ -217,14 +210,41 @@ def _help(action: argparse.Action) -> str:
     return f"{text} One of {', '.join(f'`{c}`' for c in action.choices)}." if many else text
 
 
+def declared_flags(*classes: type) -> list[list[str]]:
+    """Flag, allowed values, default and meaning of each declared option of a server."""
+    rows = []
+    for row in (row for cls in classes for row in declared.rows(cls)):
+        value = f" `{row['value']}`" if row["value"] else ""
+        rows.append([f"`{row['flag']}`{value}", row["allowed"], row["default"], row["help"]])
+    return rows
+
+
+FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
+
+
 def canopy_flags() -> str:
-    tiers, *_ = server_flags()
-    return flags_table(tiers._group_actions)
+    short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
+    return table(FLAG_COLUMNS, [short, *declared_flags(flags.RequestFlags, TierFlags)])
 
 
 def chunk_flags() -> str:
-    _, *groups = server_flags()
-    return flags_table(action for group in groups for action in group._group_actions)
+    return table(FLAG_COLUMNS, declared_flags(chunk_options.Switch, chunk_options.Options))
+
+
+def refused() -> str:
+    """What stops the start, for policies and for documents."""
+    rows = []
+    for one in refusals.REFUSALS:
+        name = f"`{one.option or one.variable}`"
+        reasons = [(why or "").format("N") for why in (one.policies, one.chunks)]
+        rows.append([name, *reasons, one.instead])
+    return table(["`ServerArgs`, model or variable", "policies", "documents", "instead"], rows)
+
+
+def seams_table() -> str:
+    """What each hook on SGLang is for."""
+    rows = [[f"`{s.target.removeprefix('sglang.srt.')}`", s.kind, s.purpose] for s in seams.SEAMS]
+    return table(["function of `sglang.srt`", "hook", "for"], rows)
 
 
 def chunk_modes() -> str:
@@ -322,12 +342,12 @@ def routes() -> str:
     app = fastapi.FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
-    server_args = types.SimpleNamespace()
+    server_args = types.SimpleNamespace(admin_api_key=None)
     setattr(server_args, chunk_options.ATTRIBUTE, chunk_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        for seam in plugin.SEAMS:
+        for seam in seams.SEAMS:
             if seam.target.endswith("http_server.launch_server"):
                 seam.hook(server_args)
         tempfile.tempdir = None
@@ -343,6 +363,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "policy-options": policy_options,
     "server-flags": canopy_flags,
     "storage-keys": lambda: options_table(StorageSettings),
+    "refused": refused,
+    "seams": seams_table,
     "chunk-flags": chunk_flags,
     "chunk-modes": chunk_modes,
     "commands": commands,

@@ -4,7 +4,7 @@
     python scripts/sglang_digests.py --check    # exit status 1, and names, where it is out of date
 
 What is in the table: every method that a class of ours overrides, every function that we hook or
-import, every private method that we call (found in our own source), and ``plugin.RELIED_ON``.
+import, every private method that we call (found in our own source), and ``seams.RELIED_ON``.
 Before writing it for a new SGLang, read what changed: the start stops for a reason.
 """
 
@@ -28,7 +28,7 @@ import sglang
 
 import sglang_canopy
 from sglang_canopy import cpu
-from sglang_canopy.server import digests, plugin
+from sglang_canopy.server import digests, seams
 
 ROOT = Path(sglang.__path__[0])
 OURS = Path(sglang_canopy.__path__[0])
@@ -93,9 +93,9 @@ def imported() -> Iterator[Any]:
 
 
 def named() -> Iterator[Any]:
-    """What the tables of hooks and ``plugin.RELIED_ON`` name."""
-    targets = [seam.target for seam in plugin.SEAMS]
-    for target in [*targets, *cpu.SEAMS, *plugin.RELIED_ON]:
+    """What the tables of hooks and ``seams.RELIED_ON`` name."""
+    targets = [seam.target for seam in seams.SEAMS]
+    for target in [*targets, *cpu.SEAMS, *seams.RELIED_ON]:
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name)
 

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_canopy.config import tiers as of_tiers
+from sglang_canopy.config.declared import from_args
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
-from sglang_canopy.config.tiers import FLAGS, arguments_of_plan, field_of, tier_options
+from sglang_canopy.config.tiers import TierFlags, TierOptions, arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server import flags as options
@@ -32,7 +34,12 @@ def arguments(**changes):
 
 
 def typed(**flags):
-    return SimpleNamespace(**{**{field_of(f): None for f in FLAGS}, **flags})
+    return SimpleNamespace(**flags)
+
+
+def tier_options(given: dict, **more) -> TierOptions:
+    """The options that these flags (as argparse keeps them) stand for."""
+    return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**given))), **more)
 
 
 def plan_file(tmp_path: Path, **said) -> str:

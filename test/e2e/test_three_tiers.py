@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,3 +20,30 @@ def test_three_tiers_answer_alike_and_a_restart_is_served_from_disk(tiny_model):
     assert result["wrong"] == result["restart"]["wrong"] == 0
     assert min(result["hits"].values()) > 0, result["hits"]
     assert result["restart"]["from_storage"] >= 0.95 * result["restart"]["tokens"]
+
+
+def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_model, tmp_path):
+    extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
+    flags = (
+        *("--page-size", "16", "--radix-eviction", "wa"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
+        *("--hicache-host-memory-mode", "buffer_only"),
+        *("--hicache-storage-backend", "canopy"),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+    )
+    prompt = [1000 + 7 * i for i in range(320)]
+    with server(tiny_model, *flags) as client:
+
+        def disk() -> dict:
+            return json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]
+
+        said = client.generate(prompt, 8, {"canopy_category": "agent"})["output_ids"]
+        deadline = time.monotonic() + 60.0
+        while disk()["pages"] < 20:
+            assert time.monotonic() < deadline, disk()
+            time.sleep(0.1)
+        client.flush()
+        again = client.generate(prompt, 8, {"canopy_category": "agent"})
+        assert again["output_ids"] == said
+        assert again["meta_info"]["cached_tokens_details"]["storage"] == 304

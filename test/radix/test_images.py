@@ -11,7 +11,7 @@ from sglang.srt.managers.mm_utils import (
 )
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 
-from sglang_canopy.server import plugin
+from sglang_canopy.server import arrivals
 from support.live_tree import LiveTree, fake_req
 
 IMAGE = 7
@@ -28,12 +28,12 @@ def entered(tree: LiveTree, time: float, picture: int | None):
         item = MultimodalDataItem(modality=Modality.IMAGE, hash=picture, offsets=[(8, 15)])
         item.pad_value = 1_000_000 + picture
         images = MultimodalInputs(mm_items=[item], im_token_id=IMAGE)
-    plugin._request_created(req, scheduler, SimpleNamespace(mm_inputs=images))
+    arrivals.request_created(req, scheduler, SimpleNamespace(mm_inputs=images))
     if images is not None:
         pad = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens
         req.origin_input_ids = duplicate_pad_mm_input_ids(tokens, images, pad)
         req.multimodal_inputs = images
-    plugin._request_queued(scheduler, req)
+    arrivals.request_queued(scheduler, req)
     return req.canopy
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.hints import Waiting, unpack
+from sglang_canopy.tenant import tenant_of
 
 USER, ADMIN = "a user's key", "the administrator's key"
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"))
@@ -77,9 +78,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[Http]]
 
 @pytest.fixture(autouse=True)
 def no_hints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_canopy.server import entry
+    from sglang_canopy.server import routes
 
-    monkeypatch.setattr(entry, "hints", Waiting())
+    monkeypatch.setattr(routes, "hints", Waiting())
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     from sglang_canopy.chunk.server import options
     from sglang_canopy.chunk.server.http import routes as chunk_routes
-    from sglang_canopy.server import entry
+    from sglang_canopy.server import entry, routes
 
     @contextlib.contextmanager
     def start(
@@ -112,7 +113,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             _canopy_client_hints=hints,
             **{options.ATTRIBUTE: options.Options()},
         )
-        entry.add_routes(server_args)
+        routes.add_routes(server_args)
         chunk_routes.add_routes(server_args, options.Options())
         if api_key or admin_api_key:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
@@ -248,14 +249,41 @@ def sent_by(http: Http, count: int) -> list[str]:
     return [key for message in http.manager.sent for key in message]
 
 
+@pytest.mark.parametrize(
+    ("in_body", "headers", "tenant"),
+    [
+        ({}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
+        ({"cache_salt": "s"}, {"X_Canopy_Extra_Key": "k"}, tenant_of("k", "s")),
+        ({"cache_salt": "s"}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
+        ({}, {}, None),
+    ],
+)
+def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
+    serve: Serve, in_body: dict[str, str], headers: dict[str, str], tenant: str | None
+) -> None:
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
+        (message,) = sent_by(http, 1)
+        assert [hint["tenant"] for hint in unpack(message)] == [tenant]
+
+
+def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serve: Serve) -> None:
+    with serve() as http:
+        body = {**HINT, "cache_salt": "somebody else"}
+        code, text = http("POST", "/canopy/hint", None, body, X_Canopy_Cache_Salt="s")
+        assert code == 400
+        assert "X-Canopy-Cache-Salt" in text
+        assert not http.manager.sent
+
+
 def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
     """Validation refuses requests after they were stamped; hints are no part of the stamp."""
-    from sglang_canopy.server import entry
+    from sglang_canopy.server import entry, routes
 
     for i in range(5):
-        entry.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
+        routes.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
     entry.stamp(SimpleNamespace(sampling_params={}), {"category": "refused later"})
-    assert len(entry.hints) == 5
+    assert len(routes.hints) == 5
     with serve() as http:
         assert http("POST", "/canopy/hint", None, HINT)[0] == 200
         (message,) = sent_by(http, 1)

@@ -22,7 +22,7 @@ from sglang_canopy.request.client_hints import (
     gateway_secret,
     rule_of,
 )
-from sglang_canopy.request.fields import STAMP_KEY
+from sglang_canopy.request.stamp import STAMP_KEY
 from sglang_canopy.server import entry
 
 SECRET, ADMIN = "0123456789abcdef", "admin"

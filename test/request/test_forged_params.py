@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sglang_canopy.bench import forced_output
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import finished_request, live_request
-from sglang_canopy.request.fields import FIELDS, MARKER_KEY, STAMP_KEY, said_by_client
+from sglang_canopy.request.fields import FIELDS, client_fields
+from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req
 
 scalars = (
@@ -74,7 +75,7 @@ def test_what_is_sound_of_a_stamp_is_used() -> None:
 @pytest.mark.parametrize("key", [k for k, (f, _) in FIELDS.items() if f.endswith(("_s", "_ms"))])
 def test_a_number_too_large_for_any_float_is_refused_like_any_other(key: str) -> None:
     with pytest.raises(CanopyError, match=key):
-        said_by_client({key: 10**400})
+        client_fields({key: 10**400})
 
 
 class Req:

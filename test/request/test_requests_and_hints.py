@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import finished_request, live_request
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.request.fields import (
-    FIELDS,
-    MAX_TURN,
-    STAMP_KEY,
-    from_stamp,
-    infer_from_chat,
-    make_stamp,
-    said_by_client,
-)
+from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
 from sglang_canopy.request.hints import pack
-from sglang_canopy.server import entry
+from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp
+from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -62,24 +56,24 @@ def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
 )
 def test_what_a_client_may_not_say_is_refused_in_one_short_sentence(bad: object) -> None:
     with pytest.raises(CanopyError) as refusal:
-        said_by_client(bad)
+        client_fields(bad)
     assert len(str(refusal.value)) < 400
     assert "\n" not in str(refusal.value)
 
 
 def test_other_peoples_keys_are_left_alone() -> None:
-    assert said_by_client({"thinking_budget": 5, "canopy_turn": 2}) == {"turn": 2}
+    assert client_fields({"thinking_budget": 5, "canopy_turn": 2}) == {"turn": 2}
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
 def test_checking_never_raises_anything_but_a_refusal(params: dict) -> None:
     try:
-        said = said_by_client(params)
+        said = client_fields(params)
     except CanopyError:
         return
     request = Request(time=0)
-    from_stamp(request, make_stamp({}, said, 5.0))
+    apply_stamp(request, make_stamp({}, said, 5.0))
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 
@@ -180,12 +174,12 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
-        answer = entry.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
+        answer = arrivals.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
         assert answer.updated
         assert leaf_of(tree, [3]).over
         check(tree)
     others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
-    assert entry.hints_arrive(lambda _self, asked: asked, None, others) is others
+    assert arrivals.hints_arrive(lambda _self, asked: asked, None, others) is others
 
 
 def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
@@ -193,7 +187,7 @@ def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
 
     asked = SetInternalStateReq(server_args={pack([]): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
-    assert not entry.hints_arrive(None, scheduler, asked).updated
+    assert not arrivals.hints_arrive(None, scheduler, asked).updated
 
 
 def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:

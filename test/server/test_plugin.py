@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_canopy.config.refusals import CHUNKS, POLICIES, REFUSALS, unsupported
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
-from sglang_canopy.server import plugin
-from sglang_canopy.server.flags import _DYNAMIC
-from sglang_canopy.server.refusals import REFUSALS, unsupported
+from sglang_canopy.server import arguments, self_check
+from sglang_canopy.server.seams import SEAMS
 from support.live_tree import LiveTree, check
 
 
@@ -22,33 +24,32 @@ def supported(**changes: object) -> SimpleNamespace:
 
 
 def test_every_seam_exists_in_the_pinned_sglang() -> None:
-    for seam in plugin.SEAMS:
-        plugin._check_seam(seam)
+    for seam in SEAMS:
+        self_check.check_signature(seam)
 
 
 def test_a_missing_function_stops_the_process_with_its_name() -> None:
-    seam = dataclasses.replace(plugin.SEAMS[0], target="sglang.srt.server_args.ServerArgs.gone")
+    seam = dataclasses.replace(SEAMS[0], target="sglang.srt.server_args.ServerArgs.gone")
     with pytest.raises(SystemExit, match=r"ServerArgs\.gone"):
-        plugin._check_seam(seam)
+        self_check.check_signature(seam)
 
 
 def test_a_changed_signature_stops_the_process_with_both_signatures() -> None:
-    seam = dataclasses.replace(plugin.SEAMS[0], parameters=("parser", "extra"))
+    seam = dataclasses.replace(SEAMS[0], parameters=("parser", "extra"))
     with pytest.raises(SystemExit, match=r"expected \(parser, extra"):
-        plugin._check_seam(seam)
+        self_check.check_signature(seam)
 
 
-def test_a_hook_that_did_not_apply_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    stray = dataclasses.replace(plugin.SEAMS[0], hook=lambda *_: None)
-    monkeypatch.setattr(plugin, "SEAMS", (stray,))
+def test_a_hook_that_did_not_apply_stops_the_process() -> None:
+    stray = dataclasses.replace(SEAMS[0], hook=lambda *_: None)
     with pytest.raises(SystemExit, match="did not apply"):
-        plugin.self_check()
+        self_check.check_in_place((stray,))
 
 
 def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.importlib.metadata, "version", lambda _: "0.5.99")
+    monkeypatch.setattr(self_check.importlib.metadata, "version", lambda _: "0.5.99")
     with pytest.raises(SystemExit, match=r"0\.5\.99.*pip install"):
-        plugin._check_version()
+        self_check.check_version()
 
 
 @pytest.mark.parametrize(
@@ -71,32 +72,24 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
 def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
     option: str, value: object
 ) -> None:
-    refusal = unsupported(supported(**{option: value}), {})
+    from sglang_canopy.server.cache_factory import build
+
+    refusal = unsupported(POLICIES, supported(**{option: value}), environment={})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
     params = SimpleNamespace(eviction_policy="wa")
     ctx = SimpleNamespace(server_args=supported(**{option: value}), params=params)
-    with pytest.raises(SystemExit) as stop:  # sglang.Engine reads no command line
-        plugin._canopys_cache(ctx)
+    with pytest.raises(CanopyError) as stop:  # sglang.Engine reads no command line
+        build(ctx)  # type: ignore[arg-type]
     assert refusal in str(stop.value)
 
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT"])
 def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
-    refusal = unsupported(supported(grpc_port=None), {name: "1"})
+    refusal = unsupported(POLICIES, supported(grpc_port=None), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
-    assert unsupported(supported(), {"SGLANG_RUST_SERVER": "0"}) is None
-
-
-def test_a_staging_buffer_is_refused_above_our_disk_tier_only() -> None:
-    buffer = {"hicache_host_memory_mode": "buffer_only"}
-    assert unsupported(supported(**buffer, hicache_storage_backend="file"), {}) is None
-    ours = {"hicache_storage_backend_extra_config": json.dumps(_DYNAMIC)}
-    for backend in ({"hicache_storage_backend": "canopy"}, {"hicache_storage_backend": "dynamic"}):
-        refusal = unsupported(supported(**buffer, **backend, **ours), {})
-        assert refusal is not None
-        assert "buffer_only" in refusal
+    assert unsupported(POLICIES, supported(), environment={"SGLANG_RUST_SERVER": "0"}) is None
 
 
 def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:
@@ -111,17 +104,21 @@ def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_
 def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     import msgspec
     from sglang.srt.environ import envs
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
     from sglang.srt.server_args import ServerArgs
 
     known = {field.name for field in msgspec.structs.fields(ServerArgs)}
-    looked_at = {refusal.option for refusal in REFUSALS}
-    assert looked_at | {"hicache_host_memory_mode", "hicache_storage_backend"} <= known
+    known |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
+    looked_at = {refusal.option for refusal in REFUSALS if refusal.option}
+    assert looked_at | {"hicache_storage_backend"} <= known
     variables = {refusal.variable for refusal in REFUSALS if refusal.variable}
-    assert all(hasattr(envs, name) for name in variables | {"SGLANG_RUST_SERVER"})
+    assert "SGLANG_RUST_SERVER" in variables
+    assert all(hasattr(envs, name) for name in variables)
 
 
 def test_a_plain_set_up_is_supported() -> None:
-    assert unsupported(supported(), {}) is None
+    for feature in (POLICIES, CHUNKS):
+        assert unsupported(feature, supported(), environment={}) is None
 
 
 @pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])
@@ -129,7 +126,8 @@ def test_models_with_other_state_than_full_attention_are_refused(kind: str) -> N
     from sglang_canopy.server.cache_factory import build
 
     kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
-    ctx = SimpleNamespace(**kinds, params=SimpleNamespace(eviction_policy="wa"))
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(**kinds, server_args=supported(), params=params)
     with pytest.raises(CanopyError, match="does not support models with"):
         build(ctx)  # type: ignore[arg-type]
 
@@ -160,18 +158,18 @@ def test_optional_caching_is_for_the_simulator_only() -> None:
 
 
 def test_the_alias_counts_as_an_explicit_choice() -> None:
-    args, _ = plugin._spell_out_alias(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
+    args, _ = arguments.expand(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
     assert args[0] == ["--radix-eviction-policy", "wa", "--radix-eviction-policy=lru", "--x"]
 
 
 def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
     foreign = argparse.ArgumentParser()
-    plugin._add_flags(None, foreign)
+    arguments.add_flags(None, foreign)
     assert "--radix-eviction" not in foreign.format_help()
     parser = argparse.ArgumentParser()
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
-    plugin._add_flags(None, parser)
-    plugin._add_flags(None, parser)
+    arguments.add_flags(None, parser)
+    arguments.add_flags(None, parser)
     assert parser.parse_args(["--radix-eviction", "wa"]).radix_eviction_policy == "wa"
 
 
@@ -189,3 +187,22 @@ def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
     for i in range(60):
         tree.serve([i % 7] * 8 + [i] * (i % 5), time=float(i), category=f"c{i % 3}")
         check(tree)
+
+
+def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: Path) -> None:
+    """The command line as a server reads it; test/radix/test_sglang_kit.py runs such a tree."""
+    argv = ["--model-path", str(tiny_model), "--device", "cpu", "--radix-eviction", "wa"]
+    argv += ["--enable-hierarchical-cache", "--hicache-host-memory-mode", "buffer_only"]
+    argv += ["--hicache-storage-backend", "canopy"]
+    code = (
+        "import sys; from sglang.srt.plugins import load_plugins; load_plugins();"
+        "from sglang.srt.server_args import prepare_server_args;"
+        "a = prepare_server_args(sys.argv[1:]);"
+        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, a._canopy_client_hints,"
+        " a._canopy_forced_output)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[-4:] == ["buffer_only", "dynamic", "on", "False"]

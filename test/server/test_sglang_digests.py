@@ -10,7 +10,8 @@ import pytest
 import sglang
 
 import sglang_digests
-from sglang_canopy.server import digests, plugin
+from sglang_canopy.server import digests, self_check
+from sglang_canopy.server.seams import SEAMS
 
 CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
 SPLIT = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._split_node"
@@ -96,7 +97,7 @@ def test_the_self_check_ends_the_process_with_the_name(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(root, "def _split_node(", "def _split_the_node(")
-    monkeypatch.setattr(plugin, "_compared", False)
+    monkeypatch.setattr(self_check, "_compared", False)
     monkeypatch.setattr(sglang, "__path__", [str(root)])
     with pytest.raises(SystemExit, match=r"UnifiedTreeCore\._split_node: not as in sglang"):
-        plugin.self_check()
+        self_check.check_in_place(SEAMS)

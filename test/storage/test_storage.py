@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
-from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
@@ -32,7 +32,7 @@ def fresh_pages():
 def opened(folder: Path, pool, **extra) -> CanopyStorage:
     """The backend as SGLang's controller makes it; the sweeper's thread stays idle."""
     settings = {"path": str(folder), "capacity_bytes": 1 << 20, "sweep_s": 3600, **extra}
-    config = storage_config({**settings, **_DYNAMIC})
+    config = storage_config({**settings, **DYNAMIC_BACKEND})
     storage = StorageBackendFactory.create_backend("dynamic", config, pool)
     storage.register_mem_pool_host(pool)
     storage.register_mem_host_pool_v2(pool, "kv")
@@ -235,7 +235,7 @@ def test_settings_say_what_is_wrong():
 
 def test_settings_come_from_the_environment_where_nothing_is_said():
     found = StorageSettings.from_extra(
-        {"prefetch_threshold": 1, **_DYNAMIC},
+        {"prefetch_threshold": 1, **DYNAMIC_BACKEND},
         {"CANOPY_DISK_PATH": "/disk", "CANOPY_DISK_CAPACITY_GB": "2.5"},
     )
     assert (found.path, found.capacity_bytes) == ("/disk", 2_500_000_000)

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk import DiskStore
-from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from sglang_canopy.storage.page_table import PAGES
 from support.live_tree import LiveTree
 
@@ -30,7 +30,7 @@ class DiskTree(LiveTree):
         self, folder: Path, tokens: int = 32, disk: dict[str, Any] | None = None, **options: Any
     ) -> None:
         PAGES.clear()
-        extra = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru", **_DYNAMIC}
+        extra = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru", **DYNAMIC_BACKEND}
         extra |= {"prefetch_threshold": 1, "sweep_s": 3600, **(disk or {})}
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0

@@ -29,7 +29,7 @@ from sglang.test.kits.unified_radix_cache.unified_tree_core_inspector import (
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.server.cache_factory import install_core, prepare
-from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from support.disk_tree import _RANKS
 
 FULL = ComponentType.FULL
@@ -85,7 +85,7 @@ class KitTree:
         extra = {"path": folder, "capacity_bytes": 10**8, "policy": "lru", "sweep_s": 3600}
         ours = {"hicache_storage_backend": "dynamic"}
         ours["hicache_storage_backend_extra_config"] = json.dumps(
-            {**extra, **_DYNAMIC, "prefetch_threshold": 1}
+            {**extra, **DYNAMIC_BACKEND, "prefetch_threshold": 1}
         )
         ranks = get_parallel().override(**dict.fromkeys(_RANKS, 0))
         ranks.__enter__()

@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_canopy import cpu
-from sglang_canopy.server.flags import _DYNAMIC
+from sglang_canopy.server.flags import DYNAMIC_BACKEND
 
 PAGE, PAGES, WAIT_S = 4, 6, 60
 LAYOUT = "page_first_direct"
@@ -68,7 +68,7 @@ def controller_of(folder: str, group) -> HiCacheController:
         kvcache=device_pool,
         need_sort=False,
     )
-    extra = {"path": folder, "capacity_bytes": 10**6, "sweep_s": 3600, **_DYNAMIC}
+    extra = {"path": folder, "capacity_bytes": 10**6, "sweep_s": 3600, **DYNAMIC_BACKEND}
     return HiCacheController(
         allocator,
         host_pool,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.bench import replay_clock
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.fields import STAMP_KEY
+from sglang_canopy.request.stamp import STAMP_KEY
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,16 @@
-"""Settings of the live tree that are not the policy's, and where both are validated."""
+"""Settings of the live tree and of the tiers below the device, and where they are validated."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_canopy.config import declared
+from sglang_canopy.config.declared import declare, declare_key, json_object, option_of
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
@@ -25,25 +27,29 @@ OTHERS = "*"
 class TreeSettings:
     """Keys of ``--radix-eviction-policy-config`` that every Canopy policy takes."""
 
-    quantum_tokens: int = 64
-    """An eviction cuts at least this many tokens from a leaf's tail. More means fewer, larger
-    cuts (less work a token); one page means that nothing more than needed is ever evicted."""
-    whole_nodes: bool = False
-    """Evict whole nodes, as SGLang's own policies do, instead of only as much as is needed."""
-    block_tokens: int = 64
-    """Granularity, in tokens, at which reuse is learnt."""
-    keep_tenant_share: float = TENANT_SHARE
-    """Share of the device's KV that requests of one tenant may keep with ``canopy_keep_s``."""
-    keep_total_share: float = TOTAL_SHARE
-    """Share of it that all tenants together may keep."""
+    quantum_tokens: int = declare_key(
+        64,
+        "An eviction cuts at least this many tokens from a leaf's tail. More means fewer, larger "
+        "cuts (less work a token); one page means that nothing more than needed is ever evicted.",
+        low=1,
+    )
+    whole_nodes: bool = declare_key(
+        False,
+        "Evict whole nodes, as SGLang's own policies do, instead of only as much as is needed.",
+    )
+    block_tokens: int = declare_key(64, "Granularity, in tokens, at which reuse is learnt.", low=1)
+    keep_tenant_share: float = declare_key(
+        TENANT_SHARE,
+        "Share of the device's KV that requests of one tenant may keep with ``canopy_keep_s``.",
+        low=0,
+        high=1,
+    )
+    keep_total_share: float = declare_key(
+        TOTAL_SHARE, "Share of it that all tenants together may keep.", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
-        for key in ("quantum_tokens", "block_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"key {key!r} must be at least 1, got {getattr(self, key)}")
-        for key in ("keep_tenant_share", "keep_total_share"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"key {key!r} must be from 0 to 1, got {getattr(self, key)}")
+        declared.check(self)
 
 
 TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
@@ -82,7 +88,7 @@ class TierOptions:
     as it is, so that all of them agree."""
 
     host: PolicyChoice | None = None
-    """``None``: the twin of the device's policy, which ranks by what that one learns."""
+    """``None``: the device's policy, with what it learns."""
     disk: PolicyChoice | None = None
     """``None``: a policy of the same name and options as the device's."""
     ttl: TTLTable | None = None
@@ -97,53 +103,123 @@ class TierOptions:
     disk_path: str | None = None
 
 
-FLAGS: dict[str, str] = {
-    "--canopy-host-eviction": "eviction policy of the host tier (default: the device policy's twin)",
-    "--canopy-host-eviction-config": "its options, a JSON object",
-    "--canopy-disk-eviction": "eviction policy of --hicache-storage-backend canopy (default: the "
-    "device policy's name and options)",
-    "--canopy-disk-eviction-config": "its options, a JSON object",
-    "--canopy-plan": "a plan file of 'canopy plan' or of your own: policies, sizes and TTLs. "
-    "Options given on the command line win over it",
-    "--canopy-ttl-window": "MINUTES: learn the disk's TTLs from the last so many minutes, anew "
-    "every so many minutes",
-    "--canopy-tenant-quota-gb": "GB on disk that one tenant (cache_salt) may hold: a number for "
-    'each of them, or JSON like \'{"tenant-a": 20, "*": 5}\'',
-}
-"""Every option of the tiers and its help."""
+def _window(text: str) -> float:
+    """Seconds, from minutes."""
+    minutes = _number(text)
+    if minutes is None or not 0.01 <= minutes <= MAX_WINDOW_MIN:
+        raise CanopyError(f"must be minutes from 0.01 to {MAX_WINDOW_MIN:g}, got {text:.60}")
+    return minutes * 60.0
 
 
-def field_of(flag: str) -> str:
-    """The name under which argparse keeps ``flag``."""
-    return flag.removeprefix("--").replace("-", "_")
+def _quotas(text: str) -> dict[str, int]:
+    """Bytes by tenant, from a number of GB or a JSON object."""
+    alone = _number(text)
+    given = {OTHERS: alone} if alone is not None else json_object(text)
+    if len(given) > MAX_TENANTS:
+        raise CanopyError(f"must name at most {MAX_TENANTS} tenants, got {len(given)}")
+    quotas = {}
+    for tenant, gigabytes in given.items():
+        ok = isinstance(gigabytes, (int, float)) and not isinstance(gigabytes, bool)
+        if not ok or not math.isfinite(gigabytes) or not 0 <= gigabytes <= 1e9:
+            raise CanopyError(
+                f"is not a quota: tenant {tenant!r:.60} must have a number of GB, 0 or more, "
+                f"got {gigabytes!r:.60}"
+            )
+        quotas[tenant] = int(gigabytes * 1e9)
+    return quotas
 
 
-def tier_options(given: Mapping[str, str | None], block_tokens: int = 64) -> TierOptions:
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TierFlags:
+    """The flags of the tiers below the device, as they were typed; ``None`` where one was not."""
+
+    host_eviction: str | None = declare(
+        None,
+        "--canopy-host-eviction",
+        "Eviction policy in host memory.",
+        metavar="NAME",
+        shown_default="the device's policy, with what it has learnt",
+    )
+    host_eviction_config: Mapping[str, Any] | None = declare(
+        None,
+        "--canopy-host-eviction-config",
+        "Options of that policy, a JSON object.",
+        metavar="JSON",
+        parse=json_object,
+    )
+    disk_eviction: str | None = declare(
+        None,
+        "--canopy-disk-eviction",
+        "Eviction policy on disk, with --hicache-storage-backend canopy.",
+        metavar="NAME",
+        shown_default="the device's policy and its options",
+    )
+    disk_eviction_config: Mapping[str, Any] | None = declare(
+        None,
+        "--canopy-disk-eviction-config",
+        "Options of that policy, a JSON object.",
+        metavar="JSON",
+        parse=json_object,
+    )
+    plan: str | None = declare(
+        None,
+        "--canopy-plan",
+        "A plan file, made by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
+        "command line take precedence over it.",
+        metavar="FILE",
+    )
+    ttl_window_s: float | None = declare(
+        None,
+        "--canopy-ttl-window",
+        "Recompute the disk's TTLs every this many minutes, from the requests of that time.",
+        metavar="MINUTES",
+        parse=_window,
+    )
+    quotas: Mapping[str, int] | None = declare(
+        None,
+        "--canopy-tenant-quota-gb",
+        "GB on disk that one tenant may hold: a number for every tenant, or JSON such as "
+        '\'{"tenant-a": 20, "*": 5}\', where * stands for all that are not named.',
+        metavar="GB",
+        parse=_quotas,
+    )
+
+
+PLAN_FLAG = option_of(TierFlags, "plan").flag
+
+
+def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
     """Check the options of the tiers, the plan file's among them.
 
-    ``given``: each name of ``FLAGS`` (as ``field_of`` spells it) -> what the user typed, or
-    ``None``. ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
+    ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
     """
     plan = ServerPlan()
-    if given.get("canopy_plan"):
-        plan = _of("--canopy-plan", lambda: read_plan(str(given["canopy_plan"])))
-        _of("--canopy-plan", plan.check_for_server)
+    if flags.plan:
+        plan = _of_plan(lambda: read_plan(str(flags.plan)))
+        _of_plan(plan.check_for_server)
     for name in ("ttl", "host_ttl"):
         table = getattr(plan, name)
         if table is not None and table.groups and table.block_tokens != block_tokens:
             raise CanopyError(
-                f"--canopy-plan: the groups of {name!r} are of blocks of {table.block_tokens} "
+                f"{PLAN_FLAG}: the groups of {name!r} are of blocks of {table.block_tokens} "
                 f"tokens, this server's have {block_tokens}; give "
                 f"--radix-eviction-policy-config '{{\"block_tokens\": {table.block_tokens}}}', or "
                 "make the plan again"
             )
     return TierOptions(
-        host=_choice("host", given, plan),
-        disk=_choice("disk", given, plan),
+        host=_choice("host", flags, plan),
+        disk=_choice("disk", flags, plan),
         ttl=plan.ttl,
         host_ttl=plan.host_ttl,
-        ttl_window_s=_window(given.get("canopy_ttl_window")),
-        quotas=_quotas(given.get("canopy_tenant_quota_gb")),
+        ttl_window_s=flags.ttl_window_s,
+        quotas=flags.quotas or {},
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         disk_path=plan.disk_path,
@@ -155,7 +231,7 @@ def arguments_of_plan(path: str, argv: list[str]) -> tuple[list[str], list[str]]
 
     Raises ``CanopyError`` if the file is not a plan.
     """
-    plan = _of("--canopy-plan", lambda: read_plan(path))
+    plan = _of_plan(lambda: read_plan(path))
     added, overruled = [], []
     if plan.radix_eviction is not None:
         if _typed(argv, "--radix-eviction", "--radix-eviction-policy"):
@@ -177,27 +253,25 @@ def _typed(argv: list[str], *flags: str) -> bool:
     return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
 
 
-def _of(flag: str, make: Any) -> Any:
+def _of_plan(make: Callable[[], Any]) -> Any:
     try:
         return make()
     except CanopyError as error:
-        raise CanopyError(f"{flag}: {error}") from None
+        raise CanopyError(f"{PLAN_FLAG}: {error}") from None
 
 
-def _choice(tier: str, given: Mapping[str, str | None], plan: ServerPlan) -> PolicyChoice | None:
-    flag = f"--canopy-{tier}-eviction"
-    name, text = given.get(field_of(flag)), given.get(field_of(f"{flag}-config"))
+def _choice(tier: str, flags: TierFlags, plan: ServerPlan) -> PolicyChoice | None:
+    flag = option_of(TierFlags, f"{tier}_eviction").flag
+    name, config = getattr(flags, f"{tier}_eviction"), getattr(flags, f"{tier}_eviction_config")
+    if name is not None:
+        return _checked(str(flag), PolicyChoice(name, config or {}))
+    if config is not None:
+        raise CanopyError(f"{flag}-config needs {flag}: say which policy the options are for")
+    name = getattr(plan, f"{tier}_eviction")
     if name is None:
-        if text is not None:
-            raise CanopyError(f"{flag}-config needs {flag}: say which policy the options are for")
-        name = getattr(plan, f"{tier}_eviction")
-        if name is None:
-            return None
-        choice = PolicyChoice(name, dict(getattr(plan, f"{tier}_eviction_config")))
-        flag = f"--canopy-plan: {tier}_eviction"
-    else:
-        choice = PolicyChoice(name, _json_object(f"{flag}-config", text))
-    return _checked(flag, choice)
+        return None
+    choice = PolicyChoice(name, dict(getattr(plan, f"{tier}_eviction_config")))
+    return _checked(f"{PLAN_FLAG}: {tier}_eviction", choice)
 
 
 def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
@@ -216,52 +290,3 @@ def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
     if getattr(policy.config, "caching", None) == "optional":
         raise CanopyError(f"{flag}: key 'caching' must be 'forced' on a server")
     return choice
-
-
-def _json_object(flag: str, text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CanopyError(f"{flag} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CanopyError(f"{flag} must be a JSON object, got {text:.60}")
-    return value
-
-
-def _window(text: str | None) -> float | None:
-    if text is None:
-        return None
-    minutes = _number(text)
-    if minutes is None or not 0.01 <= minutes <= MAX_WINDOW_MIN:
-        raise CanopyError(
-            f"--canopy-ttl-window must be minutes from 0.01 to {MAX_WINDOW_MIN:g}, got {text:.60}"
-        )
-    return minutes * 60.0
-
-
-def _quotas(text: str | None) -> dict[str, int]:
-    if text is None:
-        return {}
-    alone = _number(text)
-    given = {OTHERS: alone} if alone is not None else _json_object("--canopy-tenant-quota-gb", text)
-    if len(given) > MAX_TENANTS:
-        raise CanopyError(f"--canopy-tenant-quota-gb: at most {MAX_TENANTS} tenants")
-    quotas = {}
-    for tenant, gigabytes in given.items():
-        ok = isinstance(gigabytes, (int, float)) and not isinstance(gigabytes, bool)
-        if not ok or not math.isfinite(gigabytes) or not 0 <= gigabytes <= 1e9:
-            raise CanopyError(
-                f"--canopy-tenant-quota-gb: tenant {tenant!r:.60} must have a number of GB, 0 or "
-                f"more, got {gigabytes!r:.60}"
-            )
-        quotas[tenant] = int(gigabytes * 1e9)
-    return quotas
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

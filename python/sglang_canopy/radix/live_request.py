@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from sglang_canopy.records import Request
-from sglang_canopy.request.fields import from_stamp, sound_marker, sound_stamp
+from sglang_canopy.request.stamp import apply_stamp, read_marker, read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
     if request is not None:
         return request
     params = req.sampling_params.custom_params
-    stamp = sound_stamp(params)
+    stamp = read_stamp(params)
     request = LiveRequest(time=core.clock + UNSTAMPED_S)
     if stamp:
-        from_stamp(request, stamp)
+        apply_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
-        request.tool_marker = sound_marker(params)
+        request.tool_marker = read_marker(params)
     block = core.live.settings.block_tokens
     request.tenant = tenant_of_req(req)
     request.block_tokens = block

@@ -55,11 +55,11 @@ class ClientHints:
             self.from_gateway(headers) or has_admin_key(headers, self.admin_api_key)
         )
 
-    def allowed(self, said: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
-        """``said`` (checked fields of a request) without what this client may not ask for."""
-        if said.keys().isdisjoint(PRIORITY_FIELDS) or self.heeded(headers):
-            return said
-        return {field: value for field, value in said.items() if field not in PRIORITY_FIELDS}
+    def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
+        """``fields`` of a request (checked) without what this client may not ask for."""
+        if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.heeded(headers):
+            return fields
+        return {field: value for field, value in fields.items() if field not in PRIORITY_FIELDS}
 
 
 def rule_of(server_args: Any) -> ClientHints:

@@ -1,27 +1,16 @@
-"""What one request tells the cache, and how it travels to the scheduler.
+"""What a client may say about a request.
 
 A client writes flat keys into ``custom_params`` (a field that SGLang's OpenAI bodies and
-``/generate`` both have); whatever it leaves out is inferred where the request enters. The
-entry also stamps the arrival time, once: every tensor-parallel rank then sees the same one.
-The result is one small dict, ``custom_params["canopy"]``, which no client may write itself.
+``/generate`` both have); whatever it leaves out is inferred (``infer.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Request
-
-STAMP_KEY = "canopy"
-"""The key of ``custom_params`` that carries the entry's stamp to the scheduler."""
-
-MARKER_KEY = "canopy-tool-marker"
-"""Token ids that open a tool call in the model's output, where the request offers tools."""
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -29,12 +18,6 @@ MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
 MAX_TTL_S = 30 * 24 * 3600.0
 MAX_PIN_S = 24 * 3600.0
-MAX_MARKER = 64
-"""Tokens of the marker that a request may carry."""
-
-EPOCH_S = time.time() - time.monotonic()
-"""Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
-tier outlives the clock."""
 
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _STOPS = ("tool", "end", "length")
@@ -70,7 +53,9 @@ def _stop(value: Any) -> str:
     return value
 
 
-def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
+def number(low: float, high: float, what: str) -> Callable[[Any], float]:
+    """A check for numbers, ``what`` being their unit. It raises ``ValueError``."""
+
     def check(value: Any) -> float:
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
@@ -86,11 +71,11 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_conversation": ("conversation", _identity),
     "canopy_stop": ("stop", _stop),
     "canopy_over": ("over", _flag),
-    "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
-    "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
-    "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
-    "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
-    "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
+    "canopy_return_in_s": ("return_in_s", number(0, MAX_RETURN_S, "seconds")),
+    "canopy_keep_s": ("keep_s", number(0, MAX_KEEP_S, "seconds")),
+    "canopy_slo_ms": ("slo_ms", number(1, 1e7, "milliseconds")),
+    "canopy_ttl_s": ("ttl_s", number(0, MAX_TTL_S, "seconds")),
+    "canopy_pin_s": ("pin_s", number(0, MAX_PIN_S, "seconds")),
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 
@@ -101,7 +86,7 @@ _FOREIGN = (
 """Keys of other parts of Canopy, checked where they are used."""
 
 
-def said_by_client(custom_params: Any) -> dict[str, Any]:
+def client_fields(custom_params: Any) -> dict[str, Any]:
     """The Canopy fields of a request's ``custom_params``, checked.
 
     Raises ``CanopyError`` (a ``ValueError``, which SGLang answers with status 400) naming the
@@ -115,7 +100,7 @@ def said_by_client(custom_params: Any) -> dict[str, Any]:
             f"custom_params must be a JSON object, got {_short(custom_params)}; "
             'for example {"canopy_category": "chat"}'
         )
-    said = {}
+    fields = {}
     for key, value in custom_params.items():
         if not isinstance(key, str) or not key.startswith("canopy") or key in _FOREIGN:
             continue
@@ -126,104 +111,14 @@ def said_by_client(custom_params: Any) -> dict[str, Any]:
             )
         field, check = FIELDS[key]
         try:
-            said[field] = check(value)
+            fields[field] = check(value)
         except ValueError as allowed:
             raise CanopyError(
                 f"custom_params key {key!r} must be {allowed}, got {_short(value)}"
             ) from None
-    return said
+    return fields
 
 
 def _short(value: Any) -> str:
     text = repr(value) if not isinstance(value, str) else repr(value[:60])
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def infer_from_chat(body: Any) -> dict[str, Any]:
-    """What a chat completion body tells by itself.
-
-    ``turn``: assistant messages so far, plus one. ``category``: ``chat``, with ``-tools`` where
-    tools are offered, ``-json`` where a response format is, ``-image`` where a message has
-    one; ``-after-tool`` where the last message is a tool's answer, that is, where the previous
-    response of this conversation stopped for a tool call.
-    """
-    messages = body.messages or []
-    roles = [getattr(m, "role", None) for m in messages]
-    category = "chat"
-    if getattr(body, "tools", None):
-        category += "-tools"
-    if getattr(body, "response_format", None) is not None:
-        category += "-json"
-    if any(_has_image(m) for m in messages):
-        category += "-image"
-    if roles and roles[-1] in ("tool", "function"):
-        category += "-after-tool"
-    return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
-
-
-def _has_image(message: Any) -> bool:
-    content = getattr(message, "content", None)
-    return isinstance(content, list) and any(
-        getattr(part, "type", "text") not in ("text", "input_text") for part in content
-    )
-
-
-def make_stamp(
-    inferred: Mapping[str, Any], said: Mapping[str, Any], time_s: float
-) -> dict[str, Any]:
-    """The dict that travels as ``custom_params["canopy"]``; what the client said wins."""
-    return {**inferred, **said, "time": time_s, "epoch": EPOCH_S}
-
-
-def sound_stamp(custom_params: Any) -> dict[str, Any]:
-    """The stamp of a request, as far as it is one: fields that ``make_stamp`` cannot have made are
-    left out. Never raises; every tensor-parallel rank leaves out the same."""
-    stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
-    return _sound(stamp, _STAMP) if isinstance(stamp, Mapping) else {}
-
-
-def sound_marker(custom_params: Any) -> list[int]:
-    """The token ids under ``MARKER_KEY``; none where they are none."""
-    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
-    ok = isinstance(found, list) and all(type(token) is int for token in found)
-    return found[:MAX_MARKER] if ok else []
-
-
-def from_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
-    """Write a stamp into a policy request. ``stamp``: of ``make_stamp``, or ``sound_stamp``.
-
-    A stamp without a time leaves the request's as it is.
-    """
-    request.time = stamp.get("time", request.time)
-    request.category = stamp.get("category", request.category)
-    request.turn = stamp.get("turn", 1)
-    request.conversation = stamp.get("conversation")
-    request.over = stamp.get("over", False)
-    request.return_in_s = stamp.get("return_in_s")
-    request.slo_ms = stamp.get("slo_ms")
-    if "keep_s" in stamp:
-        request.keep_until = request.time + stamp["keep_s"]
-    if "alpha" in stamp and "beta" in stamp:
-        request.ttft_model = (stamp["alpha"], stamp["beta"])
-
-
-_FAR_S = 1e10
-_TIME = _number(0.0, _FAR_S, "seconds")
-_STAMP: dict[str, Callable[[Any], Any]] = {
-    **dict(FIELDS.values()),
-    "time": _TIME,
-    "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
-    "alpha": _number(0.0, _FAR_S, "seconds a token"),
-    "beta": _number(-_FAR_S, _FAR_S, "seconds"),
-}
-"""Every field that the entry may stamp, and what it may be."""
-
-
-def _sound(given: Mapping[Any, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    sound = {}
-    for name, check in checks.items():
-        value = given.get(name)
-        if value is not None:
-            with contextlib.suppress(ValueError):
-                sound[name] = check(value)
-    return sound

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.fields import said_by_client
+from sglang_canopy.request.fields import client_fields
 from sglang_canopy.tenant import tenant_of
 
 MAX_WAITING = 1024
@@ -127,10 +127,14 @@ def hint_of(body: Any, now: float) -> Hint:
     for key in _TENANT:
         if not isinstance(body.get(key), str | None):
             raise CanopyError(f"{key} must be a string, as in the requests of the conversation")
-    said = said_by_client({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
-    if "conversation" not in said or len(said) == 1:
+    given = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
+    if "conversation" not in given or len(given) == 1:
         raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINTS)}")
-    return {**said, "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")), "time": now}
+    return {
+        **given,
+        "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")),
+        "time": now,
+    }
 
 
 def pack(hints: Sequence[Hint]) -> str:
@@ -145,18 +149,18 @@ def unpack(key: str) -> list[Hint]:
         found = json.loads(key.removeprefix(KEY))
     except (ValueError, RecursionError):
         return []
-    return [hint for hint in found if _sound(hint)] if isinstance(found, list) else []
+    return [hint for hint in found if _is_hint(hint)] if isinstance(found, list) else []
 
 
-def _sound(hint: Any) -> bool:
+def _is_hint(hint: Any) -> bool:
     if not isinstance(hint, dict) or not isinstance(hint.get("tenant"), str | None):
         return False
     time = hint.get("time")
     if not isinstance(time, float) or not math.isfinite(time):
         return False
-    said = {k: v for k, v in hint.items() if k not in ("tenant", "time")}
+    given = {k: v for k, v in hint.items() if k not in ("tenant", "time")}
     try:
-        checked = said_by_client({f"canopy_{k}": v for k, v in said.items()})
+        checked = client_fields({f"canopy_{k}": v for k, v in given.items()})
     except CanopyError:
         return False
-    return "conversation" in checked and checked.keys() == said.keys()
+    return "conversation" in checked and checked.keys() == given.keys()

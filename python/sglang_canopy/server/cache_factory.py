@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_canopy.config.refusals import POLICIES, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -58,11 +59,10 @@ def prepare(
 
 
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
-    """The cache for one scheduler, or ``CanopyError`` for a model that is not supported."""
-    if ctx.is_hybrid_swa:
-        raise CanopyError(_unsupported(ctx, "sliding-window attention"))
-    if ctx.is_hybrid_ssm:
-        raise CanopyError(_unsupported(ctx, "Mamba or linear-attention state"))
+    """The cache for one scheduler, or ``CanopyError`` for a set-up that is not supported."""
+    refusal = unsupported(POLICIES, ctx.server_args, ctx)
+    if refusal:
+        raise CanopyError(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
     if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
         raise CanopyError(
             "--hicache-storage-backend canopy is read from the command line only, and this server "
@@ -101,10 +101,3 @@ def _claim(mine: Profile) -> None:
     """Say at the start, not at the first save, if another server saves to this profile."""
     with contextlib.suppress(OSError):  # said when it is saved
         mine.claim()
-
-
-def _unsupported(ctx: TreeCacheBuildContext, what: str) -> str:
-    return (
-        f"--radix-eviction {ctx.params.eviction_policy} does not support models with {what}; "
-        "use one of SGLang's own policies (--radix-eviction lru) for this model"
-    )

@@ -6,39 +6,18 @@ a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_canopy import __version__
-from sglang_canopy.request import access, client_hints
-from sglang_canopy.request.fields import (
-    MARKER_KEY,
-    STAMP_KEY,
-    infer_from_chat,
-    make_stamp,
-    said_by_client,
-)
-from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver, unpack
+from sglang_canopy.request.client_hints import ClientHints
+from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
-from sglang_canopy.telemetry import status_file
 
-logger = logging.getLogger(__name__)
-
-MAX_HINT_BYTES = 4096
-
-hints = Waiting()
-"""Hints of ``POST /canopy/hint`` that wait to be sent to the schedulers."""
-
-hint_rule = client_hints.ClientHints()
-"""Whose hints are heeded; ``add_routes`` sets what the server was started with."""
-
-_delivery: asyncio.Task[None] | None = None
-
-_status_folder: Any = None
-"""Where the schedulers show what they count; it goes when this process ends."""
+hint_rule = ClientHints()
+"""Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -67,7 +46,7 @@ def generation_begins(
     original: Any, self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
-    if hasattr(obj, "sampling_params"):
+    if hasattr(obj, "sampling_params"):  # requests for embeddings have none
         stamp(obj, {"category": "generate"}, _headers(request))
     return original(self, obj, request, *args, **kwargs)
 
@@ -85,15 +64,20 @@ def stamp(obj: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None 
         obj.sampling_params = {}
     params = obj.sampling_params
     for one in params if isinstance(params, list) else [params]:
-        if not isinstance(one, dict):
-            continue
-        custom = one.get("custom_params")
-        said = hint_rule.allowed(said_by_client(custom), headers)
-        made = make_stamp(inferred, said, time.monotonic())
-        line = ttft_fit.line()
-        if line is not None:
-            made["alpha"], made["beta"] = line
-        one["custom_params"] = {**(custom or {}), STAMP_KEY: made}
+        if isinstance(one, dict):
+            one["custom_params"] = _stamped(one.get("custom_params"), inferred, headers)
+
+
+def _stamped(
+    custom: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """``custom_params`` with the stamp in it."""
+    fields = hint_rule.allowed(client_fields(custom), headers)
+    made = make_stamp(inferred, fields, time.monotonic())
+    line = ttft_fit.line()
+    if line is not None:
+        made["alpha"], made["beta"] = line
+    return {**(custom or {}), STAMP_KEY: made}
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
@@ -107,107 +91,6 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
         ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
-
-
-def hints_arrive(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: hints that ``deliver`` sent."""
-    packed = [key for key in recv_req.server_args if key.startswith(KEY)]
-    if not packed:
-        return original(scheduler, recv_req)
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-
-    from sglang_canopy.radix.core import CanopyTreeCore
-
-    core = getattr(scheduler.tree_cache, "tree_core", None)
-    heeded = isinstance(core, CanopyTreeCore)
-    if heeded:
-        for key in packed:
-            for hint in unpack(key):
-                core.hint(hint)
-    return SetInternalStateReqOutput(updated=heeded)
-
-
-async def internal_state_asked(
-    original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
-    hints come by ``/canopy/hint`` alone, which looks at who gives them."""
-    if any(str(key).startswith(KEY) for key in obj.server_args):
-        from fastapi import HTTPException
-
-        raise HTTPException(403, f"server_args key {KEY!r} is Canopy's own; use /canopy/hint")
-    return await original(manager, obj, *args, **kwargs)
-
-
-def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
-    from sglang.srt.entrypoints.http_server import app
-
-    global _status_folder, hint_rule
-    _status_folder = status_file.make_folder()
-    hint_rule = client_hints.rule_of(server_args)
-    started = time.monotonic()
-
-    async def status(_request: Any) -> dict[str, Any]:
-        return {
-            "version": __version__,
-            "policy": server_args.radix_eviction_policy,
-            "policy_config": server_args.radix_eviction_policy_config or {},
-            "ttft_model": ttft_fit.stats(),
-            "client_hints": hint_rule.mode,
-            "hints_waiting": len(hints),
-            "uptime_s": time.monotonic() - started,
-            "ranks": status_file.read_all(),
-        }
-
-    access.add_change_route(app, "POST", "/canopy/hint", _hint, hint_rule.from_gateway)
-    access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
-
-
-async def _hint(request: Any) -> dict[str, Any]:
-    """``POST /canopy/hint``: take one hint and see that it is sent."""
-    if not hint_rule.heeded(request.headers):
-        raise access.Refused(
-            403,
-            f"this server runs with {client_hints.FLAG} {hint_rule.mode}: hints are taken "
-            + ("from nobody" if hint_rule.mode == client_hints.OFF else _FROM_WHOM),
-        )
-    body = await access.read_json(request, MAX_HINT_BYTES, "a hint")
-    try:
-        hints.add(body, time.monotonic())
-    except TooManyHints as error:
-        raise access.Refused(429, str(error)) from None
-    _see_to_delivery()
-    return {"waiting": len(hints)}
-
-
-_FROM_WHOM = (
-    "with the administrator's key, or from a gateway that sends its secret as "
-    + client_hints.GATEWAY_HEADER
-)
-
-
-def _see_to_delivery() -> None:
-    """Send waiting hints, now or behind those that are under way. Runs in the event loop."""
-    global _delivery
-    if _delivery is None or _delivery.done():
-        _delivery = asyncio.get_running_loop().create_task(_deliver())
-
-
-async def _deliver() -> None:
-    from sglang.srt.entrypoints import http_server
-    from sglang.srt.managers.io_struct import SetInternalStateReq
-
-    manager = http_server._global_state.tokenizer_manager
-    manager.auto_create_handle_loop()
-
-    async def send(key: str) -> None:
-        await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
-
-    try:
-        await deliver(hints, send)
-    except Exception:
-        logger.exception("canopy: hints could not be sent; they go with the next one")
 
 
 def _headers(request: Any) -> Mapping[str, str] | None:

@@ -1,4 +1,4 @@
-"""The options of the tiers below the device: from the command line to where each is needed.
+"""The server's flags, and the way of those of the tiers to where each is needed.
 
 Runs once, in the launching process. The result is noted on ``ServerArgs`` and travels to every
 rank with it; what the disk tier needs goes to it as SGLang's own extra configuration.
@@ -10,17 +10,21 @@ import argparse
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.config import declared
+from sglang_canopy.config.declared import declare, from_args, option_of
 from sglang_canopy.config.tiers import (
-    FLAGS,
     PolicyChoice,
+    TierFlags,
     TierOptions,
-    field_of,
     split_config,
     tier_options,
 )
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request import client_hints
 from sglang_canopy.storage.settings import StorageSettings
 
 logger = logging.getLogger(__name__)
@@ -30,25 +34,50 @@ NOTE = "_canopy_tiers"
 BACKEND = "canopy"
 """Our name for ``--hicache-storage-backend``."""
 
-_DYNAMIC = {
+DYNAMIC_BACKEND = {
     "backend_name": BACKEND,
     "module_path": "sglang_canopy.storage.backend",
     "class_name": "CanopyStorage",
     "interface_v1": 1,
 }
-_IN_MEMORY = ("canopy_host_eviction", "canopy_host_eviction_config")
-_ON_DISK = (
-    "canopy_disk_eviction",
-    "canopy_disk_eviction_config",
-    "canopy_tenant_quota_gb",
-    "canopy_ttl_window",
-)
+"""How SGLang is told of our backend: it loads it by module and class."""
+_IN_MEMORY = ("host_eviction", "host_eviction_config")
+_ON_DISK = ("disk_eviction", "disk_eviction_config", "quotas", "ttl_window_s")
+
+SHORT = "--radix-eviction"
+
+
+def short_help() -> str:
+    """What ``SHORT`` is."""
+    return f"Short for {SHORT}-policy. Canopy adds: {', '.join(live_names())}."
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """Flags about what requests may ask for."""
+
+    enable_forced_output: bool = declare(
+        False,
+        "--canopy-enable-forced-output",
+        "Obey custom_params.canopy_force_output, a list of token ids that the response must "
+        "consist of. For replaying traces; keep it off in production.",
+    )
+    client_hints: str = declare(
+        client_hints.ON,
+        client_hints.FLAG,
+        "Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
+        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s and canopy_pin_s of requests): "
+        "everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
+        f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
+        f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
+        choices=client_hints.MODES,
+    )
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
-    """Put the tiers' options into SGLang's parser, and our backend among its choices."""
-    for flag, text in FLAGS.items():
-        group.add_argument(flag, default=None, help=text)
+    """Put our flags into SGLang's parser, and our backend among its choices."""
+    declared.add_flags(group, RequestFlags)
+    declared.add_flags(group, TierFlags)
     backend = options.get("--hicache-storage-backend")
     if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
         backend.choices = [*backend.choices, BACKEND]
@@ -59,15 +88,14 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
 
     ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
     """
-    given = {field_of(flag): getattr(args, field_of(flag), None) for flag in FLAGS}
-    given = {k: v for k, v in given.items() if v is not None}
+    given = from_args(TierFlags, args)
     block_tokens = 64
     if ours:
         settings, _ = split_config(
             server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
         )
         block_tokens = settings.block_tokens
-    tiers = tier_options(given, block_tokens)
+    tiers = tier_options(TierFlags(**given), block_tokens)
     storage = server_args.hicache_storage_backend == BACKEND
     _check(server_args, given, tiers, ours, storage)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
@@ -86,7 +114,7 @@ def _check(
     server_args: Any, given: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
 ) -> None:
     for field in given:
-        flag = "--" + field.replace("_", "-")
+        flag = option_of(TierFlags, field).flag
         if field in _IN_MEMORY and not ours:
             raise CanopyError(
                 f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa"
@@ -99,7 +127,8 @@ def _check(
                 "--hicache-storage-backend canopy"
             )
     if tiers.ttl_window_s is not None and not ours:
-        raise CanopyError("--canopy-ttl-window needs --radix-eviction with a policy of Canopy's")
+        flag = option_of(TierFlags, "ttl_window_s").flag
+        raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's")
     if storage and not server_args.enable_hierarchical_cache:
         raise CanopyError(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
@@ -134,7 +163,7 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
         # Our tree says what page each page follows; for another's, SGLang has to.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
-    return {**extra, **_DYNAMIC}
+    return {**extra, **DYNAMIC_BACKEND}
 
 
 def _given_extra(text: str | None) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class StorageSettings:
     """Keys of the extra configuration. Raises ``CanopyError`` naming the one that is wrong."""
 
     path: str = ""
-    """Folder of the store, ours alone. Default: ``$CANOPY_DISK_PATH``, then
+    """Folder of the store, which nothing else may use. Default: ``$CANOPY_DISK_PATH``, then
     ``~/.cache/sglang-canopy/disk``."""
     capacity_bytes: int = 0
     """Bytes on disk, for each rank. ``capacity_gb`` says the same in 10^9 bytes. Default:

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_canopy.chunk import fields
 from sglang_canopy.chunk.server import options
+from sglang_canopy.config.refusals import CHUNKS, unsupported
 from sglang_canopy.errors import CanopyError
 
 
@@ -125,7 +126,7 @@ def test_wrong_flags_stop_the_start(argv: tuple[str, ...], reason: str) -> None:
 
 def test_unsupported_servers_are_named() -> None:
     good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
-    assert options.unsupported(good) is None
+    assert unsupported(CHUNKS, good, environment={}) is None
     for name, value in (
         ("pp_size", 2),
         ("kv_cache_dtype", "fp8_e5m2"),
@@ -134,4 +135,6 @@ def test_unsupported_servers_are_named() -> None:
         ("quantization", "fp8"),
     ):
         bad = argparse.Namespace(**{**vars(good), name: value})
-        assert options.unsupported(bad), name
+        refusal = unsupported(CHUNKS, bad, environment={})
+        assert refusal is not None, name
+        assert "leave out --canopy-chunks" in refusal

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+from sglang_canopy.chunk import SPLIT_SELECTORS  # noqa: E402
 from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
@@ -19,12 +20,11 @@ from sglang_canopy.chunk.fields import check_selector  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.options import (  # noqa: E402  # noqa: E402
-    SPLIT_SELECTORS,
+from sglang_canopy.chunk.server.options import (  # noqa: E402
     Options,
     split_unsupported,
-    unsupported,
 )
+from sglang_canopy.config.refusals import CHUNKS, unsupported  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 
@@ -118,7 +118,7 @@ def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path)
 
 
 def test_tensor_parallelism_is_served_and_what_it_cannot_do_is_named() -> None:
-    assert unsupported(SimpleNamespace(tp_size=2)) is None
+    assert unsupported(CHUNKS, SimpleNamespace(tp_size=2)) is None
     assert split_unsupported(Options(tp_size=2)) is None
     on_disk = split_unsupported(Options(tp_size=2, disk_mb=1, directory="somewhere"))
     assert "--canopy-chunk-disk-mb" in on_disk

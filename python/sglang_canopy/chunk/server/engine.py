@@ -36,7 +36,7 @@ from sglang_canopy.chunk.server.request import (
 from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.chunk.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.fields import sound_stamp
+from sglang_canopy.request.stamp import read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class ChunkEngine:
         if requested.off:
             self.not_fused["off"] += 1
             return None
-        self.time_s = max(self.time_s, sound_stamp(params).get("time", 0.0))
+        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         ids = list(req.origin_input_ids)
         salt = namespace_of(req.extra_key, req.cache_salt).hex()
         return self._chunk_request(ids, requested, salt, tenant_of_req(req))

@@ -8,7 +8,7 @@ requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in h
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sglang_canopy.chunk.fields import BOUNDS
@@ -16,13 +16,12 @@ from sglang_canopy.chunk.server.http import entry
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
+from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.tenant import tenant_of
 
 MAX_BODY_BYTES = 16 << 20
 _FIELDS = {"text": str, "input_ids": list, "extra_key": str, "cache_salt": str, "pin": bool}
 _WHAT = {"input_ids": "a list of token ids", "pin": "true or false"}
-HEADERS = {"extra_key": "x-canopy-extra-key", "cache_salt": "x-canopy-cache-salt"}
-"""A gateway names the tenant here; a body or query that names another is refused."""
 
 
 def add_routes(server_args: Any, options: Options) -> None:
@@ -51,7 +50,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     """Register a document, have it encoded. Raises CanopyError for what cannot be one."""
     body = await _body(request)
     ids = document_ids(body, manager, options)
-    fields = _owner(request, body)
+    fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
     name = entry.documents.add(ids, tenant)
     await _encode(manager, ids, fields)
@@ -63,7 +62,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
 
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Registered documents of the tenant who asks, and the store's counters."""
-    tenant = tenant_of(**_owner(request))
+    tenant = tenant_of(**tenant_fields(request))
     state = await _state(manager)
     return {
         "documents": [
@@ -76,7 +75,7 @@ async def listing(request: Any, manager: Any, _options: Options) -> dict[str, An
 
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Forget a document and its KV in every version."""
-    name, tenant = request.path_params["name"], tenant_of(**_owner(request))
+    name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
     entry.documents.remove(name, tenant)
     return {"deleted": name, "kv_deleted": await _command(manager, "delete", name, tenant)}
 
@@ -142,7 +141,7 @@ async def _encode(manager: Any, ids: list[int], owner: dict[str, str | None]) ->
 
 
 async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
-    name, tenant = request.path_params["name"], tenant_of(**_owner(request))
+    name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
     document = entry.documents.get(name, tenant)
     if document.pinned == wanted:
         raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
@@ -174,25 +173,6 @@ async def _body(request: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise CanopyError('the body must be a JSON object like {"text": "..."}')
     return body
-
-
-def _owner(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
-    """``extra_key`` and ``cache_salt`` of a request. Raises CanopyError where one is given twice."""
-    found: dict[str, str | None] = {}
-    for field, header in HEADERS.items():
-        places = (
-            (body or {}).get(field),
-            request.query_params.get(field),
-            request.headers.get(header),
-        )
-        given = {one for one in places if one}
-        if len(given) > 1:
-            raise CanopyError(
-                f"{field} is given twice, and differently: in the body, the query and the header "
-                f"{header} it must be the same; give it once"
-            )
-        found[field] = given.pop() if given else None
-    return found
 
 
 def _manager() -> Any:

@@ -1,0 +1,148 @@
+"""Set-ups that Canopy's policies or chunk reuse cannot run with: one table and one check.
+
+Asked on the command line, for a short answer at once, and where each scheduler builds its cache,
+which no way of starting SGLang goes round (``sglang.Engine`` reads no command line).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+POLICIES, CHUNKS = "policies", "chunks"
+"""What may be refused: Canopy's eviction policies, and the reuse of documents' KV."""
+
+_WITHOUT = {POLICIES: "use --radix-eviction lru", CHUNKS: "leave out --canopy-chunks"}
+_BYPASSES = "takes requests past the place where Canopy stamps them"
+_TRUE = ("1", "true", "yes", "y")
+"""What SGLang takes for true in a variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One option that policies, chunk reuse, or both cannot be used with."""
+
+    option: str | None
+    """A field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
+    policies: str | None = None
+    """Why policies cannot, with ``{}`` for the value; ``None``: they can."""
+    chunks: str | None = None
+    """Why chunk reuse cannot."""
+    refused: Callable[[Any], bool] = bool
+    """Whether this value of the option is one."""
+    variable: str | None = None
+    """An environment variable that sets the same."""
+    instead: str = "drop that option"
+    """What to do about it; empty where nothing helps."""
+
+
+def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
+    return Refusal(option, why, why, *more, **named)
+
+
+def _above_one(size: Any) -> bool:
+    return (size or 1) > 1
+
+
+def _other_than(*allowed: Any) -> Callable[[Any], bool]:
+    return lambda value: value is not None and value not in allowed
+
+
+REFUSALS = (
+    Refusal("is_hybrid_swa", "does not support models with sliding-window attention", instead=""),
+    Refusal(
+        "is_hybrid_ssm",
+        "does not support models with Mamba or linear-attention state",
+        instead="",
+    ),
+    Refusal("enable_session_radix_cache", "--enable-session-radix-cache keeps nodes by session"),
+    Refusal("radix_cache_backend", "--radix-cache-backend chooses another cache"),
+    Refusal(
+        "speculative_algorithm",
+        "speculative decoding keys the tree by token pairs",
+        "speculative decoding keeps KV of a second model",
+    ),
+    _for_both("enable_lmcache", "--enable-lmcache brings its own cache"),
+    Refusal("enable_flexkv", "--enable-flexkv brings its own cache"),
+    Refusal("enable_unified_cache_external_linker", "the external cache linker is not verified"),
+    Refusal("enable_dp_attention", chunks="data-parallel attention is not verified"),
+    _for_both("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
+    Refusal(
+        "enable_return_hidden_states", chunks="hidden states of reused tokens are never computed"
+    ),
+    Refusal(
+        "enable_encoder_swa_bounded_replay", chunks="the encoder replay rewrites the same batches"
+    ),
+    Refusal("use_ray", "--use-ray starts processes that load no plugins"),
+    Refusal("grpc_mode", f"--grpc-mode {_BYPASSES}"),
+    Refusal("smg_grpc_mode", f"--smg-grpc-mode {_BYPASSES}"),
+    Refusal(
+        "grpc_port",
+        "--grpc-port {}: SGLang's own gRPC server is not verified",
+        refused=_other_than(),
+        variable="SGLANG_GRPC_PORT",
+    ),
+    _for_both(
+        "tokenizer_worker_num",
+        "--tokenizer-worker-num {} starts HTTP workers that load no plugins",
+        _above_one,
+        instead="use 1",
+    ),
+    Refusal("pp_size", None, "--pp-size {} is not supported yet", _above_one, instead="use 1"),
+    Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
+    Refusal(
+        "kv_cache_dtype",
+        None,
+        "--kv-cache-dtype {} keeps quantised KV, which cannot be moved",
+        _other_than("auto"),
+        instead="use auto",
+    ),
+    Refusal(
+        "quantization",
+        chunks="quantised weights are not supported yet",
+        instead="serve the model unquantised",
+    ),
+    _for_both(
+        "disaggregation_mode",
+        "--disaggregation-mode {} is not verified",
+        _other_than("null"),
+    ),
+    Refusal(
+        None,
+        f"SGLANG_RUST_SERVER {_BYPASSES}",
+        refused=lambda value: str(value).lower() in _TRUE,
+        variable="SGLANG_RUST_SERVER",
+        instead="unset that variable",
+    ),
+)
+"""In the order in which they are reported: the first that applies is."""
+
+
+def unsupported(
+    feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Why ``feature`` (``POLICIES`` or ``CHUNKS``) cannot run; ``None`` if it can.
+
+    ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
+    """
+    for refusal in REFUSALS:
+        why = getattr(refusal, feature)
+        if why is None:
+            continue
+        value = _value(refusal, configured, environment)
+        if refusal.refused(value):
+            ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
+            return f"{why.format(value)}; {', or '.join(ways_out)}"
+    return None
+
+
+def _value(refusal: Refusal, configured: tuple[Any, ...], environment: Mapping[str, str]) -> Any:
+    """What the option is set to, by whatever has it, or by its variable."""
+    if refusal.option is not None:
+        for one in configured:
+            value = getattr(one, refusal.option, None)
+            if value is not None:
+                return value
+    return environment.get(refusal.variable) or None if refusal.variable else None

@@ -1,0 +1,94 @@
+"""Hooks on SGLang's command line: our flags go in, are expanded, and are checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from sglang_canopy.bench import forced_output
+from sglang_canopy.config.declared import from_args
+from sglang_canopy.config.refusals import POLICIES, unsupported
+from sglang_canopy.config.tiers import PLAN_FLAG, arguments_of_plan
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request import client_hints
+from sglang_canopy.server import flags
+from sglang_canopy.server.self_check import stop
+
+
+def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
+    """After ``ServerArgs.add_cli_args``: our flags in SGLang's parser, once, and in no other."""
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    policy = options.get("--radix-eviction-policy")
+    if policy is None or flags.SHORT in options:
+        return
+    group = parser.add_argument_group("canopy", "Workload-aware caching (sglang-canopy).")
+    group.add_argument(
+        flags.SHORT,
+        dest="radix_eviction_policy",
+        default=argparse.SUPPRESS,
+        choices=policy.choices,
+        help=flags.short_help(),
+    )
+    flags.add_flags(group, options)
+
+
+def expand(argv: list[str]) -> Any:
+    """Before ``prepare_server_args``: ``--radix-eviction X`` counts as an explicit choice of
+    policy, like the long form.
+
+    A plan file stands for arguments of SGLang's too; those that are given win over it.
+    """
+    short, long = flags.SHORT, "--radix-eviction-policy"
+    spelt = [long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in argv]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(PLAN_FLAG, dest="plan")
+    plan = parser.parse_known_args(spelt)[0].plan
+    if plan is not None:
+        try:
+            added, overruled = arguments_of_plan(plan, spelt)
+        except CanopyError as error:
+            stop(str(error))
+        for line in overruled:
+            print(f"sglang-canopy: {PLAN_FLAG}: not taken: {line}", file=sys.stderr)
+        spelt += added
+    return (spelt,), {}
+
+
+def check(server_args: Any, args: Any) -> None:
+    """After ``ServerArgs.from_cli_args``: check what was typed and note it on ``server_args``."""
+    try:
+        _note(server_args, flags.RequestFlags(**from_args(flags.RequestFlags, args)))
+        ours = server_args.radix_eviction_policy in live_names()
+        if ours:
+            _check_policy(server_args)
+        flags.apply(server_args, args, ours)
+    except CanopyError as error:
+        stop(str(error))
+
+
+def _note(server_args: Any, typed: flags.RequestFlags) -> None:
+    setattr(server_args, forced_output.ENABLED, typed.enable_forced_output)
+    if typed.enable_forced_output and server_args.speculative_algorithm:
+        raise CanopyError(
+            "--canopy-enable-forced-output: speculative decoding samples several tokens at once; "
+            "drop one"
+        )
+    setattr(server_args, client_hints.ATTRIBUTE, typed.client_hints)
+    client_hints.rule_of(server_args)
+
+
+def _check_policy(server_args: Any) -> None:
+    name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+    refusal = unsupported(POLICIES, server_args)
+    if refusal:
+        raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
+    from sglang_canopy.radix.live import live_cache
+
+    # The profile is the first machine's: the others need no copy of it.
+    reads = {"read_profile": lambda _: None} if server_args.node_rank else {}
+    try:
+        live_cache(name, config, **reads)
+    except CanopyError as error:
+        raise CanopyError(f"--radix-eviction-policy-config: {error}") from None

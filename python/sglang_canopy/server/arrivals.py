@@ -1,0 +1,51 @@
+"""Where requests and hints arrive in a scheduler: the tree is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_canopy.request.hints import KEY, unpack
+
+
+def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler._create_generation_req``."""
+    # Images become tokens of their own a little later: until then all images look alike.
+    if recv_req.mm_inputs is None:
+        _announce(scheduler, req)
+
+
+def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+    """Before ``Scheduler._add_request_to_queue``."""
+    if req.multimodal_inputs is not None:
+        _announce(scheduler, req)
+
+
+def hints_arrive(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent."""
+    packed = [key for key in recv_req.server_args if key.startswith(KEY)]
+    if not packed:
+        return original(scheduler, recv_req)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    core = _core(scheduler)
+    if core is not None:
+        for key in packed:
+            for hint in unpack(key):
+                core.hint(hint)
+    return SetInternalStateReqOutput(updated=core is not None)
+
+
+def _announce(scheduler: Any, req: Any) -> None:
+    from sglang_canopy.radix.live_request import live_request
+
+    core = _core(scheduler)
+    if core is not None:
+        live_request(req, core)
+
+
+def _core(scheduler: Any) -> Any:
+    """The scheduler's tree, if a policy of Canopy's is on it."""
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+    core = getattr(scheduler.tree_cache, "tree_core", None)
+    return core if isinstance(core, CanopyTreeCore) else None

@@ -1,0 +1,113 @@
+"""``/canopy/hint`` and ``/canopy/status``, and how hints are sent to the schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from sglang_canopy import __version__
+from sglang_canopy.request import access, client_hints
+from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
+from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.server import entry
+from sglang_canopy.telemetry import status_file
+
+logger = logging.getLogger(__name__)
+
+MAX_HINT_BYTES = 4096
+
+hints = Waiting()
+"""Hints of ``POST /canopy/hint`` that wait to be sent to the schedulers."""
+
+_delivery: asyncio.Task[None] | None = None
+
+_status_folder: Any = None
+"""Where the schedulers show what they count; it goes when this process ends."""
+
+
+def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
+    """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
+    from sglang.srt.entrypoints.http_server import app
+
+    global _status_folder
+    _status_folder = status_file.make_folder()
+    entry.hint_rule = client_hints.rule_of(server_args)
+    started = time.monotonic()
+
+    async def status(_request: Any) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "policy": server_args.radix_eviction_policy,
+            "policy_config": server_args.radix_eviction_policy_config or {},
+            "ttft_model": entry.ttft_fit.stats(),
+            "client_hints": entry.hint_rule.mode,
+            "hints_waiting": len(hints),
+            "uptime_s": time.monotonic() - started,
+            "ranks": status_file.read_all(),
+        }
+
+    access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
+    access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
+
+
+async def internal_state_asked(
+    original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
+    hints come by ``/canopy/hint`` alone, which looks at who gives them."""
+    if any(str(key).startswith(KEY) for key in obj.server_args):
+        from fastapi import HTTPException
+
+        raise HTTPException(403, f"server_args key {KEY!r} is Canopy's own; use /canopy/hint")
+    return await original(manager, obj, *args, **kwargs)
+
+
+async def _hint(request: Any) -> dict[str, Any]:
+    """``POST /canopy/hint``: take one hint and see that it is sent."""
+    rule = entry.hint_rule
+    if not rule.heeded(request.headers):
+        raise access.Refused(
+            403,
+            f"this server runs with {client_hints.FLAG} {rule.mode}: hints are taken "
+            + ("from nobody" if rule.mode == client_hints.OFF else _FROM_WHOM),
+        )
+    body = await access.read_json(request, MAX_HINT_BYTES, "a hint")
+    if isinstance(body, dict):
+        body |= tenant_fields(request, body)
+    try:
+        hints.add(body, time.monotonic())
+    except TooManyHints as error:
+        raise access.Refused(429, str(error)) from None
+    _see_to_delivery()
+    return {"waiting": len(hints)}
+
+
+_FROM_WHOM = (
+    "with the administrator's key, or from a gateway that sends its secret as "
+    + client_hints.GATEWAY_HEADER
+)
+
+
+def _see_to_delivery() -> None:
+    """Send waiting hints, now or behind those that are under way. Runs in the event loop."""
+    global _delivery
+    if _delivery is None or _delivery.done():
+        _delivery = asyncio.get_running_loop().create_task(_deliver())
+
+
+async def _deliver() -> None:
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    manager = http_server._global_state.tokenizer_manager
+    manager.auto_create_handle_loop()
+
+    async def send(key: str) -> None:
+        await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
+
+    try:
+        await deliver(hints, send)
+    except Exception:
+        logger.exception("canopy: hints could not be sent; they go with the next one")

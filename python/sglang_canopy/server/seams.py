@@ -1,0 +1,159 @@
+"""Every function of SGLang that Canopy hooks, in one table, and what else it relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_canopy.bench import forced_output
+from sglang_canopy.chunk.server import hooks as chunk_hooks
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.server import arguments, arrivals, entry, routes
+from sglang_canopy.server.seam import Seam
+from sglang_canopy.server.self_check import check_in_place, stop
+from sglang_canopy.storage import weights
+
+_SRT = "sglang.srt."
+
+
+def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
+    check_in_place(SEAMS)
+    arguments.check(result, args)
+
+
+def _build_cache(original: Any, ctx: Any) -> Any:
+    check_in_place(SEAMS)
+    if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
+        return original(ctx)
+    from sglang_canopy.server.cache_factory import build
+
+    try:
+        return build(ctx)
+    except CanopyError as error:
+        stop(str(error))
+
+
+SEAMS = (
+    Seam(
+        _SRT + "server_args.ServerArgs.add_cli_args",
+        "after",
+        arguments.add_flags,
+        ("parser",),
+        "Canopy's flags",
+    ),
+    Seam(
+        _SRT + "server_args.prepare_server_args",
+        "before",
+        arguments.expand,
+        ("argv",),
+        "`--radix-eviction`, and the arguments that a plan file stands for",
+    ),
+    Seam(
+        _SRT + "server_args.ServerArgs.from_cli_args",
+        "after",
+        _check_arguments,
+        ("cls", "args"),
+        "flags are checked, and so is that every hook is in place",
+    ),
+    Seam(
+        _SRT + "entrypoints.http_server.launch_server",
+        "before",
+        routes.add_routes,
+        ("server_args",),
+        "`/canopy/hint` and `/canopy/status`",
+    ),
+    Seam(
+        _SRT + "mem_cache.registry.default_radix_cache_factory",
+        "around",
+        _build_cache,
+        ("ctx",),
+        "our cache, where the policy is ours; the same checks again",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._create_generation_req",
+        "after",
+        arrivals.request_created,
+        ("self", "recv_req"),
+        "a request is announced to the policies, in order of arrival",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+        "before",
+        arrivals.request_queued,
+        ("self", "req"),
+        "the same for a request with images, once they have become tokens",
+    ),
+    Seam(
+        _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        "after",
+        entry.chat_converted,
+        ("self", "request", "raw_request"),
+        "a chat request's fields are checked, the rest is inferred, and its arrival is stamped",
+    ),
+    Seam(
+        _SRT
+        + "entrypoints.openai.serving_completions.OpenAIServingCompletion"
+        + "._convert_to_internal_request",
+        "after",
+        entry.completion_converted,
+        ("self", "request", "raw_request"),
+        "the same for completions",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "around",
+        entry.generation_begins,
+        ("self", "obj", "request"),
+        "the same for every other route",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
+        "after",
+        entry.first_token,
+        ("state", "recv_obj", "i"),
+        "TTFT as a line over uncached tokens",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.set_internal_state",
+        "around",
+        arrivals.hints_arrive,
+        ("self", "recv_req"),
+        "hints of `/canopy/hint` reach every scheduler",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        routes.internal_state_asked,
+        ("self", "obj"),
+        "hints come by `/canopy/hint` alone",
+    ),
+    *(
+        Seam(*hook, purpose="KV on disk is keyed by the weights that computed it")
+        for hook in weights.HOOKS
+    ),
+    *(
+        Seam(target, "after", hook, names, "`--canopy-enable-forced-output`, for replayed traces")
+        for target, hook, names in forced_output.HOOKS
+    ),
+    *(
+        Seam(*hook, purpose="reuse of documents; passes through without `--canopy-chunks on`")
+        for hook in chunk_hooks.HOOKS
+    ),
+)
+"""Every function of SGLang that Canopy hooks, in one table."""
+
+RELIED_ON = (
+    _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
+    _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+    _SRT + "mem_cache.cache_init_params.CacheInitParams",
+    _SRT + "mem_cache.registry.TreeCacheBuildContext",
+    _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._handle_prefetch_result",
+    _SRT + "plugins.hook_registry.HookRegistry.register",
+    _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
+    _SRT + "plugins.load_plugins",
+)
+"""What Canopy builds on beside its hooks, and beside what ``scripts/sglang_digests.py`` finds in our
+source: methods that our classes override, functions that we import, private methods that we call."""

@@ -1,0 +1,96 @@
+"""One declaration makes a flag, its parsing, its check and its row in the reference."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from sglang_canopy.config import declared
+from sglang_canopy.config.declared import declare, declare_key
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True)
+class Sample:
+    mode: str = declare("fast", "--sample-mode", "How.", choices=("fast", "slow"))
+    size_mb: int = declare(8, "--sample-size-mb", "How much.", metavar="MIB", low=0, high=64)
+    share: float | None = declare(None, "--sample-share", "What share of 100 %.", low=0, high=1)
+    extra: Mapping | None = declare(None, "--sample-extra", "More.", parse=declared.json_object)
+    loud: bool = declare(False, "--sample-loud", "Say more.")
+    derived: int = 3
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+def _read(*argv: str) -> Sample:
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group("sample"), Sample)
+    return Sample(**declared.from_args(Sample, parser.parse_args(argv)))
+
+
+def test_flags_that_were_not_typed_keep_the_defaults() -> None:
+    assert _read() == Sample()
+
+
+def test_values_have_the_type_of_their_field() -> None:
+    got = _read("--sample-size-mb", "16", "--sample-share", "0.5", "--sample-extra", '{"a": 1}')
+    assert (got.size_mb, got.share, got.extra) == (16, 0.5, {"a": 1})
+
+
+def test_a_value_out_of_bounds_is_refused_by_its_flag() -> None:
+    with pytest.raises(CanopyError, match="--sample-size-mb must be from 0 to 64, got 65"):
+        _read("--sample-size-mb", "65")
+    with pytest.raises(CanopyError, match="--sample-mode must be one of fast, slow, got 'odd'"):
+        Sample(mode="odd")
+
+
+def test_a_parser_of_its_own_is_named_by_the_flag() -> None:
+    with pytest.raises(CanopyError, match="--sample-extra is not JSON"):
+        _read("--sample-extra", "{")
+    with pytest.raises(CanopyError, match="--sample-extra must be a JSON object"):
+        _read("--sample-extra", "[1]")
+
+
+def test_not_a_number_is_outside_every_bound() -> None:
+    with pytest.raises(CanopyError, match="--sample-share must be from 0 to 1, got nan"):
+        _read("--sample-share", "nan")
+
+
+def test_a_switch_takes_no_value() -> None:
+    assert _read("--sample-loud").loud
+    assert not _read().loud
+
+
+def test_a_key_of_an_object_is_checked_by_its_name_and_has_no_flag() -> None:
+    @dataclass(frozen=True)
+    class Keys:
+        block_tokens: int = declare_key(64, "Granularity.", low=1)
+
+        def __post_init__(self) -> None:
+            declared.check(self)
+
+    with pytest.raises(CanopyError, match="key 'block_tokens' must be at least 1, got 0"):
+        Keys(block_tokens=0)
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group("keys"), Keys)
+    assert "block" not in parser.format_help()
+
+
+def test_help_and_reference_say_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _read("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "How much. (default: 8)" in shown
+    assert "What share of 100 %." in shown
+    table = {row["flag"]: row for row in declared.rows(Sample)}
+    assert list(table) == [
+        *("--sample-mode", "--sample-size-mb", "--sample-share", "--sample-extra"),
+        "--sample-loud",
+    ]
+    assert table["--sample-size-mb"]["allowed"] == "from 0 to 64"
+    assert table["--sample-mode"]["allowed"] == "one of fast, slow"
+    assert (table["--sample-mode"]["default"], table["--sample-loud"]["default"]) == ("fast", "")
