@@ -219,7 +219,7 @@ class DiskMachine(RuleBasedStateMachine):
     def the_same_pages_are_there_and_right(self):
         if not hasattr(self, "store"):
             return
-        there = set(self.store.index.rows)
+        there = set(self.store.state.index.rows)
         assert there == {raw_key(page_key(path)) for path in self.slow.pages}
         for path, page in self.slow.pages.items():
             assert page.parent is None or page.parent in self.slow.pages
