@@ -23,7 +23,7 @@ from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import write_trace
 from sglang_canopy.trace.synth_presets import get_preset
 from sglang_canopy.ttl.allocate import allocate
-from sglang_canopy.ttl.groups import Choice, choose_groups
+from sglang_canopy.ttl.groups import GroupSelection, choose_groups
 from sglang_canopy.ttl.learn import Learning, in_hindsight, learn
 from sglang_canopy.ttl.path_log import PathLog
 from sglang_canopy.ttl.path_segments import segments_of
@@ -46,7 +46,7 @@ def allocations(trace: list[TraceRequest]) -> list[dict[str, Any]]:
         began = time.process_time()
         learn(log, budget, Learning(groups=GROUPS))
         learn_s = time.process_time() - began
-        chosen = choose_groups(segments, budget, Choice(GROUPS))
+        chosen = choose_groups(segments, budget, GroupSelection(GROUPS))
         began = time.process_time()
         found = allocate(chosen.curves, budget)
         allocate_s = time.process_time() - began

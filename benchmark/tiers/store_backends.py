@@ -158,7 +158,7 @@ class CanopyBackend(Backend):
 
     def at_time(self, now: float) -> None:
         if self.storage.store.clock is not self._clock:
-            self.storage.store.clock = self._clock
+            self.storage.store.state.clock = self._clock
         self._now = now
 
     def _clock(self) -> float:

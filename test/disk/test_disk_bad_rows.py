@@ -67,15 +67,11 @@ def damage(folder: Path, row: int, field: str, value: Any) -> None:
             index.rollback()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(changes=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), values), max_size=4))
-@example([(0, "stored", 255)])
-@example([(1, "tokens", 1 << 32)])
-@example([(1, "turn", 1 << 31)])
-@example([(1, "category", ("text", b"\xff\xfe"))])
-@example([(0, "id", -1)])
-@example([(0, "id", HIGH)])
-def test_a_store_with_any_rows_starts_and_works(written, compress, changes) -> None:
+changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), values), max_size=4)
+"""(row, field, its new value), up to four of them."""
+
+
+def starts_and_works(written: Path, compress: bool, changes: list) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "store"
         shutil.copytree(written, folder)
@@ -98,6 +94,25 @@ def test_a_store_with_any_rows_starts_and_works(written, compress, changes) -> N
         assert all(get(again, chain("new", 3)))
         again.verify()
         again.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=changed_rows)
+@example([(0, "stored", 255)])
+@example([(1, "tokens", 1 << 32)])
+@example([(1, "turn", 1 << 31)])
+@example([(1, "category", ("text", b"\xff\xfe"))])
+@example([(0, "id", -1)])
+@example([(0, "id", HIGH)])
+def test_a_store_with_any_rows_starts_and_works(written, compress, changes) -> None:
+    starts_and_works(written, compress, changes)
+
+
+@pytest.mark.long
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=changed_rows)
+def test_a_store_with_any_rows_starts_and_works_many_times(written, compress, changes) -> None:
+    starts_and_works(written, compress, changes)
 
 
 @pytest.mark.parametrize("field", ["tokens", "turn", "offset"])

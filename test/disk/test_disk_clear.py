@@ -20,8 +20,8 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     store.pin(chain(1, 3), store.clock() + 100)
     store.clock.now += 20
     store.clear()
-    assert len(store) == store.units.used == 0
-    assert store.shelf.tenant_bytes == {}
+    assert len(store) == store.state.units.used == 0
+    assert store.state.evictable.tenant_bytes == {}
     assert store.counters.evicted == {"cleared": 30}
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
@@ -48,22 +48,22 @@ def test_clearing_many_roots_sorts_nothing_for_each(tmp_path, monkeypatch) -> No
 def test_a_reader_and_a_writer_under_way_meet_an_empty_store(tmp_path) -> None:
     store = store_at(tmp_path, pages=8)
     put(store, chain("a", 4))
-    read, write = store.segments.read, store.segments.write
+    read, write = store.state.segments.read, store.state.segments.write
 
     def cleared_before(method: Callable) -> Callable:
         def through(pieces):
-            store.segments.read, store.segments.write = read, write
+            store.state.segments.read, store.state.segments.write = read, write
             store.clear()
             assert all(put(store, chain("b", 3)))
             return method(pieces)
 
         return through
 
-    store.segments.read = cleared_before(read)
+    store.state.segments.read = cleared_before(read)
     get(store, chain("a", 4))  # asserts that what is served is right
     store.verify(pages=True)
     put(store, chain("c", 3))
-    store.segments.write = cleared_before(write)
+    store.state.segments.write = cleared_before(write)
     assert not any(put(store, chain("c", 5)[3:], parent=chain("c", 3)[-1]))
     assert [store.leading(chain(name, 5)) for name in "abc"] == [0, 3, 0]
     assert store.verify(pages=True) == 0
@@ -88,13 +88,13 @@ def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call)
     """One commits (it has the file's lock) and then looks at the store, as ``flush`` does."""
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-    store.journal.lock = waiting = Announced(store.journal.lock)
+    store.state.journal.lock = waiting = Announced(store.state.journal.lock)
     other = threading.Thread(target=getattr(store, call))
     with waiting.lock:
         other.start()
         assert waiting.wanted.wait(WAIT_S)
-        free = store.lock.acquire(timeout=WAIT_S)
+        free = store.state.lock.acquire(timeout=WAIT_S)
         if free:
-            store.lock.release()
+            store.state.lock.release()
     other.join()
     assert free, f"{call} and a commit would wait for each other"

@@ -164,9 +164,9 @@ def test_a_corrupted_page_goes_with_everything_below_it(tmp_path, caplog):
     put(store, trunk)
     put(store, chain("b", 2), parent=trunk[1])
     put(store, chain("c", 2))
-    row = store.index.rows[bytes.fromhex(trunk[1])]
+    row = store.state.index.rows[bytes.fromhex(trunk[1])]
     with open(segment_of(store), "r+b") as file:
-        file.seek(store.index.unit[row] * PAGE + 100)
+        file.seek(store.state.index.unit[row] * PAGE + 100)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
@@ -232,7 +232,7 @@ def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
 def test_an_index_that_breaks_under_us_is_made_anew(tmp_path):
     store = store_at(tmp_path)
     put(store, chain("a", 2))
-    store.journal._connection.execute("DROP TABLE pages")
+    store.state.journal._connection.execute("DROP TABLE pages")
     assert put(store, chain("b", 2)) == [True, True]
     assert store.counters.faults["index"] == 1
     store.close()

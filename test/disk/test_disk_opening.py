@@ -49,17 +49,22 @@ def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch
     store = store_at(tmp_path)
     put(store, chain("a", 4), tenant="t", keep_until=5000.0)
     store.close()
-    from sglang_canopy.disk.segments import Segments
+    from sglang_canopy.disk.segments import SegmentFiles
 
     def broken(self, top):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Segments, "trim", broken)
+        patch.setattr(SegmentFiles, "trim", broken)
         again = store_at(tmp_path, pin_bytes=8 * PAGE, quotas={"t": 8 * PAGE})
         assert "Input/output" in again.unavailable
-        assert len(again) == again.shelf.pinned_bytes == len(again.shelf.tenant_bytes) == 0
-        assert not list(again.shelf.policy.leaves())
+        assert (
+            len(again)
+            == again.state.evictable.pinned_bytes
+            == len(again.state.evictable.tenant_bytes)
+            == 0
+        )
+        assert not list(again.policy.leaves())
     assert again.open()
     assert get(again, chain("a", 4)) == [True] * 4
     again.verify(pages=True)
@@ -107,8 +112,8 @@ def test_temporary_stores_of_a_killed_server_are_removed_and_no_other(tmp_path) 
     put(running, chain("a", 1))
     killed = store_at(tmp_path, namespace="killed", temporary=True)
     put(killed, chain("a", 1))
-    killed.journal.close()
-    killed._claim.release()  # what the end of a process does
+    killed.state.journal.close()
+    killed._recovery.claim.release()  # what the end of a process does
     assert remove_abandoned(tmp_path) == [killed.path]
     assert (lasting.path.exists(), running.path.exists(), killed.path.exists()) == (
         True,

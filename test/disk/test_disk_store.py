@@ -231,17 +231,17 @@ def test_one_tenant_pins_its_share_and_leaves_the_rest_to_others(tmp_path):
     until = store.clock() + 100
     for name in "abcdef":
         put(store, chain(name, 1), tenant="hostile", keep_until=until)
-    assert store.shelf.pinned_by_tenant == {"hostile": 2 * PAGE}
+    assert store.state.evictable.pinned_by_tenant == {"hostile": 2 * PAGE}
     put(store, chain("x", 3), tenant="honest", keep_until=until)
-    assert store.shelf.pinned_by_tenant == {"hostile": 2 * PAGE, "honest": 2 * PAGE}
+    assert store.state.evictable.pinned_by_tenant == {"hostile": 2 * PAGE, "honest": 2 * PAGE}
     assert store.stats()["pinned_tenants"][0] == {"tenant": "honest", "bytes": 2 * PAGE}
     for tenant in ("t1", "t2"):
         put(store, chain(tenant, 1), tenant=tenant, keep_until=until)
-    assert store.shelf.pinned_bytes == 5 * PAGE  # a quarter of the tier
+    assert store.state.evictable.pinned_bytes == 5 * PAGE  # a quarter of the tier
     store.verify()
     store.clock.now += 101
     store.sweep()
-    assert store.shelf.pinned_by_tenant == {}
+    assert store.state.evictable.pinned_by_tenant == {}
 
 
 def test_a_page_whose_pin_is_refused_ranks_like_any_other(tmp_path):
@@ -305,7 +305,7 @@ def test_compressed_pages_take_less_room_and_read_back(tmp_path):
     store.close()
     again = store_at(tmp_path, pages=4, compress=True)
     assert again.verify(pages=True) == 0
-    assert len(again) == len(store.index)
+    assert len(again) == len(store.state.index)
 
 
 def test_a_page_may_come_in_parts(tmp_path):

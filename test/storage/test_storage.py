@@ -135,7 +135,7 @@ def test_uses_above_keep_pages_on_disk(tmp_path):
     storage.batch_set_v1(old, token_indices(pool, [0]))
     storage.batch_set_v1(new, token_indices(pool, [1]))
     later = storage.store.clock() + 5
-    storage.store.clock = lambda: later
+    storage.store.state.clock = lambda: later
     PAGES.used(old, PageMeta(last_access=later, category="chat"))
     storage.batch_set_v1(keys("c", 1), token_indices(pool, [2]))
     assert storage.exists(old[0])
@@ -151,7 +151,7 @@ def test_the_disk_policy_learns_from_announced_requests(tmp_path):
         for event in ("arrive", "finish"):
             PAGES.announce(event, Request(time=float(i), path=(1, 2), block_tokens=4))
     storage._catch_up()
-    assert storage.store.shelf.policy.stats()["samples"] == 49
+    assert storage.store.policy.stats()["samples"] == 49
     assert PAGES.announced() == []
     storage.close()
 
@@ -175,7 +175,7 @@ def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
 def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
     pool = host_pool(8)
     storage = opened(tmp_path, pool)
-    storage.store.index = None
+    storage.store.state.index = None
     for _ in range(3):
         assert storage.batch_exists(keys("a", 2)) == 0
         assert storage.batch_get_v1(keys("a", 2), token_indices(pool, [0, 1])) == [False] * 2

@@ -153,7 +153,7 @@ def test_a_tail_cut_from_a_leaf_is_found_on_disk(start, write_policy: str) -> No
 def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
     now = [0.0]
     tree = start(disk={"ttl": 10.0})
-    tree.store.clock = lambda: now[0]
+    tree.store.state.clock = lambda: now[0]
     tree.serve(tokens(1, 4), 0.0)
     tree.serve(tokens(2, 4), 0.0)
     for time in (4.0, 8.0, 12.0):
@@ -183,7 +183,7 @@ def test_a_node_in_use_all_the_time_is_told_of_once_a_second(start) -> None:
 def test_a_request_may_ask_for_a_ttl_and_a_pin_on_disk(start, at_once) -> None:
     tree = start()
     now = [1.0]
-    tree.store.clock = lambda: now[0]
+    tree.store.state.clock = lambda: now[0]
     tree.serve(tokens(1, 4), 1.0, ttl_s=30.0)
     tree.serve(tokens(2, 4), 1.0, pin_s=500.0)
     (own, _) = tree.store.meta(tree.keys(tokens(1, 4)))
@@ -222,7 +222,7 @@ def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
     heard = PAGES.announced()
     if not heard:  # the settling tree passed them on already
         heard = []
-        assert tree.storage.store.shelf.policy.model.stats()  # type: ignore[attr-defined]
+        assert tree.storage.store.policy.model.stats()  # type: ignore[attr-defined]
     for event, copy in heard:
         assert copy is not request
         assert len(copy.path) == (2 if event == "arrive" else 3)
@@ -318,7 +318,7 @@ def test_a_prefix_refused_by_a_full_disk_is_written_when_there_is_room_again(
     with monkeypatch.context() as full:
         full.setattr(segments.os, "pwritev", disk_full)
         tree.serve(system, 1.0)
-    tree.store._monotonic = lambda: float("inf")
+    tree.store._writer._monotonic = lambda: float("inf")
     assert tree.on_disk(system) == 0
     tree.serve(system + tokens(2, 4), 2.0)
     tree.serve(system + tokens(3, 4), 3.0)

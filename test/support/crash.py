@@ -91,11 +91,15 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
         return
     counts.orphans += store.counters.orphans
     names = {raw_key(key): key for b in batches for key in b[1:]}
-    names.update((raw, raw.hex()) for raw in store.index.rows)
+    names.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.found += len(store)
     good: set[str] = set()
     while True:  # a bad page takes its suffix along: read each path from its root
-        tips = [raw for raw, row in store.index.rows.items() if not store.index.children[row]]
+        tips = [
+            raw
+            for raw, row in store.state.index.rows.items()
+            if not store.state.index.children[row]
+        ]
         left = [raw for raw in tips if names[raw] not in good]
         if not left:
             break
@@ -119,10 +123,10 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
 
 
 def _path(store, raw: bytes, names: dict[bytes, str]) -> list[str]:
-    row, path = store.index.rows[raw], []
+    row, path = store.state.index.rows[raw], []
     while row >= 0:
-        path.append(names[store.index.keys[row]])
-        row = store.index.parent[row]
+        path.append(names[store.state.index.keys[row]])
+        row = store.state.index.parent[row]
     return path[::-1]
 
 

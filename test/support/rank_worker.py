@@ -29,7 +29,7 @@ def tree_of(rank: int, folder: Path, **options: Any) -> DiskTree:
     """A rank's tree, in step with the other's; its disk is its own, as on another machine."""
     tree = DiskTree(folder / f"disk-{rank}", config={"quantum_tokens": 1}, **options)
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
-    tree.store.clock = lambda: 1000.0 + rank / 4
+    tree.store.state.clock = lambda: 1000.0 + rank / 4
     return tree
 
 

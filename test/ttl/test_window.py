@@ -9,18 +9,18 @@ import threading
 import pytest
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.groups import Choice, choose_groups
+from sglang_canopy.ttl.groups import GroupSelection, choose_groups
 from sglang_canopy.ttl.learn import FIXED, GROUPS, Learning, in_hindsight, learn
 from sglang_canopy.ttl.path_log import MAX_CATEGORIES, PathLog, PathSnapshot
 from sglang_canopy.ttl.path_segments import segments_of
 from sglang_canopy.ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
-from sglang_canopy.ttl.window import Window
+from sglang_canopy.ttl.window import TrafficWindow
 
 QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 
-def two_tenants(window: PathLog | Window, seconds: float, *, start: int = 0) -> None:
+def two_tenants(window: PathLog | TrafficWindow, seconds: float, *, start: int = 0) -> None:
     """Below one prompt of all: a tenant back every 2 s, one back every 45 s with more to keep,
     each with payloads that nobody asks for again."""
     fresh = iter(range(10_000 + start, 10**9))
@@ -42,7 +42,7 @@ def test_what_everything_runs_through_is_no_group_and_the_tenants_are() -> None:
     log = seen()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
     for by in ("gain", "reuse"):
-        found = choose_groups(segments_of(log), budget, Choice(8, by=by))
+        found = choose_groups(segments_of(log), budget, GroupSelection(8, by=by))
         assert UNIVERSAL not in found.roots
         assert SLOW in found.roots
 
@@ -60,7 +60,7 @@ def test_the_slow_tenant_gets_the_long_ttl_and_the_disk_no_more_bytes() -> None:
 
 
 def test_a_window_learns_the_same_for_the_next_hour() -> None:
-    window = Window(window_s=3600.0, learning=Learning(kinds=(GROUPS,), like_ttl_s=30.0))
+    window = TrafficWindow(window_s=3600.0, learning=Learning(kinds=(GROUPS,), like_ttl_s=30.0))
     two_tenants(window, 3600.0)
     learnt = window.snapshot().learn(1.0, 1.0)
     assert learnt.kind == GROUPS
@@ -75,7 +75,7 @@ def test_a_window_learns_the_same_for_the_next_hour() -> None:
 
 
 def test_a_table_is_for_the_servers_ids_unless_said_otherwise() -> None:
-    window = Window(block_tokens=16)
+    window = TrafficWindow(block_tokens=16)
     two_tenants(window, 600.0)
     table = window.table(1e9, 1000.0)
     assert (table.hash, table.block_tokens) == (SERVER_HASH, 16)
@@ -93,10 +93,10 @@ def test_noise_is_not_believed() -> None:
 
 
 def test_without_requests_everything_is_kept() -> None:
-    empty = Window().table(1e9, 1.0)
+    empty = TrafficWindow().table(1e9, 1.0)
     assert empty.group_of((1, 2)) == RESIDUAL
     assert empty.residual_ttl_s == math.inf
-    once = Window()
+    once = TrafficWindow()
     once.observe((1, 2), 5.0)
     assert once.table(1e9, 1.0).residual_ttl_s == math.inf
 
@@ -104,7 +104,7 @@ def test_without_requests_everything_is_kept() -> None:
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
 def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
     with pytest.raises(CanopyError, match="budget must be positive"):
-        Window().table(budget, 1.0)
+        TrafficWindow().table(budget, 1.0)
 
 
 def test_a_bad_setting_is_refused_by_name() -> None:
@@ -113,17 +113,17 @@ def test_a_bad_setting_is_refused_by_name() -> None:
     with pytest.raises(CanopyError, match="groups, categories or both"):
         Learning(kinds=("group",))
     with pytest.raises(CanopyError, match="from 0 to 4096"):
-        Choice(groups=-1)
+        GroupSelection(groups=-1)
     with pytest.raises(CanopyError, match="window must be"):
-        Window(window_s=0.0)
+        TrafficWindow(window_s=0.0)
     with pytest.raises(CanopyError, match="max_blocks"):
-        Window(max_blocks=0)
+        TrafficWindow(max_blocks=0)
 
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
     snapshots = []
     for _ in range(2):
-        window = Window(learning=Learning(kinds=(GROUPS,)))
+        window = TrafficWindow(learning=Learning(kinds=(GROUPS,)))
         two_tenants(window, 1200.0)
         snapshots.append(window.snapshot())
     tables = [snapshots[0].table(1e9, 1e5)]

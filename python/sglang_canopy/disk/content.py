@@ -10,8 +10,8 @@ import xxhash
 
 from sglang_canopy.errors import CanopyError
 
-Page = Any
-"""Something with the buffer protocol, or a sequence of such parts (K and V, or one a layer)."""
+PageBuffers = Any
+"""Something with the buffer protocol, or a sequence of such buffers (K and V, or one a layer)."""
 
 COMPRESSED_UNITS = 16
 """Units a page where pages are compressed: savings come in sixteenths."""
@@ -47,73 +47,73 @@ class Content:
                 ) from None
             self._zstd = zstandard
 
-    def parts(self, page: Page) -> list[memoryview]:
+    def views(self, page: PageBuffers) -> list[memoryview]:
         """The page as flat byte views; together exactly ``page_bytes``."""
         given = page if isinstance(page, (list, tuple)) else (page,)
-        views = [memoryview(part).cast("B") for part in given]
+        views = [memoryview(buffer).cast("B") for buffer in given]
         size = sum(len(view) for view in views)
         if size != self.page_bytes:
             raise ValueError(f"a page has {size} bytes, this store's have {self.page_bytes}")
         return views
 
-    def checksum(self, key: bytes, parts: Sequence[memoryview]) -> int:
+    def checksum(self, key: bytes, views: Sequence[memoryview]) -> int:
         """128 bits of XXH3 over the namespace, the key and the content."""
         digest = xxhash.xxh3_128(self._seed + key)
-        for part in parts:
-            digest.update(part)
+        for view in views:
+            digest.update(view)
         return digest.intdigest()
 
-    def packed(self, parts: list[memoryview]) -> list[memoryview]:
-        """What goes to disk for a page: its parts, or fewer bytes."""
+    def encode(self, views: list[memoryview]) -> list[memoryview]:
+        """What goes to disk for a page: its bytes, compressed where that saves a unit."""
         if not self.compress:
-            return parts
-        data = self._zstd.ZstdCompressor(level=1).compress(b"".join(parts))
-        return [memoryview(data)] if len(data) <= self.page_bytes - self.unit_bytes else parts
+            return views
+        data = self._zstd.ZstdCompressor(level=1).compress(b"".join(views))
+        return [memoryview(data)] if len(data) <= self.page_bytes - self.unit_bytes else views
 
     def units_for(self, stored_bytes: int) -> int:
         return -(-stored_bytes // self.unit_bytes)
 
-    def pieces(
+    def extents(
         self, units: Sequence[int], stored: list[memoryview]
     ) -> list[tuple[int, list[memoryview]]]:
         """Which bytes lie in which unit."""
         if len(units) == 1:
             return [(units[0], stored)]
-        flat = list(stored)
-        pieces = []
+        left = list(stored)
+        extents = []
         for unit in units:
-            room, mine = self.unit_bytes, []
-            while room and flat:
-                part = flat[0]
-                mine.append(part[:room])
-                if len(part) > room:
-                    flat[0] = part[room:]
+            room, in_unit = self.unit_bytes, []
+            while room and left:
+                view = left[0]
+                in_unit.append(view[:room])
+                if len(view) > room:
+                    left[0] = view[room:]
                     room = 0
                 else:
-                    room -= len(part)
-                    flat.pop(0)
-            pieces.append((unit, mine))
-        return pieces
+                    room -= len(view)
+                    left.pop(0)
+            extents.append((unit, in_unit))
+        return extents
 
-    def landing(self, stored_bytes: int, into: list[memoryview]) -> list[memoryview]:
+    def read_buffers(self, stored_bytes: int, into: list[memoryview]) -> list[memoryview]:
         """Where to read a page's stored bytes: the target itself, or a buffer to unpack."""
         if stored_bytes == self.page_bytes:
             return into
         return [memoryview(bytearray(stored_bytes))]
 
-    def unpack(self, landed: list[memoryview], into: list[memoryview]) -> bool:
-        """Fill the target from what was read; false where that is no page of ours."""
-        if landed is into:
+    def decode(self, stored: list[memoryview], into: list[memoryview]) -> bool:
+        """Fill the target from what was read; false where that is no valid page."""
+        if stored is into:
             return True
         try:
-            # NOTE: the frame's own word on its size decides how much memory is taken.
-            if self._zstd.get_frame_parameters(landed[0]).content_size != self.page_bytes:
+            # NOTE: the size in the frame's header decides how much memory is taken.
+            if self._zstd.get_frame_parameters(stored[0]).content_size != self.page_bytes:
                 return False
-            data = memoryview(self._zstd.ZstdDecompressor().decompress(landed[0]))
+            data = memoryview(self._zstd.ZstdDecompressor().decompress(stored[0]))
         except self._zstd.ZstdError:
             return False
         at = 0
-        for part in into:
-            part[:] = data[at : at + len(part)]
-            at += len(part)
+        for view in into:
+            view[:] = data[at : at + len(view)]
+            at += len(view)
         return at == len(data)

@@ -8,11 +8,11 @@ index file as well, and is used again after the page is gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sglang_canopy.disk.labels import NO_LABEL, Labels
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.records import Leaf
 
@@ -49,62 +49,6 @@ COLUMNS: dict[str, Any] = {
     "return_at": np.float64,
     "slo_ms": np.float32,
 }
-
-
-class Labels:
-    """Values as small numbers, each kept while a row uses it."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._values: list[Any] = []
-        self._uses: list[int] = []
-        self._free: list[int] = []
-
-    def __getitem__(self, number: int) -> Any:
-        return self._values[number]
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def capacity(self) -> int:
-        """Numbers are below this."""
-        return len(self._values)
-
-    def take(self, value: Hashable) -> int:
-        number = self._numbers.get(value)
-        if number is None:
-            if self._free:
-                number = self._free.pop()
-                self._values[number] = value
-            else:
-                number = len(self._values)
-                self._values.append(value)
-                self._uses.append(0)
-            self._numbers[value] = number
-        self._uses[number] += 1
-        return number
-
-    def number(self, value: Hashable) -> int:
-        """The number of a value in use; ``NO_ROW`` if it is not."""
-        return self._numbers.get(value, NO_ROW)
-
-    def move(self, before: Any, number: int) -> None:
-        """Uses of the labels in the array ``before`` become uses of ``number``."""
-        old, counts = np.unique(before, return_counts=True)
-        self._uses[number] += len(before)
-        for each, count in zip(old.tolist(), counts.tolist()):
-            self._uses[each] -= count - 1
-            self.drop(each)
-
-    def drop(self, number: int) -> None:
-        self._uses[number] -= 1
-        if self._uses[number] == 0:
-            del self._numbers[self._values[number]]
-            self._values[number] = None
-            self._free.append(number)
-
-    def items(self) -> Iterator[tuple[int, Any]]:
-        return ((number, value) for value, number in self._numbers.items())
 
 
 class PageIndex:
@@ -174,7 +118,7 @@ class PageIndex:
         self.unit[row] = units[0]
         if len(units) > 1:
             self.more_units[row] = units[1:]
-        self.category[row] = self.conversation[row] = self.tenant[row] = NO_ROW
+        self.category[row] = self.conversation[row] = self.tenant[row] = NO_LABEL
         return row
 
     def remove(self, row: int) -> int:
@@ -201,13 +145,16 @@ class PageIndex:
         self.categories, self.conversations, self.tenants = Labels(), Labels(), Labels()
         self.array["children"][:] = 0
         self.array["expires"][:] = math.inf
-        self.settle()
+        self.collect_free_rows()
 
-    def settle(self) -> None:
+    def collect_free_rows(self) -> None:
         """After rows were inserted under given numbers: the gaps are free."""
         self._free = [row for row in range(len(self.keys) - 1, -1, -1) if self.keys[row] is None]
 
-    def keys_at(self, row: int) -> bytes | None:
+    def free_rows(self) -> list[int]:
+        return [row for row, key in enumerate(self.keys) if key is None]
+
+    def key_at(self, row: int) -> bytes | None:
         """The key in a row; ``None`` for a free row, or one that never was."""
         return self.keys[row] if row < len(self.keys) else None
 
@@ -279,12 +226,12 @@ class PageIndex:
         return columns + key_objects + self.rows.__sizeof__() + self.keys.__sizeof__()
 
     def _drop_labels(self, row: int) -> None:
-        if self.category[row] == NO_ROW:
+        if self.category[row] == NO_LABEL:
             return
         self.categories.drop(self.category[row])
         self.conversations.drop(self.conversation[row])
         self.tenants.drop(self.tenant[row])
-        self.category[row] = NO_ROW
+        self.category[row] = NO_LABEL
 
     def _grow(self, capacity: int) -> None:
         for name, old in self.array.items():

@@ -1,19 +1,17 @@
-"""Rows of the index file: how a page's row is written down, and validated when it comes back."""
+"""Rows of the index file: how a page's row is encoded, and validated when it is read back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang_canopy.disk.index import NO_ROW, OVER, SHARED, PageIndex
+from sglang_canopy.disk.content import Content
+from sglang_canopy.disk.index import OVER, SHARED, PageIndex
 from sglang_canopy.disk.journal import Row, pack_units, unpack_units
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
-
-if TYPE_CHECKING:
-    from sglang_canopy.disk.store import DiskStore
 
 
 def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
@@ -47,72 +45,8 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
     )
 
 
-def load_rows(store: DiskStore, now: float) -> bool:
-    """Fill an empty store from its index file, leaving out whatever is not sound.
-
-    A page comes back only below its prefix, in units that no other page claims and that the
-    files are long enough for. Returns whether rows got new numbers.
-    """
-    rows: dict[int, Row] = {}
-    unsound = []
-    for row in store.journal.rows():
-        if _sound(row, store):
-            rows[row[0]] = row
-        else:
-            unsound.append(row[0])
-    renumber = bool(rows) and max(rows) > 4 * len(rows) + store.units.limit + 1024
-    below: dict[int, list[int]] = {}
-    for number, row in rows.items():
-        below.setdefault(row[2], []).append(number)
-    roots = {group.root: i for i, group in enumerate(store.ttl.groups)}
-    used: set[int] = set()
-    ahead = 0
-    order: list[tuple[int, int]] = [(number, NO_ROW) for number in below.get(NO_ROW, ())]
-    entered: list[int] = []
-    while order:
-        number, parent = order.pop()
-        row = rows[number]
-        units = unpack_units(row[3])
-        meta = _meta(row, roots)
-        if meta is None or used.intersection(units) or row[1] in store.index.rows:
-            continue
-        used.update(units)
-        ahead += meta.last_access > now or row[6] > now
-        meta.last_access = min(meta.last_access, now)
-        meta.created = min(meta.created, now)
-        at = store.index.insert(row[1], parent, units, NO_ROW if renumber else number)
-        store.index.stored[at] = row[4]
-        store.index.set_checksum(at, int.from_bytes(row[5], "little"))
-        store.index.written[at] = min(row[6], now)
-        store.index.put(at, meta)
-        store.shelf.charge(meta.tenant, row[4])
-        entered.append(at)
-        order.extend((child, at) for child in below.get(number, ()))
-    bad = len(unsound) + len(rows) - len(entered)
-    if not renumber:
-        store._dirty.update(unsound)
-        store._dirty.update(number for number in rows if store.index.keys_at(number) is None)
-    store.index.settle()
-    store.units.adopt(used)
-    for at in reversed(entered):  # children first: a page was used when one below it was
-        parent = store.index.parent[at]
-        if parent != NO_ROW:
-            last = store.index.last_access
-            last[parent] = max(last[parent], last[at])
-    for at in entered:
-        store._set_expiry(at)
-        store._pin_if_asked(at, now)
-    for at in entered:
-        store.shelf.settle(at, now)
-    store.counters.dropped_at_start += bad
-    if bad:
-        store.faults.note("index", f"{bad} records were not usable", bad)
-    if ahead:
-        store.faults.note("clock", f"{ahead} pages were used in the future", ahead)
-    return renumber
-
-
-def _sound(row: Row, store: DiskStore) -> bool:
+def is_sound(row: Row, content: Content) -> bool:
+    """Whether the row's number, parent, units and sizes are of one of our pages."""
     number, key, parent, units, stored, checksum, written = row[:7]
     if not (
         type(number) is int
@@ -125,8 +59,8 @@ def _sound(row: Row, store: DiskStore) -> bool:
         and 0 < len(units) <= 5 * 16
         and len(units) % 5 == 0
         and type(stored) is int
-        and 0 < stored <= store.content.page_bytes
-        and (store.content.compress or stored == store.content.page_bytes)
+        and 0 < stored <= content.page_bytes
+        and (content.compress or stored == content.page_bytes)
         and isinstance(checksum, bytes)
         and len(checksum) == 16
         and isinstance(written, float)
@@ -134,13 +68,11 @@ def _sound(row: Row, store: DiskStore) -> bool:
     ):
         return False
     numbers = unpack_units(units)
-    if len(numbers) != store.content.units_for(stored) or len(set(numbers)) != len(numbers):
-        return False
-    last_bytes = stored - (len(numbers) - 1) * store.content.unit_bytes
-    return all(store.segments.present(unit, last_bytes) for unit in numbers)
+    return len(numbers) == content.units_for(stored) == len(set(numbers))
 
 
-def _meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
+def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
+    """The row's metadata; ``None`` where a field is out of range. ``roots``: groups by root."""
     values: Sequence[Any] = row[7:]
     (offset, tokens, turn, category, conversation, tenant, root, created, last, hits) = values[:10]
     keep, ttl_s, flags, history, back, slo = values[10:]

@@ -1,4 +1,4 @@
-"""Fixed-size units in a few large files: which are free, and batched positional I/O on them.
+"""Fixed-size units in a few large files: batched positional I/O on them.
 
 A page is one unit, or, where pages are compressed, as many of a sixteenth of a page as it
 needs. Neighbouring units of a batch become one ``pwritev`` or ``preadv``.
@@ -14,104 +14,11 @@ from pathlib import Path
 SEGMENT_BYTES = 1 << 30
 _IOV_MAX = 1024
 
-
-class Units:
-    """Which units are free. Not thread-safe: the store's lock guards it."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        """Units that may exist."""
-        self.top = 0
-        """Units that were ever handed out: all lie below this number."""
-        self.used = 0
-        self.growth_allowed = True
-        """False while the disk is full: only units that exist are handed out."""
-        self._free: list[int] = []
-        self._readers: dict[int, int] = {}
-        self._limbo: set[int] = set()
-        self._missing: list[int] = []
-        """Handed out once, but the disk had no room behind them."""
-
-    @property
-    def available(self) -> int:
-        """Units that ``take`` can give now."""
-        fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
-        return len(self._free) + fresh
-
-    def take(self, count: int) -> list[int]:
-        """Exactly ``count`` units; the caller checked ``available``."""
-        assert count <= self.available, (count, self.available)
-        taken = []
-        for _ in range(count):
-            if self._free:
-                taken.append(self._free.pop())
-            else:
-                taken.append(self.top)
-                self.top += 1
-        self.used += count
-        return taken
-
-    def give_back(self, units: Iterable[int]) -> None:
-        """Free these. One that is being read is handed out again only after ``release``."""
-        for unit in units:
-            self.used -= 1
-            if unit in self._readers:
-                self._limbo.add(unit)
-            else:
-                self._free.append(unit)
-
-    def no_room(self, units: Iterable[int]) -> None:
-        """The disk is full: these could not be written, and no new ones can be."""
-        for unit in units:
-            self.used -= 1
-            self._missing.append(unit)
-        self.growth_allowed = False
-
-    def allow_growth(self) -> None:
-        """Try again whether the disk has room."""
-        self.growth_allowed = True
-        self._free.extend(self._missing)
-        self._missing.clear()
-
-    def hold(self, units: Iterable[int]) -> None:
-        """A reader begins."""
-        for unit in units:
-            self._readers[unit] = self._readers.get(unit, 0) + 1
-
-    def release(self, units: Iterable[int]) -> None:
-        """The reader is done."""
-        for unit in units:
-            left = self._readers[unit] - 1
-            if left:
-                self._readers[unit] = left
-                continue
-            del self._readers[unit]
-            if unit in self._limbo:
-                self._limbo.discard(unit)
-                self._free.append(unit)
-
-    def adopt(self, used: set[int]) -> int:
-        """Start from what an index says is used. Returns the free units below ``top``."""
-        self.top = max(used) + 1 if used else 0
-        self.used = len(used)
-        self._free = [u for u in range(self.top - 1, -1, -1) if u not in used]
-        return len(self._free)
-
-    def shrink(self) -> None:
-        """After ``adopt`` with a smaller limit: free units beyond it no longer exist."""
-        self._free = [u for u in self._free if u < self.limit]
-        self.top = min(self.top, self.limit)
-
-    def forget(self, units: Iterable[int]) -> None:
-        """Pages moved out of units beyond the limit."""
-        self.used -= len(list(units))
-
-    def free_units(self) -> set[int]:
-        """For checks."""
-        return set(self._free) | self._limbo | set(self._missing)
+Extent = tuple[int, Sequence[memoryview]]
+"""A unit and the buffers it is written from or read into."""
 
 
-class Segments:
+class SegmentFiles:
     """The files. Thread-safe as far as callers work on units of their own."""
 
     def __init__(self, folder: Path, unit_bytes: int) -> None:
@@ -120,13 +27,13 @@ class Segments:
         self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
         self._files: dict[int, int] = {}
 
-    def write(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
+    def write(self, extents: Sequence[Extent]) -> list[OSError | None]:
         """Write buffers into units; for each unit the error that kept it from being written."""
-        return self._transfer(pieces, _write_all, create=True)
+        return self._transfer(extents, _write_all, create=True)
 
-    def read(self, pieces: Sequence[tuple[int, Sequence[memoryview]]]) -> list[OSError | None]:
+    def read(self, extents: Sequence[Extent]) -> list[OSError | None]:
         """Fill buffers from units. A short file leaves a buffer as it was, without an error."""
-        return self._transfer(pieces, _read_all, create=False)
+        return self._transfer(extents, _read_all, create=False)
 
     def present(self, unit: int, size: int) -> bool:
         """Whether a file is long enough to hold ``size`` bytes of ``unit``."""
@@ -169,17 +76,17 @@ class Segments:
 
     def _transfer(
         self,
-        pieces: Sequence[tuple[int, Sequence[memoryview]]],
+        extents: Sequence[Extent],
         move: Callable[[int, list[memoryview], int], None],
         *,
         create: bool,
     ) -> list[OSError | None]:
-        outcome: list[OSError | None] = [None] * len(pieces)
-        for first, last in self._runs([unit for unit, _ in pieces]):
+        outcome: list[OSError | None] = [None] * len(extents)
+        for first, last in self._runs([unit for unit, _ in extents]):
             undone = first
             try:
-                fd, position = self._place(pieces[first][0], create=create)
-                for done, buffers, at in self._groups(pieces, first, last, position):
+                fd, position = self._place(extents[first][0], create=create)
+                for done, buffers, at in self._groups(extents, first, last, position):
                     move(fd, buffers, at)
                     undone = done
             except OSError as error:
@@ -201,7 +108,7 @@ class Segments:
 
     def _groups(
         self,
-        pieces: Sequence[tuple[int, Sequence[memoryview]]],
+        extents: Sequence[Extent],
         first: int,
         last: int,
         position: int,
@@ -213,10 +120,10 @@ class Segments:
         buffers: list[memoryview] = []
         begin = first
         for i in range(first, last):
-            parts = pieces[i][1]
-            at_end = sum(len(b) for b in parts) < self.unit_bytes
-            buffers.extend(parts)
-            following = len(pieces[i + 1][1]) if i + 1 < last else _IOV_MAX
+            views = extents[i][1]
+            at_end = sum(len(b) for b in views) < self.unit_bytes
+            buffers.extend(views)
+            following = len(extents[i + 1][1]) if i + 1 < last else _IOV_MAX
             if at_end or len(buffers) + following > _IOV_MAX:
                 yield i + 1, buffers, position + (begin - first) * self.unit_bytes
                 buffers, begin = [], i + 1

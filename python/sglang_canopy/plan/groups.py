@@ -9,7 +9,7 @@ from dataclasses import replace
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.ttl.learn import Learning
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
-from sglang_canopy.ttl.window import Window, WindowSnapshot
+from sglang_canopy.ttl.window import TrafficWindow, WindowSnapshot
 
 SHORTEST_S = 60.0
 """A plan is made for no shorter than this."""
@@ -20,11 +20,11 @@ def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnap
 
     ``hash`` says whose ids the blocks are: the trace's own, or a server's.
     """
-    window: Window | None = None
+    window: TrafficWindow | None = None
     begin = end = 0.0
     for request in trace:
         if window is None:
-            window = Window(window_s=math.inf, block_tokens=request.block_tokens, hash=hash)
+            window = TrafficWindow(window_s=math.inf, block_tokens=request.block_tokens, hash=hash)
             begin = request.time_s
         end = request.time_s
         window.observe(request.blocks, request.time_s, request.input_tokens, request.category)

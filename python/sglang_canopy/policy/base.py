@@ -1,8 +1,8 @@
 """The eviction contract that the live cache and the simulator both drive.
 
 A *tree* (SGLang's radix tree with ``radix/`` on it, or ``sim/tree.py``) owns the nodes and
-their memory. A *policy* only ranks the nodes that may go: it is told which leaves are
-evictable, and asked for the next victim. No policy reads a clock, draws a random number or
+their memory. A *policy* only ranks the nodes that may go: it learns which leaves are
+evictable, and is asked for the next victim. No policy reads a clock, draws a random number or
 imports torch or sglang, so that tensor-parallel ranks fed the same requests evict alike.
 
 Order of calls, for every request, in every tree:
@@ -80,7 +80,7 @@ class Policy(abc.ABC):
         """``tokens`` of ``leaf`` were evicted by this policy's choice (ghosts, clocks).
 
         A leaf cut short (``tokens < leaf.length`` before the cut) is admitted again by the
-        tree with its new length; the part that is gone never comes back as this leaf.
+        tree with its new length; the tokens that are gone never come back as this leaf.
         """
 
     def split(self, leaf: Leaf, head: Leaf) -> None:

@@ -98,10 +98,11 @@ class TailOptimizedLRU(Policy):
             leaf.slot = None
             queue.remove(entry)
 
-    # victim = the tokens beyond L + Q - xi of the oldest leaf that has any, else the oldest leaf
+    # free(leaf) = the tokens of leaf beyond L + Q - xi
+    # victim = free(the oldest leaf that has any), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
         if self._planned != self._versions():
-            self._plan_again(now)
+            self._replan(now)
         entry = self._free.oldest()
         if entry is not None:
             leaf = entry[3]
@@ -161,7 +162,7 @@ class TailOptimizedLRU(Policy):
         fits = self.model.version
         return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 
-    def _plan_again(self, now: float) -> None:
+    def _replan(self, now: float) -> None:
         self._planned = self._versions()
         for leaf in list(self.leaves()):
             self.drop(leaf)

@@ -58,6 +58,7 @@ class GDFS(Policy):
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
 
+    # value(leaf) = the clock at its last use + hits * cost / size
     # victim = the leaf with the least value; clock = its value, once it is evicted
     def victim(self, now: float) -> Victim | None:
         leaf = self._heap.least()

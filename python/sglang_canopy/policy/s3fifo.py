@@ -194,9 +194,9 @@ class S3FIFO(Policy):
         except OverflowError:
             path = array("Q", [block & _64_BITS for block in request.path])
         self._blocks += len(path)
-        known = self._paths.pop(request.time, None)
-        if known is not None:
-            self._blocks -= len(known[0])
+        earlier = self._paths.pop(request.time, None)
+        if earlier is not None:
+            self._blocks -= len(earlier[0])
         self._paths[request.time] = path, request.block_tokens
         while len(self._paths) > _MOST_REQUESTS or self._blocks > _MOST_BLOCKS:
             self._blocks -= len(self._paths.pop(next(iter(self._paths)))[0])

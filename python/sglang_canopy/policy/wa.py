@@ -25,7 +25,7 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells
 from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse import saved_curves as profile
+from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s
 from sglang_canopy.reuse.learner import ReuseModel
@@ -94,7 +94,7 @@ class WorkloadAware(Policy):
         self._ranked_version = 0
         self._learns = True
         if config.profile is not None:
-            saved = profile.read(config.profile)
+            saved = saved_curves.read(config.profile)
             if saved is not None:
                 self.restore(saved)
 
@@ -175,18 +175,18 @@ class WorkloadAware(Policy):
         """Leaves whose time to be kept or to return has passed, or whose tenant is no longer
         trusted, rank like any other."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
-            self._rank_again(entry[3], now)
+            self._readmit(entry[3], now)
         for tenant, queue in list(self._returning.items()):
             while (leaf := queue.overdue(now)) is not None:
-                self._rank_again(leaf, now)
+                self._readmit(leaf, now)
             if not queue.live:
                 del self._returning[tenant]
         while (entry := self._over.oldest()) is not None:
             if self.model.hints.over_trusted(entry[3].tenant):
                 break
-            self._rank_again(entry[3], now)
+            self._readmit(entry[3], now)
 
-    def _rank_again(self, leaf: Leaf, now: float) -> None:
+    def _readmit(self, leaf: Leaf, now: float) -> None:
         self.drop(leaf)
         self.admit(leaf, now)
 

@@ -122,8 +122,8 @@ def features(
         if own_gap_s is None:
             return name, stop, output
         return name, stop, output, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s")
-    known = stop if stop in _STOPS else "-"
-    return name, known, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+    stop_name = stop if stop in _STOPS else "-"
+    return name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
 
 
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
@@ -186,15 +186,15 @@ class Categories:
         label = ""
         for name in names:
             label = f"{label}|{name}" if label else name
-            known = self._table.get(label)
-            if known is None:
+            finer = self._table.get(label)
+            if finer is None:
                 top = category is self.root
                 # Touched first: what it refines must not make room for it.
                 _touch(category, now)
                 if not self._make_room(names[0] == SHARED, top, tenant):
                     return self.overflow if top else category
-                known = self._add(label, category, tenant)
-            category = known
+                finer = self._add(label, category, tenant)
+            category = finer
         self._chains[names] = category
         _touch(category, now)
         return category

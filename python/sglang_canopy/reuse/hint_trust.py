@@ -26,7 +26,7 @@ class Hinted(Protocol):
     born: float
     tenant: str | None
     return_at: float | None
-    said_over: bool
+    hinted_over: bool
 
 
 def return_slack_s(hint_s: float) -> float:
@@ -52,7 +52,7 @@ class HintRecord:
         return self.overs_wrong <= 2 + 0.1 * self.overs
 
 
-_NOTHING_KNOWN = HintRecord()
+_NO_HINTS = HintRecord()
 
 
 class HintRecords:
@@ -77,13 +77,13 @@ class HintRecords:
         """``tenant``, or ``OTHERS`` for one without a record: equal keys, equal trust."""
         return tenant if tenant in self._records else OTHERS
 
-    def say_over(self, tip: Hinted) -> None:
+    def note_over(self, tip: Hinted) -> None:
         """A client said that nothing continues ``tip``."""
-        if not tip.said_over:
-            tip.said_over = True
+        if not tip.hinted_over:
+            tip.hinted_over = True
             self.record(tip.tenant).overs += 1
 
-    def say_return(self, tip: Hinted, in_s: float) -> None:
+    def note_return(self, tip: Hinted, in_s: float) -> None:
         """A client said that ``tip`` is continued ``in_s`` seconds after its birth."""
         if tip.return_at is not None or not 0 <= in_s < float("inf"):
             return
@@ -94,8 +94,8 @@ class HintRecords:
             heapq.heappop(self._open)
 
     def continued(self, tip: Hinted, now: float) -> None:
-        """``tip`` was continued: check what was said about it."""
-        if tip.said_over:
+        """``tip`` was continued: check the hints that it had."""
+        if tip.hinted_over:
             self.record(tip.tenant).overs_wrong += 1
         if tip.return_at is not None:
             record = self.record(tip.tenant)
@@ -104,7 +104,7 @@ class HintRecords:
             record.returns_true += off_s <= return_slack_s(tip.return_at - tip.born)
             tip.return_at = None
 
-    def settle(self, now: float) -> None:
+    def count_overdue(self, now: float) -> None:
         """Count the returns that are overdue as not true."""
         while self._open and self._open[0][0] < now:
             tip = heapq.heappop(self._open)[2]
@@ -114,11 +114,11 @@ class HintRecords:
 
     def return_probability(self, tenant: str | None) -> float:
         """P(a client of ``tenant`` returns about when it said)."""
-        return self._records.get(tenant, _NOTHING_KNOWN).return_probability()
+        return self._records.get(tenant, _NO_HINTS).return_probability()
 
     def over_trusted(self, tenant: str | None) -> bool:
         """Whether the ends that ``tenant`` announces are to be acted on."""
-        return self._records.get(tenant, _NOTHING_KNOWN).over_trusted()
+        return self._records.get(tenant, _NO_HINTS).over_trusted()
 
     def stats(self) -> dict[str, Any]:
         """Sums over the tenants that have a record."""

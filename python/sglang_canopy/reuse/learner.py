@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.records import Request
-from sglang_canopy.reuse import saved_curves as profile
+from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
 from sglang_canopy.reuse.fitting import fit
@@ -66,20 +66,20 @@ class ReuseModel:
         Writes ``request.turn`` where the path shows more turns than the request says.
         """
         shadow, path, now = self.shadow, request.path, request.time
-        known = shadow.known(path)
-        before = shadow.follow(path, known)
+        matched = shadow.matched_blocks(path)
+        before = shadow.pop_open_tip(path, matched)
         if before is not None:
             self._continue(before, request)
-        self.hints.settle(now)
-        if known:
-            self._share(request, known, departs=before is None)
+        self.hints.count_overdue(now)
+        if matched:
+            self._sample_junctions(request, matched, departs=before is None)
         tip = self._tip_of(request, before)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
-        shadow.learn(now, path[known:])
-        if full > known or (before is not None and full > 0):
+        shadow.learn(now, path[matched:])
+        if full > matched or (before is not None and full > 0):
             # A prompt that ends inside somebody else's prefix has no tip of its own.
             shadow.open_tip(tip, path[full - 1])
-            self._keep(tip, now)
+            self._add_sample(tip, now)
         self._since_fit += 1
         if self._since_fit >= self._next_fit:
             self.categories.forget_unused(shadow.horizon(now), now)
@@ -97,13 +97,13 @@ class ReuseModel:
             # The path was extended over the output, which may or may not be in the next prompt.
             full = full_blocks(request.path, tip.history, request.block_tokens)
             if full and request.path[full - 1] not in tip.keys:
-                known = self.shadow.known(request.path)
-                self.shadow.learn(request.time, request.path[known:])
+                matched = self.shadow.matched_blocks(request.path)
+                self.shadow.learn(request.time, request.path[matched:])
                 self.shadow.open_tip(tip, request.path[full - 1])
         if request.over:
-            self.hints.say_over(tip)
+            self.hints.note_over(tip)
         elif request.return_in_s is not None:
-            self.hints.say_return(tip, request.return_in_s)
+            self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
@@ -132,7 +132,7 @@ class ReuseModel:
         tip.turn = max(1, request.turn)
         if before is not None:
             tip.turn = max(tip.turn, before.turn + 1)
-            tip.own_gap_s = _moved(before.own_gap_s, request.time - before.born)
+            tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
             tip.seen = before.seen
             tip.seen[0] = request.time
         request.turn = tip.turn
@@ -147,11 +147,11 @@ class ReuseModel:
             request.time,
         )
 
-    def _share(self, request: Request, known: int, departs: bool) -> None:
+    def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
         """Sample every junction on the path; open one where the path leaves another."""
         shadow, path, now = self.shadow, request.path, request.time
-        end = path[known - 1]
-        for block in shadow.junctions(path[:known]):
+        end = path[matched - 1]
+        for block in shadow.junctions(path[:matched]):
             old = shadow.junction(block)
             if old is None:  # left the window while the ones above were sampled
                 continue
@@ -168,11 +168,11 @@ class ReuseModel:
         tip = Tip(now, self.shared_category(uses, (now - first) / (uses - 1)))
         tip.turn, tip.first, tip.seen = uses, first, seen
         self.shadow.open_junction(tip, block)
-        self._keep(tip, now)
+        self._add_sample(tip, now)
 
-    def _keep(self, tip: Tip, now: float) -> None:
+    def _add_sample(self, tip: Tip, now: float) -> None:
         for old in self.shadow.sample(tip, now):
-            self._unsample(old)
+            self._remove_sample(old)
 
     def _close(self, tip: Tip, now: float) -> None:
         tip.open = False
@@ -191,7 +191,7 @@ class ReuseModel:
         self.hints.continued(tip, request.time)
 
     @staticmethod
-    def _unsample(tip: Tip) -> None:
+    def _remove_sample(tip: Tip) -> None:
         if tip.open:
             tip.open = False
             return
@@ -203,7 +203,7 @@ class ReuseModel:
             category.growth_sum = max(0.0, category.growth_sum - tip.growth)
 
     def state(self) -> Mapping[str, Any]:
-        return profile.save(self.categories, self._profile_share())
+        return saved_curves.save(self.categories, self._profile_share())
 
     def _profile_share(self) -> float:
         """Weight of a loaded profile's counts beside those of this run."""
@@ -211,7 +211,7 @@ class ReuseModel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from the counts of an earlier run; they weigh less as new samples come in."""
-        self._saved_samples = profile.load(state, self.categories)
+        self._saved_samples = saved_curves.load(state, self.categories)
         self.fit(0.0)
 
     def stats(self) -> Mapping[str, Any]:
@@ -237,16 +237,16 @@ class ReuseModel:
 
 def mean_growth(category: Category) -> float:
     """Mean new tokens of the next prompt: the category's, or the nearest parent's with samples."""
-    known: Category | None = category
-    while known is not None:
-        count = sum(known.all_growth) if known.all_growth else 0.0
+    nearest: Category | None = category
+    while nearest is not None:
+        count = sum(nearest.all_growth) if nearest.all_growth else 0.0
         if count >= 1.0:
-            return known.all_growth_sum / count
-        known = known.parent
+            return nearest.all_growth_sum / count
+        nearest = nearest.parent
     return 0.0
 
 
-def _moved(average_s: float | None, gap_s: float) -> float:
+def _moving_average(average_s: float | None, gap_s: float) -> float:
     gap_s = max(_LEAST_GAP_S, gap_s)
     if average_s is None:
         return gap_s

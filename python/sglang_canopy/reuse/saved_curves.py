@@ -68,10 +68,10 @@ def load(state: Mapping[str, Any], categories: Categories) -> float:
     total = 0.0
     for label, counts in saved.items():
         names = () if label == ROOT else tuple(label.split("|"))
-        known = categories.get(label) if label == OVERFLOW else categories.refine(names)
-        if known.saved is None:
-            known.saved = {key: [0.0] * size for key, size in _SIZES.items()}
-        for key, into in known.saved.items():
+        category = categories.get(label) if label == OVERFLOW else categories.refine(names)
+        if category.saved is None:
+            category.saved = {key: [0.0] * size for key, size in _SIZES.items()}
+        for key, into in category.saved.items():
             for i, value in enumerate(counts[key]):
                 into[i] += value
         total += sum(counts["events"]) + sum(counts["waiting"])

@@ -27,12 +27,12 @@ class Tip:
         "first",
         "gap_s",
         "growth",
+        "hinted_over",
         "history",
         "keys",
         "open",
         "own_gap_s",
         "return_at",
-        "said_over",
         "seen",
         "tenant",
         "turn",
@@ -62,10 +62,10 @@ class Tip:
         self.first = born
         """Of a junction: when its prefix was first seen."""
         self.return_at: float | None = None
-        self.said_over = False
+        self.hinted_over = False
 
 
-class Segment:
+class NewBlocks:
     """The blocks that one request brought in."""
 
     __slots__ = ("blocks", "born")
@@ -95,8 +95,8 @@ class ShadowIndex:
         self._tips: dict[int, Tip] = {}
         self._junctions: dict[int, Tip] = {}
         self._window: deque[Tip] = deque()
-        self._owner: dict[int, Segment] = {}
-        self._segments: deque[Segment] = deque()
+        self._owner: dict[int, NewBlocks] = {}
+        self._segments: deque[NewBlocks] = deque()
 
     def __len__(self) -> int:
         return len(self._window)
@@ -116,7 +116,7 @@ class ShadowIndex:
         full = len(self._window) >= self.cap
         return max(horizon, self._window[0].born) if full else horizon
 
-    def known(self, path: Sequence[int]) -> int:
+    def matched_blocks(self, path: Sequence[int]) -> int:
         """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""
         owner = self._owner
         for depth in range(len(path), 0, -1):
@@ -124,10 +124,10 @@ class ShadowIndex:
                 return depth
         return 0
 
-    def follow(self, path: Sequence[int], known: int) -> Tip | None:
-        """The deepest open tip among the first ``known`` blocks, taken out of the index."""
+    def pop_open_tip(self, path: Sequence[int], matched: int) -> Tip | None:
+        """The deepest open tip among the first ``matched`` blocks, taken out of the index."""
         tips = self._tips
-        for depth in range(known, 0, -1):
+        for depth in range(matched, 0, -1):
             tip = tips.get(path[depth - 1])
             if tip is not None:
                 self.close(tip)
@@ -151,7 +151,7 @@ class ShadowIndex:
         """Remember new blocks."""
         if not blocks:
             return
-        segment = Segment(time, blocks)
+        segment = NewBlocks(time, blocks)
         self._segments.append(segment)
         self._owner.update(dict.fromkeys(blocks, segment))
         horizon = time - self.window_s

@@ -99,7 +99,7 @@ class CanopyStorage(HiCacheStorage):
             settings.path,
             page_bytes=self._layout.page_bytes,
             capacity_bytes=settings.capacity_bytes,
-            policy=before.shelf.policy if before is not None else settings.make_policy(),
+            policy=before.policy if before is not None else settings.make_policy(),
             ttl=before.ttl if before is not None else settings.ttl,
             quotas=settings.quota_bytes,
             pin_bytes=settings.pin_bytes,

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from sglang_canopy.ttl.table import TTLTable
-from sglang_canopy.ttl.window import Window, WindowSnapshot
+from sglang_canopy.ttl.window import TrafficWindow, WindowSnapshot
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.core import CanopyTreeCore
@@ -30,7 +30,7 @@ class TtlWindow:
 
     def __init__(self, window_s: float, block_tokens: int) -> None:
         self.window_s = window_s
-        self.window = Window(window_s=window_s, block_tokens=block_tokens)
+        self.window = TrafficWindow(window_s=window_s, block_tokens=block_tokens)
         self.delay_s = min(window_s / 2, DELAY_S)
         self.changes = 0
         self._next = float("inf")

@@ -122,8 +122,8 @@ def _solutions(curves: Curves, budget: float, seed: int) -> Iterator[tuple[str, 
     for start in range(math.isqrt(groups) + 1):
         steps = roi
         if start:
-            shaken = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
-            steps = _scaled(curves, np.clip(shaken, 0, len(GRID_S) - 1), budget)
+            perturbed = roi + draw.normal(0.0, _PERTURBATION_STEPS, groups)
+            steps = _scaled(curves, np.clip(perturbed, 0, len(GRID_S) - 1), budget)
         found = _scaled(curves, smooth.improve(steps), budget)
         yield "slsqp", _fill(curves, np.floor(found).astype(np.int64), budget)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.allocate import fixed_step, price_of
 from sglang_canopy.ttl.histogram import Curves, Histograms, histograms
-from sglang_canopy.ttl.path_segments import Segments
+from sglang_canopy.ttl.path_segments import PathSegments
 from sglang_canopy.ttl.table import MAX_GROUPS
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ _EARLY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GroupSelection:
     """How groups are to be found in a window; see ``choose_groups``."""
 
     groups: int = 64
@@ -71,47 +71,51 @@ class Groups:
     curves: Curves
 
 
-def choose_groups(segments: Segments, budget_tokens: float, choice: Choice) -> Groups:
+def choose_groups(
+    segments: PathSegments, budget_tokens: float, selection: GroupSelection
+) -> Groups:
     """Subtrees of the window to give TTLs of their own, on a disk of ``budget_tokens``."""
     candidates = np.zeros(0, dtype=np.int64)
-    if choice.groups and len(segments):
-        candidates = _candidates(segments, choice.min_reuses)
+    if selection.groups and len(segments):
+        candidates = _candidates(segments, selection.min_reuses)
     roots = [int(r) for r in segments.first[candidates]]
     under = segments.under(roots)
     parent = segments.parent[candidates]
     above = np.where(parent >= 0, under[parent], -1)
-    parts = _counted(segments, under[segments.use_segment], len(roots))
-    if choice.by == "gain":
-        chosen = _by_gain(_believed(parts, choice), above, choice.groups, budget_tokens)
+    counted = _counted(segments, under[segments.use_segment], len(roots))
+    if selection.by == "gain":
+        chosen = _by_gain(_curves_of(counted, selection), above, selection.groups, budget_tokens)
     else:
-        chosen = _by_reuse(parts.reused.sum(axis=1), above, choice.groups)
+        chosen = _by_reuse(counted.reused.sum(axis=1), above, selection.groups)
     kept = tuple(roots[c] for c in chosen)
-    return group_curves(segments, kept, choice)
+    return group_curves(segments, kept, selection)
 
 
-def group_curves(segments: Segments, roots: tuple[int, ...], choice: Choice) -> Groups:
+def group_curves(
+    segments: PathSegments, roots: tuple[int, ...], selection: GroupSelection
+) -> Groups:
     """The histograms and curves of given groups, and of the residual group."""
     count = len(roots)
-    names = segments.categories if choice.categories else segments.categories[:1]
+    names = segments.categories if selection.categories else segments.categories[:1]
     group = segments.under(roots)[segments.use_segment]
     at = segments.times_s[segments.use_request]
     category = np.zeros(len(group), dtype=np.int64)
-    if choice.categories:
+    if selection.categories:
         category = segments.category[segments.use_request]
-    known = np.zeros(len(group), dtype=bool)
+    is_listed = np.zeros(len(group), dtype=bool)
     if count:
-        listed = _first_use_s(segments, roots) + choice.lag_s
-        known = (group >= 0) & (at >= listed[group])
+        listed_from_s = _first_use_s(segments, roots) + selection.lag_s
+        is_listed = (group >= 0) & (at >= listed_from_s[group])
     own = np.where(group >= 0, group, count + category)
     rest = count + category
     size = count + len(names)
     everything = _histograms(segments, own, size)
-    if choice.prior_requests is None:
+    if selection.prior_requests is None:
         return Groups(roots, names, everything, everything.exact())
     # What was too young to be listed is evidence of its group, but volume of the residual group.
-    volume = _histograms(segments, np.where(known | (group < 0), own, rest), size)
-    believed = everything.expected(choice.prior_requests)
-    residual = volume.expected(choice.prior_requests)
+    volume = _histograms(segments, np.where(is_listed | (group < 0), own, rest), size)
+    believed = everything.expected(selection.prior_requests)
+    residual = volume.expected(selection.prior_requests)
     share = volume.weight / np.maximum(everything.weight, 1)
     share[count:] = 0.0
     hits = believed.hits * share[:, None]
@@ -124,7 +128,7 @@ def group_curves(segments: Segments, roots: tuple[int, ...], choice: Choice) -> 
     return Groups(roots, names, everything, Curves(hits, mean))
 
 
-def _first_use_s(segments: Segments, roots: tuple[int, ...]) -> Floats:
+def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
     """When each root was first used; ``-inf`` for one there since the window's beginning."""
     place = {int(block): s for s, block in enumerate(segments.first.tolist())}
     begins = np.searchsorted(segments.use_segment, [place[root] for root in roots])
@@ -133,12 +137,12 @@ def _first_use_s(segments: Segments, roots: tuple[int, ...]) -> Floats:
     return np.where(first <= early, -np.inf, first)
 
 
-def _counted(segments: Segments, group: Ints, groups: int) -> Histograms:
+def _counted(segments: PathSegments, group: Ints, groups: int) -> Histograms:
     """Histograms by the group of each use (u,); -1 becomes one more row, the last."""
     return _histograms(segments, np.where(group < 0, groups, group), groups + 1)
 
 
-def _histograms(segments: Segments, row: Ints, rows: int) -> Histograms:
+def _histograms(segments: PathSegments, row: Ints, rows: int) -> Histograms:
     segment = segments.use_segment
     times = segments.times_s[segments.use_request]
     return histograms(
@@ -152,22 +156,22 @@ def _histograms(segments: Segments, row: Ints, rows: int) -> Histograms:
     )
 
 
-def _believed(counted: Histograms, choice: Choice) -> Curves:
+def _curves_of(counted: Histograms, selection: GroupSelection) -> Curves:
     return (
         counted.exact()
-        if choice.prior_requests is None
-        else counted.expected(choice.prior_requests)
+        if selection.prior_requests is None
+        else counted.expected(selection.prior_requests)
     )
 
 
-def _candidates(segments: Segments, min_reuses: int) -> Ints:
+def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     """Segments with the most reused tokens at and below them; parents before children."""
-    again = np.isfinite(segments.gaps_s)
+    reused = np.isfinite(segments.gaps_s)
     segment = segments.use_segment
     size = len(segments)
     # Every request of a subtree uses its first segment.
-    reuses = np.bincount(segment[again], minlength=size)
-    tokens = np.bincount(segment[again], weights=segments.tokens[segment[again]], minlength=size)
+    reuses = np.bincount(segment[reused], minlength=size)
+    tokens = np.bincount(segment[reused], weights=segments.tokens[segment[reused]], minlength=size)
     below = segments.subtree_sum(tokens)
     # What most requests run through tells nothing apart, and would leave no residual group.
     through = np.bincount(segment, minlength=size)

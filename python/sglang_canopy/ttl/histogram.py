@@ -123,8 +123,8 @@ def histograms(
     """Count intervals. Arrays of one entry an interval: its group (0 to ``groups`` - 1), the
     request whose use begins it, seconds until the next use (``inf``: none in the window),
     seconds until the window's end, tokens."""
-    again = np.isfinite(gaps_s)
-    lasted = np.where(again, gaps_s, cut_s)
+    is_reused = np.isfinite(gaps_s)
+    lasted = np.where(is_reused, gaps_s, cut_s)
     bins = np.minimum(np.searchsorted(GRID_S, lasted, side="left"), len(GRID_S) - 1)
     flat = group * len(GRID_S) + bins
     size = groups * len(GRID_S)
@@ -136,10 +136,10 @@ def histograms(
     token_s = tokens * lasted
     return Histograms(
         # Exact: token counts stay below 2**53.
-        count(again, tokens).astype(np.int64),
-        count(again, token_s),
-        count(~again, tokens).astype(np.int64),
-        count(~again, token_s),
+        count(is_reused, tokens).astype(np.int64),
+        count(is_reused, token_s),
+        count(~is_reused, tokens).astype(np.int64),
+        count(~is_reused, token_s),
         np.bincount(np.unique(request * groups + group) % groups, minlength=groups).astype(
             np.int64
         ),

@@ -17,7 +17,7 @@ import numpy as np
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.allocate import Allocation, allocate, check_budget, fixed_step
-from sglang_canopy.ttl.groups import Choice, Groups, choose_groups
+from sglang_canopy.ttl.groups import Groups, GroupSelection, choose_groups
 from sglang_canopy.ttl.histogram import GRID_S
 from sglang_canopy.ttl.path_log import PathSnapshot
 from sglang_canopy.ttl.path_segments import segments_of
@@ -66,7 +66,7 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupSummary:
     """One group of a table, for people."""
 
     root: int | None
@@ -93,7 +93,7 @@ class Learnt:
     """Tokens that are expected to be hit in as long a time as the window's."""
     mean_tokens: float = 0.0
     """Expected on the disk."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[GroupSummary, ...] = ()
     """Its groups, then its categories, the first of which stands for all others too."""
 
 
@@ -134,7 +134,7 @@ def in_hindsight(
 ) -> Learnt:
     """The best table found for ``log`` itself: a bound for what groups can win, not a plan."""
     check_budget(budget_tokens)
-    found = choose_groups(segments_of(log), budget_tokens, Choice(groups, by=by))
+    found = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups, by=by))
     allocation = allocate(found.curves, budget_tokens)
     return _learnt(found, allocation, "hindsight", log.block_tokens, hash)
 
@@ -172,14 +172,14 @@ def _fit(
     log: PathSnapshot, budget_tokens: float | None, kind: str, learning: Learning, hash: str
 ) -> Learnt:
     segments = segments_of(log)
-    choice = Choice(
+    selection = GroupSelection(
         groups=learning.groups if kind in (GROUPS, BOTH) else 0,
         categories=kind in (CATEGORIES, BOTH),
         prior_requests=learning.prior_requests,
         lag_s=learning.refresh_s,
         min_reuses=learning.min_requests,
     )
-    all_in_one = choose_groups(segments, 1.0, replace(choice, groups=0, categories=False))
+    all_in_one = choose_groups(segments, 1.0, replace(selection, groups=0, categories=False))
     curves = all_in_one.curves
     if learning.like_ttl_s is None:
         assert budget_tokens is not None
@@ -194,7 +194,7 @@ def _fit(
         if learning.like_ttl_s is None:
             return learnt
         return replace(learnt, table=replace(learnt.table, residual_ttl_s=learning.like_ttl_s))
-    found = choose_groups(segments, budget, choice)
+    found = choose_groups(segments, budget, selection)
     return _learnt(found, allocate(found.curves, budget), kind, log.block_tokens, hash)
 
 
@@ -221,5 +221,10 @@ def _learnt(
         found.curves.mean_tokens[at].tolist(),
     )
     return Learnt(
-        table, kind, {}, allocation.hits, allocation.mean_tokens, tuple(Row(*r) for r in rows)
+        table,
+        kind,
+        {},
+        allocation.hits,
+        allocation.mean_tokens,
+        tuple(GroupSummary(*r) for r in rows),
     )

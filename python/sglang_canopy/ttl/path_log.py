@@ -95,7 +95,7 @@ class PathLog:
         self._now_s = -math.inf
         self._log: deque[tuple[float, int, int, int]] = deque()
         self._categories: dict[str, int] = {OTHER: 0}
-        self._known: dict[int, int] = {}
+        self._run_by_block: dict[int, int] = {}
         self._order: OrderedDict[int, float] = OrderedDict()
         """Runs by last use, a parent after its children; the first is never a parent."""
         self._parent: list[int] = []
@@ -109,7 +109,7 @@ class PathLog:
 
     @property
     def distinct_blocks(self) -> int:
-        return len(self._known)
+        return len(self._run_by_block)
 
     def observe(
         self, path: Sequence[int], time_s: float, tokens: int | None = None, category: str = OTHER
@@ -157,8 +157,8 @@ class PathLog:
         assert used.isdisjoint(self._free)
         assert len(used) + len(self._free) == len(self._blocks)
         blocks = {b: r for r in used for b in self._blocks[r]}
-        assert blocks == self._known, "every block of a run is known, and no other"
-        assert len(self._known) <= self.max_blocks, len(self._known)
+        assert blocks == self._run_by_block, "every block of a run is listed, and no other"
+        assert len(self._run_by_block) <= self.max_blocks, len(self._run_by_block)
         assert len(self._log) <= self.max_requests
         for _, run, depth, _ in self._log:
             assert run < 0 or run in used, f"run {run} was forgotten while a request ends in it"
@@ -167,13 +167,13 @@ class PathLog:
             assert self._parent[run] < 0 or self._parent[run] in used
 
     def _run_of(self, path: Sequence[int], depth: int, tokens: int | None) -> int:
-        known = self._known
+        run_by_block = self._run_by_block
         # Known blocks come first on a chained path.
-        new = bisect_left(path, True, 0, depth, key=lambda block: block not in known)
+        new = bisect_left(path, True, 0, depth, key=lambda block: block not in run_by_block)
         if new == depth:
-            return known[path[depth - 1]]
+            return run_by_block[path[depth - 1]]
         blocks = tuple(path[new:depth])
-        parent = known[path[new - 1]] if new else -1
+        parent = run_by_block[path[new - 1]] if new else -1
         missing = 0
         if tokens is not None and depth == len(path):
             missing = min(max(depth * self.block_tokens - tokens, 0), self.block_tokens - 1)
@@ -187,30 +187,30 @@ class PathLog:
             self._depth.append(new)
             self._missing.append(missing)
             self._blocks.append(blocks)
-        known.update(dict.fromkeys(blocks, run))
+        run_by_block.update(dict.fromkeys(blocks, run))
         return run
 
     def _forget(self, now: float, coming: int) -> None:
-        log, known = self._log, self._known
+        log, run_by_block = self._log, self._run_by_block
         for _ in range(min(MAX_FORGOTTEN, len(log))):
             if log[0][0] >= now - self.window_s and len(log) < self.max_requests:
                 break
             self._drop_oldest()
-        while log and len(known) + coming > self.max_blocks:
+        while log and len(run_by_block) + coming > self.max_blocks:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         self._log.popleft()
         oldest = self._log[0][0] if self._log else math.inf
         self._start_s = min(oldest, self._now_s)
-        order, known = self._order, self._known
+        order, run_by_block = self._order, self._run_by_block
         while order:
             run, used = next(iter(order.items()))
             if used >= oldest:
                 break
             del order[run]
             for block in self._blocks[run]:
-                del known[block]
+                del run_by_block[block]
             self._blocks[run] = ()
             self._free.append(run)
 

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class PathSegments:
     """s segments in an order that has parents before children; n requests; u uses."""
 
     parent: Ints
@@ -85,7 +85,7 @@ class Segments:
         return np.array(total, dtype=values.dtype)
 
 
-def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> Segments:
+def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> PathSegments:
     """Cut the runs of ``log`` into segments; a block of ``split_at`` begins one of its own."""
     used = _used_runs(log)
     run, end = _cuts(log, used, split_at)
@@ -118,7 +118,7 @@ def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> Segments:
         dtype=np.uint64,
     )
     use_request, use_segment, levels = _uses(leaf, parent)
-    return Segments(
+    return PathSegments(
         parent, first, start, tokens, leaf, log.times_s, log.category, log.categories,
         log.start_s, log.end_s, use_request, use_segment, levels,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.path_log import PathSnapshot
-from sglang_canopy.ttl.path_segments import Segments, segments_of
+from sglang_canopy.ttl.path_segments import PathSegments, segments_of
 from sglang_canopy.ttl.table import TTLTable
 
 Schedule = Sequence[tuple[float, TTLTable]]
@@ -25,7 +25,7 @@ Schedule = Sequence[tuple[float, TTLTable]]
 
 @dataclass(frozen=True, slots=True)
 class TTLOutcome:
-    """What a schedule of TTLs won on a trace, and held for it."""
+    """What a schedule of TTLs won on a trace, and what it kept on the disk for it."""
 
     tokens: int
     """Asked for, over all prompts."""
@@ -40,7 +40,7 @@ class TTLOutcome:
 
 
 def fixed_ttls(
-    segments: Segments, ttls_s: Iterable[float], since_s: float = -np.inf
+    segments: PathSegments, ttls_s: Iterable[float], since_s: float = -np.inf
 ) -> list[TTLOutcome]:
     """One TTL for everything, for each of ``ttls_s``, from one pass."""
     times = segments.times_s[segments.use_request]
@@ -53,12 +53,12 @@ def fixed_ttls(
     for ttl_s in ttls_s:
         hit = np.isfinite(gaps) & (gaps <= ttl_s) & (times + gaps >= begin)
         until = np.minimum(next_at, times + ttl_s)
-        held = np.maximum(until - np.maximum(times, begin), 0.0)
+        kept_s = np.maximum(until - np.maximum(times, begin), 0.0)
         outcomes.append(
             TTLOutcome(
                 tokens,
                 int(weights[hit].sum()),
-                float((held * weights).sum() / max(segments.end_s - begin, 1e-9)),
+                float((kept_s * weights).sum() / max(segments.end_s - begin, 1e-9)),
             )
         )
     return outcomes
@@ -78,7 +78,7 @@ def simulate_ttl(log: PathSnapshot, schedule: Schedule, since_s: float = -np.inf
     return _outcome(segments, _stay_s(segments, schedule, in_force), since_s)
 
 
-def _stay_s(segments: Segments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
+def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
     """(u,) for each use, the largest TTL from the page on to the end of the request's path."""
     stay = np.zeros(len(segments.use_request))
     horizon = segments.end_s - segments.start_s + 1.0
@@ -97,7 +97,7 @@ def _stay_s(segments: Segments, schedule: Schedule, in_force: NDArray[np.int64])
     return stay
 
 
-def _ttl_matrix(segments: Segments, table: TTLTable) -> NDArray[np.float64]:
+def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
     """(categories, s) TTL of each segment by a request of each category."""
     group = segments.under(g.root for g in table.groups)
     by_group = np.array([g.ttl_s for g in table.groups] + [0.0])
@@ -108,7 +108,7 @@ def _ttl_matrix(segments: Segments, table: TTLTable) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
-def _outcome(segments: Segments, stay_s: NDArray, since_s: float) -> TTLOutcome:
+def _outcome(segments: PathSegments, stay_s: NDArray, since_s: float) -> TTLOutcome:
     times = segments.times_s[segments.use_request]
     segment = segments.use_segment
     weights = segments.tokens[segment]
@@ -122,15 +122,15 @@ def _outcome(segments: Segments, stay_s: NDArray, since_s: float) -> TTLOutcome:
     at = np.round((times - origin) * 1e6).astype(np.int64)
     end = round((segments.end_s - origin) * 1e6)
     next_at = np.full(len(at), end)
-    again = segment[1:] == segment[:-1]
-    next_at[:-1][again] = at[1:][again]
+    same_segment = segment[1:] == segment[:-1]
+    next_at[:-1][same_segment] = at[1:][same_segment]
     hit = np.zeros(len(at), dtype=bool)
-    hit[1:] = again & (at[1:] <= expiry[:-1])
+    hit[1:] = same_segment & (at[1:] <= expiry[:-1])
     counted = times >= begin
     start = round((begin - origin) * 1e6)
-    held = np.maximum(np.minimum(next_at, expiry) - np.maximum(at, start), 0)
+    kept_us = np.maximum(np.minimum(next_at, expiry) - np.maximum(at, start), 0)
     return TTLOutcome(
         int(weights[counted].sum()),
         int(weights[hit & counted].sum()),
-        float((held * weights.astype(np.float64)).sum() / max(end - start, 1)),
+        float((kept_us * weights.astype(np.float64)).sum() / max(end - start, 1)),
     )

@@ -32,7 +32,7 @@ class WindowSnapshot:
         return learn(self.log, budget_bytes / bytes_per_token, self.learning, self.hash)
 
 
-class Window:
+class TrafficWindow:
     """The last ``window_s`` seconds of requests, in bounded memory (see ``PathLog``).
 
     ``learning`` says how tables are made; by default one is made every ``window_s``.

@@ -1,8 +1,8 @@
 """Which pages may go: those without children, ranked by the policy, each tenant's by its twin.
 
-A tip is a page with no page below it on disk. It is on the shelf (a ``Leaf`` admitted to the
-policy) unless it is pinned or a writer is about to put a page below it. Taking a tip uncovers
-its parent; so tails go before heads, and no page stays whose prefix is gone.
+A leaf page has no page below it on disk. It is evictable (a ``Leaf`` admitted to the policy)
+unless it is pinned or locked: a writer is about to put a page below it. Evicting a leaf page
+makes its parent one; so tails go before heads, and no page stays whose prefix is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERY_TENANT = "*"
 
 
 class PageLeaf(Leaf):
-    """A tip, as the policy sees it."""
+    """A leaf page, as the policy sees it."""
 
     __slots__ = ("row",)
 
@@ -29,7 +29,7 @@ class PageLeaf(Leaf):
         self.row = row
 
 
-class Shelf:
+class EvictablePages:
     """Not thread-safe: the store's lock guards it."""
 
     def __init__(
@@ -51,18 +51,17 @@ class Shelf:
         self._leaves: dict[int, PageLeaf] = {}
         self._twins: dict[str, Policy] = {}
         self._twin_leaves: dict[int, PageLeaf] = {}
-        self._held: dict[int, int] = {}
+        self._locked: dict[int, int] = {}
         self._pins: dict[int, float] = {}
         self._pin_tenants: dict[int, str | None] = {}
         self._pin_ends: list[tuple[float, int]] = []
 
-    # ---- tips ----
+    # ---- the policies' leaves ----
 
-    def settle(self, row: int, now: float) -> None:
-        """Put ``row`` on the shelf, or take it off, as its state now says."""
-        on = self.index.children[row] == 0 and row not in self._held and row not in self._pins
-        if not on:
-            self.take_off(row)
+    def refresh(self, row: int, now: float) -> None:
+        """Admit ``row`` to the policies, or withdraw it, as its state now says."""
+        if self.index.children[row] or row in self._locked or row in self._pins:
+            self.withdraw(row)
             return
         if row not in self._leaves:
             self._leaves[row] = self._admit(self.policy, row, now)
@@ -73,17 +72,17 @@ class Shelf:
                     twin = self._twins[tenant] = self.policy.twin()
                 self._twin_leaves[row] = self._admit(twin, row, now)
 
-    def changed(self, row: int, now: float) -> None:
+    def rerank(self, row: int, now: float) -> None:
         """The row's metadata changed: the policies rank it anew, as the same leaf."""
         leaf = self._leaves.get(row)
         if leaf is None:
             return
-        self._again(self.policy, leaf, now)
+        self._readmit(self.policy, leaf, now)
         twin_leaf = self._twin_leaves.get(row)
         if twin_leaf is not None:
-            self._again(self._twins[self.index.tenants[self.index.tenant[row]]], twin_leaf, now)
+            self._readmit(self._twins[self.index.tenants[self.index.tenant[row]]], twin_leaf, now)
 
-    def take_off(self, row: int) -> PageLeaf | None:
+    def withdraw(self, row: int) -> PageLeaf | None:
         """The policies no longer rank ``row`` (it changes, or goes)."""
         twin_leaf = self._twin_leaves.pop(row, None)
         if twin_leaf is not None:
@@ -93,22 +92,22 @@ class Shelf:
             self.policy.drop(leaf)
         return leaf
 
-    def hold(self, row: int) -> None:
-        """A page is about to be written below ``row``."""
-        self._held[row] = self._held.get(row, 0) + 1
-        self.take_off(row)
+    def lock_parent(self, row: int) -> None:
+        """A page is about to be written below ``row``: it must stay."""
+        self._locked[row] = self._locked.get(row, 0) + 1
+        self.withdraw(row)
 
-    def release(self, row: int, now: float) -> None:
-        """The writer is done. A row that is gone, with its hold, is left alone."""
-        left = self._held.get(row, 0) - 1
+    def unlock_parent(self, row: int, now: float) -> None:
+        """The writer is done. A row that was removed, with its lock, is left alone."""
+        left = self._locked.get(row, 0) - 1
         if left > 0:
-            self._held[row] = left
+            self._locked[row] = left
         elif left == 0:
-            del self._held[row]
-            self.settle(row, now)
+            del self._locked[row]
+            self.refresh(row, now)
 
-    def held(self, row: int) -> bool:
-        return row in self._held
+    def is_locked(self, row: int) -> bool:
+        return row in self._locked
 
     def victim(self, now: float) -> tuple[int, int] | None:
         """The page that the policy gives up next and how many of its tokens it would keep."""
@@ -119,33 +118,35 @@ class Shelf:
         twin = self._twins.get(tenant)
         return None if twin is None else self._victim_of(twin, now)
 
-    def gone(self, row: int, leaf: PageLeaf | None, stored_bytes: int, *, chosen: bool) -> None:
-        """``row`` is leaving the index. ``chosen``: by the policy, which is told so."""
+    def page_removed(
+        self, row: int, leaf: PageLeaf | None, stored_bytes: int, *, chosen: bool
+    ) -> None:
+        """``row`` is leaving the index. ``chosen``: by the policy, which is notified."""
         self.unpin(row)
-        self._held.pop(row, None)
-        self.discharge(self.index.tenants[self.index.tenant[row]], stored_bytes)
+        self._locked.pop(row, None)
+        self.refund_tenant(self.index.tenants[self.index.tenant[row]], stored_bytes)
         if chosen and leaf is not None:
             self.policy.evicted(leaf, leaf.length)
 
     def clear(self) -> None:
-        """Every page is leaving the index, and was discharged. What policies learned stays."""
+        """Every page is leaving the index, and was refunded. What policies learned stays."""
         for row, leaf in self._twin_leaves.items():
             twin = self._twins.get(self.index.tenants[self.index.tenant[row]])
             if twin is not None:
                 twin.drop(leaf)
         for leaf in self._leaves.values():
             self.policy.drop(leaf)
-        for rows in (self._leaves, self._twin_leaves, self._held, self._pins):
+        for rows in (self._leaves, self._twin_leaves, self._locked, self._pins):
             rows.clear()
         self._pin_ends.clear()
         self.pinned_bytes = 0
 
-    def charge(self, tenant: str | None, stored_bytes: int) -> None:
+    def charge_tenant(self, tenant: str | None, stored_bytes: int) -> None:
         """A page of ``tenant`` came onto the disk."""
         if tenant is not None:
             self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + stored_bytes
 
-    def discharge(self, tenant: str | None, stored_bytes: int) -> None:
+    def refund_tenant(self, tenant: str | None, stored_bytes: int) -> None:
         """A page of ``tenant`` left, or did not come after all."""
         if tenant is None:
             return
@@ -190,7 +191,7 @@ class Shelf:
             self._pins[each] = until
             self._pin_tenants.setdefault(each, tenant)
             heapq.heappush(self._pin_ends, (until, each))
-            self.take_off(each)
+            self.withdraw(each)
         return True
 
     def unpin(self, row: int) -> None:
@@ -212,21 +213,21 @@ class Shelf:
     def pinned_until(self, row: int) -> float | None:
         return self._pins.get(row)
 
-    def pinned(self) -> Iterable[int]:
+    def pinned_rows(self) -> Iterable[int]:
         """Rows that are pinned."""
         return self._pins
 
-    def pinned_tips(self) -> Iterator[int]:
+    def pinned_leaves(self) -> Iterator[int]:
         return (row for row in self._pins if self.index.children[row] == 0)
 
     def release_pins(self, now: float, limit: int) -> int:
-        """Pins that have ended are tips like any other. At most ``limit`` a call."""
+        """Make pages evictable whose pins have ended. At most ``limit`` a call."""
         released = 0
         while self._pin_ends and self._pin_ends[0][0] <= now and released < limit:
             until, row = heapq.heappop(self._pin_ends)
             if self._pins.get(row) == until:
                 self.unpin(row)
-                self.settle(row, now)
+                self.refresh(row, now)
                 released += 1
         return released
 
@@ -241,14 +242,14 @@ class Shelf:
             policy.finish(request)
 
     def check(self) -> None:
-        """Recount: exactly the tips that may go are with the policies."""
+        """Recount: exactly the evictable leaf pages are with the policies."""
         index = self.index
         expected = {
             row
             for row in index.rows.values()
-            if index.children[row] == 0 and row not in self._held and row not in self._pins
+            if index.children[row] == 0 and row not in self._locked and row not in self._pins
         }
-        assert set(self._leaves) == expected, (set(self._leaves) ^ expected, "tips")
+        assert set(self._leaves) == expected, (set(self._leaves) ^ expected, "evictable")
         assert {id(leaf) for leaf in self.policy.leaves()} == {
             id(leaf) for leaf in self._leaves.values()
         }
@@ -273,7 +274,7 @@ class Shelf:
         policy.admit(leaf, now)
         return leaf
 
-    def _again(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
+    def _readmit(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
         policy.drop(leaf)
         self.index.fill(leaf, leaf.row)
         policy.admit(leaf, now)

@@ -1,0 +1,150 @@
+"""How pages leave the disk: expired, evicted for room or a quota, corrupt, or cleared."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sglang_canopy.disk.index import NO_ROW
+from sglang_canopy.disk.index_writer import IndexWriter
+from sglang_canopy.disk.state import StoreState
+
+SWEEP_ROWS = 65_536
+"""Rows one ``sweep`` looks at, beginning where the last one ended."""
+SWEEP_PAGES = 256
+"""Pages one ``sweep`` removes at most."""
+_EXPIRE_EVERY_S = 1.0
+
+
+class Eviction:
+    """All but ``sweep`` and ``clear`` want the store's lock to be held."""
+
+    def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
+        self._state = state
+        self._index_writer = index_writer
+        self._cursor = 0
+        self._last_expiry_scan = -math.inf
+
+    def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
+        """Remove expired pages, at most ``limit``; see ``DiskStore.sweep``."""
+        state = self._state
+        if state.unavailable:
+            return 0
+        now = state.clock() if now is None else now
+        with state.lock:
+            state.notice_clock_jumps()
+            state.evictable.release_pins(now, limit)
+            removed = self._remove_expired(now, limit)
+        self._index_writer.flush()
+        return removed
+
+    def clear(self) -> None:
+        """Remove every page, in one pass: a caller may be the thread that schedules requests."""
+        state = self._state
+        if state.unavailable:
+            return
+        with state.journal.lock:
+            with state.lock:
+                rows = self._forget_pages(state.clock())
+            self._index_writer.erase(rows)
+
+    def make_room(self, count: int, now: float) -> bool:
+        """Evict until ``count`` units are free; false where nothing more may go."""
+        state = self._state
+        if state.units.available >= count:
+            return True
+        if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
+            self._remove_expired(now, SWEEP_PAGES)
+        while state.units.available < count:
+            victim = state.evictable.victim(now)
+            if victim is None:
+                return False
+            self.remove(victim[0], "trim" if victim[1] else "capacity", now, chosen=True)
+        return True
+
+    def fit_quota(self, tenant: str | None, size: int, now: float) -> bool:
+        """Evict among the tenant's own pages until ``size`` more bytes fit its quota."""
+        evictable = self._state.evictable
+        quota = evictable.quota(tenant)
+        if quota is None or tenant is None:
+            return True
+        while evictable.tenant_bytes.get(tenant, 0) + size > quota:
+            victim = evictable.victim_of(tenant, now)
+            if victim is None:
+                return False
+            self.remove(victim[0], "quota", now, chosen=True)
+        return True
+
+    def remove(self, row: int, reason: str, now: float, *, chosen: bool = False) -> int:
+        """A leaf page goes; ``chosen``: by the policy. Returns its parent's row, which may be a
+        leaf page now."""
+        state, index = self._state, self._state.index
+        stored = index.stored[row]
+        leaf = state.evictable.withdraw(row)
+        state.evictable.page_removed(row, leaf, stored, chosen=chosen)
+        state.counters.left(reason, stored, now - index.written[row])
+        state.units.free(index.units(row))
+        parent = index.remove(row)
+        self._index_writer.mark_removed(row)
+        if parent != NO_ROW:
+            state.evictable.refresh(parent, now)
+        return parent
+
+    def remove_subtree(self, row: int, reason: str, now: float) -> int:
+        """Remove ``row`` and every page below it, tails first. Returns the pages removed."""
+        index = self._state.index
+        parents = index.array["parent"][: index.top]
+        order = np.argsort(parents, kind="stable")
+        sorted_parents = parents[order]
+        found, at = [row], 0
+        while at < len(found):
+            low, high = np.searchsorted(sorted_parents, [found[at], found[at] + 1])
+            found.extend(r for r in order[low:high].tolist() if index.keys[r] is not None)
+            at += 1
+        for each in reversed(found):
+            self.remove(each, reason, now)
+        return len(found)
+
+    def _remove_expired(self, now: float, limit: int) -> int:
+        state, index = self._state, self._state.index
+        top = index.top
+        if self._cursor >= top or top <= SWEEP_ROWS:
+            self._cursor = 0
+        window = slice(self._cursor, min(top, self._cursor + SWEEP_ROWS))
+        expired = np.flatnonzero(
+            (index.array["expires"][window] <= now) & (index.array["children"][window] == 0)
+        )
+        removed = 0
+        for row in (expired + self._cursor).tolist():
+            while row != NO_ROW and removed < limit:
+                if (
+                    index.keys[row] is None
+                    or index.children[row]
+                    or state.evictable.is_locked(row)
+                    or index.expires[row] > now
+                ):
+                    break
+                row = self.remove(row, "ttl", now)
+                removed += 1
+        if removed < limit:
+            self._cursor = window.stop
+        self._last_expiry_scan = now
+        return removed
+
+    def _forget_pages(self, now: float) -> list[int]:
+        state, index = self._state, self._state.index
+        rows = list(index.rows.values())
+        at = np.asarray(rows, np.int64)
+        stored = index.array["stored"][at].astype(np.int64)
+        state.counters.all_left("cleared", stored, now - index.array["written"][at])
+        numbers = index.array["tenant"][at]
+        for number, tenant in list(index.tenants.items()):
+            state.evictable.refund_tenant(tenant, int(stored[numbers == number].sum()))
+        state.evictable.clear()
+        state.units.free(index.array["unit"][at].tolist())
+        for more in index.more_units.values():
+            state.units.free(more)
+        index.clear()
+        self._index_writer.forget()
+        return rows

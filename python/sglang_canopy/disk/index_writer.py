@@ -1,0 +1,114 @@
+"""Keeps the index file up to date with the index in memory."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from sglang_canopy.disk.journal import damaged, kind_of
+from sglang_canopy.disk.records import record
+from sglang_canopy.disk.state import StoreState
+
+_ENDS_A_COMMIT = 256
+_USED_A_COMMIT = 64
+"""Rows whose use is written down with one commit, besides new pages: ends of used paths, and
+others. A path's end is enough to know at the next start when all of the path was last used."""
+
+
+class IndexWriter:
+    """Collects changed rows, and commits them in ``flush``."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+        self._changed: set[int] = set()
+        """Rows that are new, gone or moved: all are committed with the next ``flush``."""
+        self._used: set[int] = set()
+        """Rows whose use is not on record yet."""
+        self._path_ends: dict[int, None] = {}
+        """Rows at the end of a used path, in the order of their use."""
+
+    # These want the store's lock to be held.
+
+    def mark_changed(self, *rows: int) -> None:
+        self._changed.update(rows)
+
+    def mark_removed(self, row: int) -> None:
+        self._changed.add(row)
+        self._used.discard(row)
+
+    def mark_used(self, rows: Iterable[int], path_end: int | None = None) -> None:
+        self._used.update(rows)
+        if path_end is not None:
+            self._path_ends[path_end] = None
+
+    def forget(self) -> None:
+        """Drop what is not on record yet."""
+        self._changed.clear()
+        self._used.clear()
+        self._path_ends.clear()
+
+    # These take the locks themselves.
+
+    def flush(self, *, everything: bool = False) -> bool:
+        """Commit new and gone pages, and uses in bounded portions; see ``DiskStore.flush``."""
+        state = self._state
+        if state.unavailable:
+            return False
+        with state.journal.lock:
+            with state.lock:
+                changed = self._take_changed(everything)
+                index = state.index
+                live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
+                put = [record(index, row, state.ttl) for row in live]
+                gone = changed.difference(live)
+            if not changed:
+                return True
+            try:
+                state.journal.commit(put, gone)
+            except (sqlite3.Error, OSError) as error:
+                return self._commit_failed(error, changed)
+            return True
+
+    def erase(self, rows: Sequence[int]) -> None:
+        """Empty the index file, which had ``rows``. The journal's lock is held."""
+        try:
+            self._state.journal.erase()
+        except (sqlite3.Error, OSError) as error:
+            self._commit_failed(error, set(rows))
+
+    def _take_changed(self, everything: bool) -> set[int]:
+        changed, self._changed = self._changed, set()
+        for row in list(itertools.islice(self._path_ends, _ENDS_A_COMMIT)):
+            del self._path_ends[row]
+            if row in self._used:
+                self._used.discard(row)
+                changed.add(row)
+        for _ in range(len(self._used) if everything else _USED_A_COMMIT):
+            if not self._used:
+                break
+            changed.add(self._used.pop())
+        return changed
+
+    def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
+        """The pages stay known to this process, and are put on record as soon as that works."""
+        state = self._state
+        state.faults.note(kind_of(error), f"index: {error}")
+        with state.lock:
+            self._changed |= changed
+        if not (isinstance(error, sqlite3.Error) and damaged(error)):
+            return False
+        try:  # a broken file is made anew from what is in memory
+            state.journal.start_over()
+            with state.lock:
+                rows = state.index.rows.values()
+                put = [record(state.index, row, state.ttl) for row in rows]
+                self._changed.clear()
+                self._used.clear()
+            state.journal.commit(put, ())
+        except (sqlite3.Error, OSError) as second_error:
+            state.faults.note(kind_of(second_error), f"index: {second_error}")
+            with state.lock:
+                self._changed.update(state.index.rows.values())
+            return False
+        return True

@@ -1,0 +1,72 @@
+"""What an operator or a test sees of the disk store: sizes, counters, and a recount."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
+from sglang_canopy.disk.index import NO_ROW
+from sglang_canopy.disk.state import StoreState
+
+
+def stats(state: StoreState) -> dict[str, Any]:
+    """Sizes, counters and the residency histogram; JSON-able."""
+    with state.lock:
+        state.notice_clock_jumps()
+        index, evictable = state.index, state.evictable
+        return {
+            "unavailable": state.unavailable,
+            "pages": len(index),
+            "bytes": state.units.used * state.content.unit_bytes,
+            "capacity_bytes": state.capacity_bytes,
+            "tips": len(evictable),
+            "pinned_bytes": evictable.pinned_bytes,
+            "pin_bytes": evictable.pin_bytes,
+            "pin_tenant_bytes": evictable.pin_tenant_bytes,
+            "pinned_tenants": evictable.pinned_tenants(),
+            "tenants": len(evictable.tenant_bytes),
+            "index_memory_bytes": index.memory_bytes(),
+            "residency_edges_s": list(RESIDENCY_EDGES_S),
+            **state.counters.to_json(),
+        }
+
+
+def verify(state: StoreState, *, pages: bool = False) -> int:
+    """Recount everything; see ``DiskStore.verify``."""
+    with state.lock:
+        _recount(state)
+        if not pages:
+            return 0
+        return sum(not _page_is_good(state, key, row) for key, row in state.index.rows.items())
+
+
+def _recount(state: StoreState) -> None:
+    index, units = state.index, state.units
+    children: dict[int, int] = {}
+    used: set[int] = set()
+    for key, row in index.rows.items():
+        assert index.keys[row] == key, row
+        parent = index.parent[row]
+        if parent != NO_ROW:
+            assert index.keys[parent] is not None, f"page {row} without its prefix"
+            children[parent] = children.get(parent, 0) + 1
+        page_units = set(index.units(row))
+        assert not page_units & used, f"units {page_units & used} hold two pages"
+        used |= page_units
+    for row in index.rows.values():
+        assert index.children[row] == children.get(row, 0), row
+    assert len(used) == units.used, (len(used), units.used)
+    unused = units.unused_units()
+    assert not used & unused
+    assert len(used) + len(unused) == units.top, (len(used), len(unused), units.top)
+    assert units.used * state.content.unit_bytes <= state.capacity_bytes
+    state.evictable.check()
+
+
+def _page_is_good(state: StoreState, key: bytes, row: int) -> bool:
+    index, content = state.index, state.content
+    target = [memoryview(bytearray(content.page_bytes))]
+    stored = content.read_buffers(index.stored[row], target)
+    errors = state.segments.read(content.extents(index.units(row), stored))
+    good = not any(errors) and content.decode(stored, target)
+    return good and content.checksum(key, target) == index.checksum(row)

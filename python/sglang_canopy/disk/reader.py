@@ -1,0 +1,160 @@
+"""Finding and reading pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang_canopy.disk.content import PageBuffers, raw_key
+from sglang_canopy.disk.eviction import Eviction
+from sglang_canopy.disk.index_writer import IndexWriter
+from sglang_canopy.disk.journal import kind_of
+from sglang_canopy.disk.lifetimes import Lifetimes
+from sglang_canopy.disk.segments import Extent
+from sglang_canopy.disk.state import StoreState
+
+
+@dataclass(slots=True)
+class _PageRead:
+    """One page of a batch, as it was when the batch began."""
+
+    key: bytes
+    row: int
+    checksum: int
+    unit_count: int
+    target: list[memoryview]
+    stored: list[memoryview]
+    """Where its stored bytes go; ``target`` itself, or a buffer to decompress from."""
+
+
+class PageReader:
+    """Looks up and reads runs of pages."""
+
+    def __init__(
+        self,
+        state: StoreState,
+        index_writer: IndexWriter,
+        lifetimes: Lifetimes,
+        eviction: Eviction,
+    ) -> None:
+        self._state = state
+        self._index_writer = index_writer
+        self._lifetimes = lifetimes
+        self._eviction = eviction
+
+    def leading(self, keys: Sequence[str], now: float | None = None) -> int:
+        """How many of ``keys`` can be read; see ``DiskStore.leading``."""
+        state = self._state
+        if state.unavailable:
+            return 0
+        now = state.clock() if now is None else now
+        raw = [raw_key(key) for key in keys]
+        found = alive = 0
+        with state.lock:
+            rows, expires = state.index.rows, state.index.expires
+            for key in raw:
+                row = rows.get(key)
+                if row is None:
+                    break
+                found += 1
+                if expires[row] > now:
+                    alive = found
+            counters = state.counters
+            counters.lookups += len(raw)
+            counters.found += alive
+            counters.expired_lookups += found - alive
+        return alive
+
+    def read(self, keys: Sequence[str], into: Sequence[PageBuffers]) -> list[bool]:
+        """Fill the buffers of ``into``; see ``DiskStore.read``."""
+        state = self._state
+        if state.unavailable:
+            return [False] * len(keys)
+        raw = [raw_key(key) for key in keys]
+        now = state.clock()
+        units: list[int] = []
+        extents: list[Extent] = []
+        with state.lock:
+            batch = self._locate(raw, into, units, extents)
+            state.units.begin_read(units)
+        errors = state.segments.read(extents)
+        good, error = self._count_good(batch, errors)
+        with state.lock:
+            state.units.end_read(units)
+            self._record_reads(batch[:good], now)
+            if good < len(batch):
+                self._drop_bad_page(batch[good], error, keys[good], now)
+        if good < len(batch):
+            self._index_writer.flush()
+        return [i < good for i in range(len(keys))]
+
+    def _locate(
+        self,
+        raw: Sequence[bytes],
+        into: Sequence[PageBuffers],
+        units: list[int],
+        extents: list[Extent],
+    ) -> list[_PageRead]:
+        """The leading pages that are here; adds their units and where to read them to."""
+        index, content = self._state.index, self._state.content
+        batch = []
+        for i, key in enumerate(raw):
+            row = index.rows.get(key)
+            if row is None:
+                break
+            target = content.views(into[i])
+            stored = content.read_buffers(index.stored[row], target)
+            page_units = index.units(row)
+            units.extend(page_units)
+            extents.extend(content.extents(page_units, stored))
+            batch.append(_PageRead(key, row, index.checksum(row), len(page_units), target, stored))
+        return batch
+
+    def _count_good(
+        self, batch: Sequence[_PageRead], errors: Sequence[OSError | None]
+    ) -> tuple[int, OSError | None]:
+        """How many leading pages are right, and the disk's error in the one after them."""
+        content, at = self._state.content, 0
+        for good, page in enumerate(batch):
+            error = first_error(errors, at, page.unit_count)
+            at += page.unit_count
+            if (
+                error is not None
+                or not content.decode(page.stored, page.target)
+                or content.checksum(page.key, page.target) != page.checksum
+            ):
+                return good, error
+        return len(batch), None
+
+    def _record_reads(self, pages: Sequence[_PageRead], now: float) -> None:
+        state, index, counters = self._state, self._state.index, self._state.counters
+        for page in pages:
+            row = page.row
+            counters.read += 1
+            counters.read_bytes += state.content.page_bytes
+            if index.keys[row] != page.key:
+                continue  # it went while it was read; what was read is right all the same
+            counters.by_category(counters.hits, index.categories[index.category[row]])
+            if now > index.last_access[row]:
+                index.last_access[row] = now
+                self._lifetimes.set_expiry(row)
+                state.evictable.rerank(row, now)
+                self._index_writer.mark_used((row,))
+
+    def _drop_bad_page(self, page: _PageRead, error: OSError | None, key: str, now: float) -> None:
+        state = self._state
+        # The same page still, and not one that took its row meanwhile.
+        if state.index.rows.get(page.key) != page.row:
+            return
+        if state.index.checksum(page.row) != page.checksum:
+            return
+        state.faults.note(
+            "corrupt" if error is None else kind_of(error),
+            error or f"page {key[:16]}... does not match its checksum",
+        )
+        self._eviction.remove_subtree(page.row, "corrupt", now)
+
+
+def first_error(errors: Sequence[OSError | None], at: int, count: int) -> OSError | None:
+    """The first error among ``count`` extents from ``at`` on: those of one page."""
+    return next((e for e in errors[at : at + count] if e is not None), None)

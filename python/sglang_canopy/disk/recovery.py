@@ -1,0 +1,259 @@
+"""Takes the store's folder, at the start or later, and loads what an earlier process left."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_canopy.disk.eviction import Eviction
+from sglang_canopy.disk.folder import Claim, Unavailable, claim
+from sglang_canopy.disk.index import NO_ROW
+from sglang_canopy.disk.index_writer import IndexWriter
+from sglang_canopy.disk.journal import Journal, Row, damaged, kind_of, unpack_units
+from sglang_canopy.disk.lifetimes import Lifetimes
+from sglang_canopy.disk.records import decode_meta, is_sound
+from sglang_canopy.disk.segments import SegmentFiles
+from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.units import UnitAllocator
+
+
+@dataclass(slots=True)
+class _LoadedRows:
+    """What ``_enter_rows`` put into the index."""
+
+    rows: list[int] = field(default_factory=list)
+    units: set[int] = field(default_factory=set)
+    in_future: int = 0
+    """Pages whose last use or writing lies after now."""
+
+
+class Recovery:
+    """Opens, closes and discards; by one thread at a time."""
+
+    path: Path
+    """The namespace's own folder, once it was taken."""
+
+    def __init__(
+        self,
+        state: StoreState,
+        index_writer: IndexWriter,
+        lifetimes: Lifetimes,
+        eviction: Eviction,
+        *,
+        folder: str | os.PathLike[str],
+        namespace: str,
+        temporary: bool,
+    ) -> None:
+        self.claim: Claim | None = None
+        self._state = state
+        self._index_writer = index_writer
+        self._lifetimes = lifetimes
+        self._eviction = eviction
+        self._folder, self._namespace, self._temporary = folder, namespace, temporary
+
+    def open(self) -> bool:
+        """Take the folder and load its index; see ``DiskStore.open``."""
+        state = self._state
+        if state.unavailable is None:
+            return True
+        try:
+            self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
+            self.path = self.claim.path
+            state.segments = SegmentFiles(self.path, state.content.unit_bytes)
+            state.journal = Journal(self.path)
+            with state.lock:
+                self._load()
+                state.unavailable = None
+        except Unavailable as why:
+            self._give_up(why.fault, why)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(kind_of(error), error)
+        else:
+            self._index_writer.flush(everything=True)
+        return state.unavailable is None
+
+    def close(self) -> None:
+        """Write everything down and let the folder go."""
+        state = self._state
+        if state.unavailable is None:
+            with state.journal.lock, state.lock:  # in the order of every other method
+                self._index_writer.flush(everything=True)
+                state.unavailable = "closed"
+                state.journal.close()
+                state.segments.close()
+        if self.claim is not None:
+            self.claim.release()
+            self.claim = None
+
+    def discard(self) -> None:
+        """Close, and remove every page from the disk."""
+        claim, self.claim = self.claim, None  # keep the folder until the pages are gone
+        self.close()
+        with self._state.lock:
+            self._forget_rows()
+        if claim is not None:
+            claim.remove_pages()
+            claim.release()
+
+    def _give_up(self, fault: str, why: object) -> None:
+        state = self._state
+        with state.lock:
+            if str(why) != state.unavailable:
+                state.unavailable = str(why)
+                state.faults.note(fault, why)
+            self._forget_rows()
+        if self.claim is not None:
+            state.journal.close()
+            state.segments.close()
+            self.claim.release()
+            self.claim = None
+
+    def _forget_rows(self) -> None:
+        """What the policy learnt and the TTLs stay; the pages go."""
+        state = self._state
+        for row in state.index.rows.values():
+            state.evictable.withdraw(row)
+            state.evictable.page_removed(row, None, state.index.stored[row], chosen=False)
+        state.replace_index()
+        state.units = UnitAllocator(state.units.limit)
+        self._index_writer.forget()
+
+    # ---- loading ----
+
+    def _load(self) -> None:
+        state, now = self._state, self._state.clock()
+        try:
+            state.journal.open()
+            renumbered = self._load_rows(now)
+        except sqlite3.Error as error:
+            if not damaged(error):
+                raise
+            state.faults.note("index", error)
+            state.replace_index()
+            state.journal.start_over()
+            renumbered = False
+        if renumbered:
+            state.journal.start_over()
+            self._index_writer.mark_changed(*state.index.rows.values())
+        self._shrink_to_capacity(now)
+        cut = state.segments.trim(state.units.top)
+        state.counters.orphans += cut // state.content.unit_bytes
+
+    def _load_rows(self, now: float) -> bool:
+        """Fill an empty store from its index file, leaving out whatever is not sound.
+
+        A page comes back only below its prefix, in units that no other page claims and that
+        the files are long enough for. Returns whether rows got new numbers.
+        """
+        state = self._state
+        rows: dict[int, Row] = {}
+        unsound = []
+        for row in state.journal.rows():
+            if is_sound(row, state.content) and self._data_present(row):
+                rows[row[0]] = row
+            else:
+                unsound.append(row[0])
+        renumber = bool(rows) and max(rows) > 4 * len(rows) + state.units.limit + 1024
+        loaded = self._enter_rows(rows, renumber, now)
+        bad = len(unsound) + len(rows) - len(loaded.rows)
+        if not renumber:
+            self._index_writer.mark_changed(*unsound)
+            self._index_writer.mark_changed(
+                *(number for number in rows if state.index.key_at(number) is None)
+            )
+        state.index.collect_free_rows()
+        state.units.adopt(loaded.units)
+        self._restore_uses(loaded.rows)
+        for at in loaded.rows:
+            self._lifetimes.set_expiry(at)
+            self._lifetimes.pin_if_asked(at, now)
+        for at in loaded.rows:
+            state.evictable.refresh(at, now)
+        state.counters.dropped_at_start += bad
+        if bad:
+            state.faults.note("index", f"{bad} records were not usable", bad)
+        if loaded.in_future:
+            count = loaded.in_future
+            state.faults.note("clock", f"{count} pages were used in the future", count)
+        return renumber
+
+    def _data_present(self, row: Row) -> bool:
+        state, units, stored = self._state, unpack_units(row[3]), row[4]
+        last_bytes = stored - (len(units) - 1) * state.content.unit_bytes
+        return all(state.segments.present(unit, last_bytes) for unit in units)
+
+    def _enter_rows(self, rows: dict[int, Row], renumber: bool, now: float) -> _LoadedRows:
+        """Insert the rows into the index, parents first."""
+        state, index = self._state, self._state.index
+        loaded = _LoadedRows()
+        below: dict[int, list[int]] = {}
+        for number, row in rows.items():
+            below.setdefault(row[2], []).append(number)
+        roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
+        order: list[tuple[int, int]] = [(number, NO_ROW) for number in below.get(NO_ROW, ())]
+        while order:
+            number, parent = order.pop()
+            row = rows[number]
+            units = unpack_units(row[3])
+            meta = decode_meta(row, roots)
+            if meta is None or loaded.units.intersection(units) or row[1] in index.rows:
+                continue
+            loaded.units.update(units)
+            loaded.in_future += meta.last_access > now or row[6] > now
+            meta.last_access = min(meta.last_access, now)
+            meta.created = min(meta.created, now)
+            at = index.insert(row[1], parent, units, NO_ROW if renumber else number)
+            index.stored[at] = row[4]
+            index.set_checksum(at, int.from_bytes(row[5], "little"))
+            index.written[at] = min(row[6], now)
+            index.put(at, meta)
+            state.evictable.charge_tenant(meta.tenant, row[4])
+            loaded.rows.append(at)
+            order.extend((child, at) for child in below.get(number, ()))
+        return loaded
+
+    def _restore_uses(self, entered: list[int]) -> None:
+        """A page was used when one below it was; mere ends of paths are on record."""
+        index = self._state.index
+        last = index.last_access
+        for at in reversed(entered):  # children first
+            parent = index.parent[at]
+            if parent != NO_ROW:
+                last[parent] = max(last[parent], last[at])
+
+    # ---- a smaller capacity than before ----
+
+    def _shrink_to_capacity(self, now: float) -> None:
+        """Evict what is too much, and move what lies beyond the last unit allowed."""
+        state, index, units = self._state, self._state.index, self._state.units
+        while units.used > units.limit:
+            victim = state.evictable.victim(now)
+            if victim is not None:
+                self._eviction.remove(victim[0], "capacity", now, chosen=True)
+                continue
+            pinned = next(state.evictable.pinned_leaves(), None)
+            if pinned is None:
+                break
+            self._eviction.remove(pinned, "capacity", now)
+        units.shrink()
+        self._move_down(
+            [row for row in index.rows.values() if max(index.units(row), default=0) >= units.limit]
+        )
+
+    def _move_down(self, rows: Iterable[int]) -> None:
+        """Copy these pages into free units."""
+        state, index, content = self._state, self._state.index, self._state.content
+        for row in rows:
+            old = index.units(row)
+            new = sorted(state.units.allocate(len(old)))
+            buffers = [memoryview(bytearray(index.stored[row]))]
+            state.segments.read(content.extents(old, buffers))
+            state.segments.write(content.extents(new, buffers))
+            state.units.retire(old)
+            index.unit[row] = new[0]
+            if len(new) > 1:
+                index.more_units[row] = tuple(new[1:])
+            self._index_writer.mark_changed(row)
