@@ -169,11 +169,10 @@ def _request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
 
 def _announce(scheduler: Any, req: Any) -> None:
     from sglang_canopy.radix.core import CanopyTreeCore
-    from sglang_canopy.radix.live_request import live_request
 
     core = getattr(scheduler.tree_cache, "tree_core", None)
     if isinstance(core, CanopyTreeCore):
-        live_request(req, core)
+        core.request_of(req)
 
 
 SEAMS = (
