@@ -125,7 +125,7 @@ def counters(requests: int, rounds: int) -> dict[str, Any]:
     import logging
 
     logging.disable(logging.WARNING)
-    from sglang_canopy.telemetry.counters import Counters
+    from sglang_canopy.radix.counters import Counters
     from support.live_tree import LiveTree
 
     class Silent(Counters):
@@ -146,8 +146,9 @@ def counters(requests: int, rounds: int) -> dict[str, Any]:
             tree = LiveTree(4096, "wa", page_size=1, host_tokens=host_tokens)
             if kind == "silent":
                 tree.core.counters = Silent()
-                tree.core._entered = lambda *_: None
-                tree.core._left = lambda *_, **__: None
+                tree.core._count_computed = lambda *_: None
+                tree.core._count_entered = lambda *_: None
+                tree.core._count_left = lambda *_, **__: None
             start = time.perf_counter()
             for i, prompt in enumerate(prompts):
                 request_hit = tree.serve(prompt, float(i), category="chat")

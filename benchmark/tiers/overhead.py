@@ -31,17 +31,17 @@ from tqdm import tqdm  # noqa: E402
 
 from sglang_canopy.config.tiers import TierOptions  # noqa: E402
 from sglang_canopy.radix.ttl_groups import LiveGroups  # noqa: E402
+from sglang_canopy.radix.ttl_window import TtlWindow  # noqa: E402
 from sglang_canopy.storage.disk_link import DiskLink  # noqa: E402
-from sglang_canopy.storage.ttl_window import TtlWindow  # noqa: E402
 from sglang_canopy.ttl.table import Group, TTLTable  # noqa: E402
 from support.disk_tree import DiskTree  # noqa: E402
 
 TIMED = (
-    *((DiskLink, name) for name in ("arrive", "note", "used", "finished", "came_back")),
-    (DiskLink, "not_there_yet"),
-    (LiveGroups, "mark"),
-    (TtlWindow, "arrive"),
-    (TtlWindow, "finished"),
+    *((DiskLink, name) for name in ("request_arrived", "before_write", "node_used")),
+    *((DiskLink, name) for name in ("request_finished", "pages_read", "unwritten_ancestors")),
+    (LiveGroups, "assign"),
+    (TtlWindow, "request_arrived"),
+    (TtlWindow, "request_finished"),
 )
 
 

@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -300,28 +299,24 @@ def sweeper(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         options, lambda: CanopyBackend(pool, place, capacity, "wa", ttl=30.0, sweep_s=1.0)
     )
     storage = backend.storage
-    storage._stop.set()
-    storage._sweeper.join()
-    storage.sweeper_cpu_s = 0.0
+    storage.sweeper.stop()
+    storage.sweeper.cpu_s = 0.0
     rounds: dict[bool, list[int]] = {False: [], True: []}
     wall = 0.0
     turn = itertools.count()
     for i in range(8):
         sweeping = i % 2 == 1
         if sweeping:
-            storage._stop.clear()
-            storage._sweeper = threading.Thread(target=storage._sweep, daemon=True)
-            storage._sweeper.start()
+            storage.sweeper.start()
             begin = time.perf_counter()
         rounds[sweeping].append(_busy(8.0, lambda: _tell(backend, paths, turn)))
         if sweeping:
-            storage._stop.set()
-            storage._sweeper.join()
+            storage.sweeper.stop()
             wall += time.perf_counter() - begin
     result = {
         "pages": len(storage.store),
         "expired": storage.store.counters.evicted["ttl"],
-        "sweeper_cpu_share": round(storage.sweeper_cpu_s / wall, 5),
+        "sweeper_cpu_share": round(storage.sweeper.cpu_s / wall, 5),
         "busy_loops_without": sorted(rounds[False]),
         "busy_loops_with": sorted(rounds[True]),
         "slowdown": round(1 - sum(rounds[True]) / sum(rounds[False]), 4),

@@ -13,7 +13,8 @@ from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheFile
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.records import Request
-from sglang_canopy.storage.backend import CanopyStorage, _Layout
+from sglang_canopy.storage.backend import CanopyStorage
+from sglang_canopy.storage.host_layout import HostLayout
 from sglang_canopy.storage.page_table import PAGES
 from support.store_pool import storage_config, token_indices
 
@@ -27,7 +28,7 @@ class Backend:
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
-        self.layout = _Layout(pool)
+        self.layout = HostLayout(pool)
         self.batch = min(STORAGE_BATCH_SIZE, pool.page_num)
         self.indices = token_indices(pool, list(range(self.batch)))
         self.views = self.layout.views(self.indices, self.batch)
@@ -141,20 +142,20 @@ class CanopyBackend(Backend):
 
     def get(self, keys: list[str]) -> int:
         got = sum(self.storage.batch_get_v1(keys, self.at(len(keys))))
-        PAGES.take(keys)  # as the tree does when it inserts them
+        PAGES.take_read(keys)  # as the tree does when it inserts them
         return got
 
     def set(self, keys: list[str]) -> None:
         self.storage.batch_set_v1(keys, self.at(len(keys)))
 
     def say(self, event: str, request: Request) -> None:
-        PAGES.announce(event, request)
+        PAGES.add_request(event, request)
 
     def note(self, keys: Sequence[str], metas: Sequence[PageMeta], parent: str | None) -> None:
-        PAGES.note(keys, metas, [parent, *keys[:-1]])
+        PAGES.describe(keys, metas, [parent, *keys[:-1]])
 
     def used(self, keys: Sequence[str], meta: PageMeta) -> None:
-        PAGES.used(keys, meta)
+        PAGES.add_use(keys, meta)
 
     def at_time(self, now: float) -> None:
         if self.storage.store.clock is not self._clock:

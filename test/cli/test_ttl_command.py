@@ -14,7 +14,7 @@ import xxhash
 from sglang_canopy.cli.main import main
 from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live_request import LiveRequest, _extend
+from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.tenant import namespace_of
 
 SYSTEM = list(range(128))
@@ -55,10 +55,10 @@ def server_ids(tokens: list[int], salt: str) -> list[int]:
 
 
 def test_these_ids_are_the_live_trees() -> None:
-    request = LiveRequest(time=0.0)
+    request = LiveRequest(time=0.0, block_tokens=64)
     request.path = []
     request.hash = xxhash.xxh3_64_intdigest(namespace_of(None, "acme"))
-    _extend(request, SYSTEM, 64)
+    extend_path(request, SYSTEM)
     assert list(request.path) == server_ids(SYSTEM, "acme")
 
 

@@ -11,7 +11,6 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.radix.live_request import live_request
 from sglang_canopy.records import Request
 from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.telemetry.status import Status
@@ -85,7 +84,7 @@ def test_what_is_kept_is_uncharged_when_its_time_is_over() -> None:
 
 def awaiting(tree: LiveTree, tokens: list[int], time: float, salt: str | None = None) -> Any:
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
-    live_request(req, tree.core)
+    tree.core.request_of(req)
     tree.cache.match_prefix(
         MatchPrefixParams(key=RadixKey(array("q", tokens), None, cache_salt=salt), req=req)
     )

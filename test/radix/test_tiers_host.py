@@ -6,7 +6,7 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_canopy.config.tiers import PolicyChoice, TierOptions
-from sglang_canopy.telemetry.counters import DEVICE, HOST, TRIM, TTL
+from sglang_canopy.radix.counters import DEVICE, HOST, TRIM, TTL
 from sglang_canopy.ttl.table import RESIDUAL, Group, TTLTable
 from support.live_tree import LiveTree, check
 
@@ -169,7 +169,7 @@ def test_nodes_keep_their_group_when_a_new_table_has_its_root() -> None:
     tree.insert(tokens(1, 8), tree.request(0.0, path=[100, 101], block_tokens=4))
     tree.insert(tokens(2, 8), tree.request(1.0, path=[103, 104], block_tokens=4))
     later = TTLTable((Group(103, 5.0),), block_tokens=4)
-    tree.core.groups.swap(later, tree.core._node_arena.values())
+    tree.core.groups.replace_disk_table(later, tree.core._node_arena.values())
     assert leaf_at(tree, 1000).group == RESIDUAL
     assert leaf_at(tree, 2000).group == 0
     assert tree.core.groups.disk is later

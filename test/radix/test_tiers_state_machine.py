@@ -160,10 +160,10 @@ def _path(core, node) -> list[int]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def told_at_once():
-    before, disk_link.TELL_S = disk_link.TELL_S, 0.0
+def reported_at_once():
+    before, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
     yield
-    disk_link.TELL_S = before
+    disk_link.REPORT_INTERVAL_S = before
 
 
 TestTiers = Tiers.TestCase

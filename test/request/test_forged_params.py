@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sglang_canopy.bench import forced_output
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live_request import finished_request, live_request
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req
@@ -40,16 +39,16 @@ params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything, MARKER_
 def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     times = itertools.count()
-    before = tree.core.clock
+    before = tree.core.clock.now
     for custom in forgeries:
         number = next(times)
         tokens = [number] * 12
         req = fake_req(tokens, [1, 2])
         req.sampling_params = SimpleNamespace(custom_params=custom)
-        request = live_request(req, tree.core)
-        assert before <= request.time <= tree.core.clock < 1e11
+        request = tree.core.request_of(req)
+        assert before <= request.time <= tree.core.clock.now < 1e11
         before = request.time if request.time > before else before
-        finished_request(req, request, tree.core)
+        tree.core.finish_request(req)
         tree.insert(tokens, request)
     tree.evict(30)
     check(tree)
@@ -59,15 +58,15 @@ def test_requests_without_a_stamp_come_one_after_the_other() -> None:
     tree = LiveTree(64, "wa")
     times = []
     for i in range(5):
-        times.append(live_request(fake_req([i] * 8, []), tree.core).time)
+        times.append(tree.core.request_of(fake_req([i] * 8, [])).time)
     assert times == sorted(set(times))
-    assert tree.core.clock == times[-1]
+    assert tree.core.clock.now == times[-1]
 
 
 def test_what_is_sound_of_a_stamp_is_used() -> None:
     tree = LiveTree(64, "wa")
     stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "keep_s": 5}
-    request = live_request(fake_req([1] * 8, [], stamp), tree.core)
+    request = tree.core.request_of(fake_req([1] * 8, [], stamp))
     assert (request.time, request.category, request.turn) == (7.0, "chat", 1)
     assert request.keep_until == 12.0
 

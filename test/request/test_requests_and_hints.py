@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.live_request import finished_request, live_request
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
 from sglang_canopy.request.hints import pack
@@ -109,9 +108,9 @@ def test_a_finished_request_tells_why_it_stopped() -> None:
 
     def stop(output: list[int], **more: object) -> str | None:
         req = fake_req(list(range(100)), output, {"time": 1.0}, **more)
-        request = live_request(req, tree.core)
+        request = tree.core.request_of(req)
         request.tool_marker = [5, 6]
-        finished_request(req, request, tree.core)
+        tree.core.finish_request(req)
         return request.stop
 
     length = type("FINISH_LENGTH", (), {})()
@@ -125,8 +124,8 @@ def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
 
     def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
         req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
-        request = live_request(req, tree.core)
-        finished_request(req, request, tree.core)
+        request = tree.core.request_of(req)
+        tree.core.finish_request(req)
         return request.path
 
     whole = path(list(range(12)), [])
@@ -210,7 +209,7 @@ def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
     for i in range(4):
         tree.serve([10 * i, 10 * i + 1], time=float(i))
     req = fake_req([0, 1, 2], [], {"time": 9.0})
-    live_request(req, tree.core)
+    tree.core.request_of(req)
     tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", [0, 1, 2]), None), req=req))
     tree.evict(6)
     assert tree.match([0, 1]) == 2

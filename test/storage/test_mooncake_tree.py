@@ -100,9 +100,9 @@ def test_what_is_written_again_only_to_stay_has_a_budget(tree, monkeypatch) -> N
     monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
     live = tree(60.0)
     upserted = []
-    upsert = live.storage._write_again
+    upsert = live.storage._rewrite
     monkeypatch.setattr(
-        live.storage, "_write_again", lambda keys, at: upserted.extend(keys) or upsert(keys, at)
+        live.storage, "_rewrite", lambda keys, at: upserted.extend(keys) or upsert(keys, at)
     )
     prompts = [list(range(500, 508)), list(range(600, 608))]
     for prompt in prompts:

@@ -244,9 +244,9 @@ def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: P
     extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
     storage = CanopyStorage(storage_config(extra))
     storage.register_mem_pool_host(pool)
-    before = storage._namespace
+    before = storage.current.namespace
     rewritten(model / "model.safetensors", 0, b"\xff")
-    storage._tend()
-    assert storage._namespace == before
+    storage.maintain()
+    assert storage.current.namespace == before
     assert namespace_of(storage_config(None), pool) != before
     storage.close()

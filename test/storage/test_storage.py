@@ -90,7 +90,7 @@ def test_what_the_tree_notes_is_stored_and_comes_back(tmp_path):
         PageMeta(i * 4, 4, category="api", turn=2, hits=3, created=now, last_access=now)
         for i in range(3)
     ]
-    PAGES.note(names, noted, [None, *names[:2]])
+    PAGES.describe(names, noted, [None, *names[:2]])
     storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
     # The second batch of the same node: its parent is what the tree said.
     storage.batch_set_v1(names[2:], token_indices(pool, [2]))
@@ -98,13 +98,13 @@ def test_what_the_tree_notes_is_stored_and_comes_back(tmp_path):
     storage.close()
     again = opened(tmp_path, pool)
     assert all(again.batch_get_v1(names, token_indices(pool, [4, 5, 6])))
-    back = PAGES.take(names)
+    back = PAGES.take_read(names)
     assert [(m.offset, m.category, m.turn, m.hits) for m in back] == [
         (0, "api", 2, 3),
         (4, "api", 2, 3),
         (8, "api", 2, 3),
     ]
-    assert PAGES.take(names) == [None] * 3
+    assert PAGES.take_read(names) == [None] * 3
     again.close()
 
 
@@ -136,7 +136,7 @@ def test_uses_above_keep_pages_on_disk(tmp_path):
     storage.batch_set_v1(new, token_indices(pool, [1]))
     later = storage.store.clock() + 5
     storage.store.state.clock = lambda: later
-    PAGES.used(old, PageMeta(last_access=later, category="chat"))
+    PAGES.add_use(old, PageMeta(last_access=later, category="chat"))
     storage.batch_set_v1(keys("c", 1), token_indices(pool, [2]))
     assert storage.exists(old[0])
     assert not storage.exists(new[0])
@@ -149,10 +149,10 @@ def test_the_disk_policy_learns_from_announced_requests(tmp_path):
     storage = opened(tmp_path, pool, policy="wa")
     for i in range(50):
         for event in ("arrive", "finish"):
-            PAGES.announce(event, Request(time=float(i), path=(1, 2), block_tokens=4))
-    storage._catch_up()
+            PAGES.add_request(event, Request(time=float(i), path=(1, 2), block_tokens=4))
+    storage.pass_on()
     assert storage.store.policy.stats()["samples"] == 49
-    assert PAGES.announced() == []
+    assert PAGES.take_requests() == []
     storage.close()
 
 
@@ -160,16 +160,16 @@ def test_the_sweeper_removes_expired_pages_by_itself(tmp_path):
     pool = host_pool(8)
     storage = opened(tmp_path, pool, ttl=0.0, sweep_s=0.01)
     storage.batch_set_v1(keys("a", 2), token_indices(pool, [0, 1]))
-    storage._sweeper.join(timeout=0)  # it is a thread, and it runs
-    assert storage._sweeper.is_alive()
+    storage.sweeper.thread.join(timeout=0)  # it is a thread, and it runs
+    assert storage.sweeper.thread.is_alive()
     for _ in range(1000):
         if not len(storage.store):
             break
-        storage._stop.wait(0.01)
+        storage.sweeper._stop.wait(0.01)
     assert len(storage.store) == 0
     assert storage.status()["evicted_pages"] == {"ttl": 2}
     storage.close()
-    assert not storage._sweeper.is_alive()
+    assert not storage.sweeper.thread.is_alive()
 
 
 def test_an_error_of_ours_never_reaches_sglang(tmp_path, caplog):
@@ -247,14 +247,14 @@ def test_settings_come_from_the_environment_where_nothing_is_said():
 def test_the_page_table_forgets_the_oldest_and_counts_it():
     pages = PageTable(max_pages=2, max_events=2)
     metas = [PageMeta(offset=i) for i in range(3)]
-    pages.note(["a", "b", "c"], metas, [None, "a", "b"])
-    assert pages.of("a") is None
-    assert pages.of("c") is metas[2]
+    pages.describe(["a", "b", "c"], metas, [None, "a", "b"])
+    assert pages.description("a") is None
+    assert pages.description("c") is metas[2]
     assert pages.parent("c") == "b"
     assert pages.parent("a", default="?") == "?"
     for i in range(3):
-        pages.used([str(i)], metas[i])
-        pages.announce("arrive", Request(time=i))
-    assert [k for k, _ in pages.uses()] == [("1",), ("2",)]
-    assert [r.time for _, r in pages.announced()] == [1, 2]
-    assert pages.forgotten.noted == pages.forgotten.uses == pages.forgotten.announced == 1
+        pages.add_use([str(i)], metas[i])
+        pages.add_request("arrive", Request(time=i))
+    assert [k for k, _ in pages.take_uses()] == [("1",), ("2",)]
+    assert [r.time for _, r in pages.take_requests()] == [1, 2]
+    assert pages.dropped.descriptions == pages.dropped.uses == pages.dropped.requests == 1

@@ -36,7 +36,7 @@ def storage_at(folder: Path, pool, extra: dict | None = None, **fields) -> Canop
 def written(storage: CanopyStorage, names: list[str]) -> None:
     """As SGLang's controller does: a rank that is no writer is not asked."""
     if storage.config.is_storage_writer:
-        places = token_indices(storage._layout.pool, list(range(len(names))))
+        places = token_indices(storage.layout.pool, list(range(len(names))))
         storage.batch_set_v1(names, places)
 
 
@@ -103,12 +103,12 @@ def test_a_folder_that_is_busy_at_the_start_is_taken_when_it_is_free(tmp_path, c
     written(first, names)
     second = storage_at(tmp_path, pool)
     for _ in range(3):
-        second._tend()
+        second.maintain()
         assert second.batch_exists(names) == 0
     assert "another server" in second.status()["unavailable"]
     assert "tried again every 5 s" in second.status()["unavailable"]
     first.close()
-    second._tend()
+    second.maintain()
     assert second.status()["unavailable"] is None
     assert second.batch_exists(names) == 2
     assert all(second.batch_get_v1(names, token_indices(pool, [2, 3])))
@@ -128,6 +128,6 @@ def test_the_sweeper_takes_a_free_folder_by_itself(tmp_path) -> None:
     for _ in range(3000):
         if second.status()["unavailable"] is None:
             break
-        second._stop.wait(0.01)
+        second.sweeper._stop.wait(0.01)
     assert second.batch_exists(keys("a", 2)) == 2
     second.close()

@@ -26,8 +26,8 @@ def tokens(name: int, count: int) -> list[int]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every use is told to the disk tier at once, not after a second."""
-    monkeypatch.setattr(disk_link, "TELL_S", 0.0)
+    """Every use is reported to the disk tier at once, not after a second."""
+    monkeypatch.setattr(disk_link, "REPORT_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -165,17 +165,17 @@ def test_a_prefix_in_use_above_does_not_expire_on_disk(start, at_once) -> None:
     assert tree.on_disk(tokens(2, 4)) == 0
 
 
-def test_a_node_in_use_all_the_time_is_told_of_once_a_second(start) -> None:
+def test_a_node_in_use_all_the_time_is_reported_once_a_second(start) -> None:
     tree = start()
     tree.serve(tokens(1, 4), 0.0)
     tree.passes_on = False
-    PAGES.uses()
+    PAGES.take_uses()
     for step in range(100):
         tree.serve(tokens(1, 4), 2.0 + step / 100)
-    told = len(PAGES.uses())
-    assert 1 <= told <= 3
+    reported = len(PAGES.take_uses())
+    assert 1 <= reported <= 3
     tree.request(9.0)  # the rest of it comes with a later request
-    (keys, meta) = PAGES.uses()[-1]
+    (keys, meta) = PAGES.take_uses()[-1]
     assert list(keys) == tree.keys(tokens(1, 4))
     assert meta.hits == 101
 
@@ -219,7 +219,7 @@ def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
     tree.core.finish(request)
     request.done = True
     tree.insert(tokens(1, 8), request)
-    heard = PAGES.announced()
+    heard = PAGES.take_requests()
     if not heard:  # the settling tree passed them on already
         heard = []
         assert tree.storage.store.policy.model.stats()  # type: ignore[attr-defined]
@@ -235,7 +235,7 @@ def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
     tree.serve(tokens(1, 8), 9.0)
     assert not tree.core.disk.active
     assert len(PAGES) == 0
-    assert not PAGES.uses()
+    assert not PAGES.take_uses()
 
 
 def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> None:
@@ -373,14 +373,14 @@ def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None
 
 
 @pytest.mark.parametrize("anywhere", [0, 1])
-def test_ranks_write_again_together_whichever_was_refused(
+def test_ranks_rewrite_together_whichever_was_refused(
     start, rounds_at_once, monkeypatch, anywhere
 ) -> None:
     """What one rank's disk says is not acted upon, but what all of them agreed on."""
     tree = start()
     tree.serve(tokens(1, 8), 1.0)
     if not anywhere:
-        PAGES.refused()
+        PAGES.add_refusal()
     with monkeypatch.context() as two_ranks:
         two_ranks.setattr(tree.cache, "tp_world_size", 2)
         two_ranks.setattr(tree.cache, "_all_reduce", lambda seen, _: seen.fill_(anywhere))

@@ -22,7 +22,6 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.server import plugin
-from sglang_canopy.storage import backend as storage
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.weights import Weights
 from support.disk_tree import DiskTree
@@ -37,7 +36,6 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Weights:
     HookRegistry.apply_hooks()
     fresh = Weights()
     monkeypatch.setattr(weights, "WEIGHTS", fresh)
-    monkeypatch.setattr(storage, "WEIGHTS", fresh)
     return fresh
 
 
@@ -156,7 +154,7 @@ def server(tmp_path: Path):
 def test_after_an_update_nothing_of_before_is_found(server: Server, how: str) -> None:
     assert server.update(how)
     assert server.on_disk() == 0
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert server.status() is None
     assert server.on_disk() == 0
     assert server.tree.serve(PATH, 2.0) == 0  # neither the tree nor the host has anything
@@ -168,7 +166,7 @@ def test_weights_that_a_peer_wrote_are_an_update(server: Server) -> None:
     assert server.on_disk() == 0
     assert "POST /flush_cache" in server.status()
     assert server.flush()
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert (server.status(), server.on_disk()) == (None, 0)
 
 
@@ -176,23 +174,23 @@ def test_weights_that_a_peer_wrote_are_an_update(server: Server) -> None:
 def test_kv_that_stays_in_memory_after_an_update_goes_to_no_disk(server: Server, how: str) -> None:
     """``flush_cache: false`` keeps the old KV in use: SGLang's user asked for that."""
     assert server.update(how, flush=False)
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     server.tree.insert([*PATH, 200, 201], server.tree.request(2.0))
     assert server.on_disk() == 0
     assert "POST /flush_cache" in server.status()
     assert server.flush()
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert (server.status(), server.on_disk()) == (None, 0)
 
 
 def test_a_refused_flush_keeps_the_disk_tier_away(server: Server) -> None:
     server.idle = False
     assert not server.update("disk")
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert "POST /flush_cache" in server.status()
     server.idle = True
     assert server.flush()
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert server.status() is None
 
 
@@ -201,7 +199,7 @@ def test_a_failed_update_may_have_changed_the_weights(server: Server) -> None:
     assert not server.update("disk")
     assert server.on_disk() == 0
     assert server.flush()
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert (server.status(), server.on_disk()) == (None, 0)
 
 
@@ -209,11 +207,11 @@ def test_a_flush_within_a_session_is_not_the_end_of_it(server: Server) -> None:
     assert server.manager.begin_weight_update(BeginWeightUpdateReqInput()).success
     ask = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[], flush_cache=True)
     assert server.manager.update_weights_from_tensor(ask).success
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert "session" in server.status()
     assert server.manager.update_weights_from_tensor(ask).success
     assert server.manager.end_weight_update(EndWeightUpdateReqInput()).success
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert server.status() is None
 
 
@@ -227,7 +225,7 @@ def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
     before = set(top.iterdir())
     for time in range(2, 6):
         assert server.update("tensor")
-        server.tree.storage._tend()
+        server.tree.storage.maintain()
         server.tree.serve(PATH, float(time))
     assert len(set(top.iterdir()) - before) == 1  # of the weights of now
     assert len(list(top.rglob("segment-*"))) == 1
@@ -244,20 +242,18 @@ def test_the_same_weights_from_disk_after_a_restart_find_their_pages(
     for expected in (0, 8):
         fresh = Weights()
         monkeypatch.setattr(weights, "WEIGHTS", fresh)
-        monkeypatch.setattr(storage, "WEIGHTS", fresh)
         server = Server(tmp_path / "disk")
         assert server.update("disk", path=str(model))
-        server.tree.storage._tend()
+        server.tree.storage.maintain()
         assert server.on_disk() == expected
         server.tree.serve(PATH, 1.0)
         server.tree.close()
     fresh = Weights()
     monkeypatch.setattr(weights, "WEIGHTS", fresh)
-    monkeypatch.setattr(storage, "WEIGHTS", fresh)
     server = Server(tmp_path / "disk")
     assert server.on_disk() == 0  # the base weights know nothing of them
     (model / "model.safetensors").write_bytes(b"retrain")
     assert server.update("disk", path=str(model))
-    server.tree.storage._tend()
+    server.tree.storage.maintain()
     assert server.on_disk() == 0
     server.tree.close()

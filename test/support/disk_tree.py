@@ -35,7 +35,7 @@ class DiskTree(LiveTree):
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
         self.passes_on = True
-        """Whether ``settle`` passes on to the store what the tree told of uses."""
+        """Whether ``settle`` passes on to the store the uses that the tree reported."""
         storage = {
             "hicache_storage_backend": "dynamic",
             "hicache_storage_backend_extra_config": json.dumps(extra),
@@ -65,7 +65,7 @@ class DiskTree(LiveTree):
         if cache.enable_storage:
             self._drain(n_backup=len(cache.ongoing_backup))
             if self.passes_on:
-                self.storage._catch_up()
+                self.storage.pass_on()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
         """One whole request, with what the disk has. Returns the tokens found in any tier."""
@@ -87,7 +87,7 @@ class DiskTree(LiveTree):
         anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
         if not (cache.is_root(anchor) or cache.is_backuped(anchor)):
             return 0
-        handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock}", 0)
+        handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock.now}", 0)
         cache.prefetch_from_storage(
             handle,
             anchor,

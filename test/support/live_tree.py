@@ -132,11 +132,9 @@ class LiveTree:
         assert fresh is not None, (need, self.allocator.available_size())
         self.compute(fresh, tokens[hit.device_prefix_len : len(key)])
         held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
-        self.core.request = request
-        result = self.cache.insert(
-            InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
-        )
-        self.core.request = None
+        params = InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
+        with self.core.inserting.to(request):
+            result = self.cache.insert(params)
         self.cache.unlock(lock)
         self.settle()
         return result
@@ -239,7 +237,7 @@ def check(tree: LiveTree) -> None:
         assert leaf.node is node
         assert leaf.hits >= 0
         if leaf.hits:
-            assert leaf.created <= leaf.last_access <= core.clock
+            assert leaf.created <= leaf.last_access <= core.clock.now
         if leaf.length:
             above = node.parent.canopy
             assert leaf.length == len(node.key)

@@ -14,9 +14,7 @@ import pytest
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
 from sglang_canopy.policy.base import Victim
-from sglang_canopy.radix.live_request import finished_request, live_request
-from sglang_canopy.telemetry import status_file
-from sglang_canopy.telemetry.counters import (
+from sglang_canopy.radix.counters import (
     CAPACITY,
     DEVICE,
     EDGES_S,
@@ -29,6 +27,7 @@ from sglang_canopy.telemetry.counters import (
     TTL,
     Counters,
 )
+from sglang_canopy.telemetry import status_file
 from sglang_canopy.telemetry.metrics import MAX_SERIES, METRICS, Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.telemetry.status import POINT_S, History, Status
@@ -254,9 +253,9 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
         cached_tokens_host=20,
         cached_tokens_storage=10,
     )
-    request = live_request(req, tree.core)
-    finished_request(req, request, tree.core)
-    finished_request(req, request, tree.core)
+    tree.core.request_of(req)
+    tree.core.finish_request(req)
+    tree.core.finish_request(req)
     counted = row(tree, "rag")
     assert (counted.requests, counted.prompt_tokens, counted.misses) == (1, 100, 30)
     assert [tier.hits for tier in counted.tiers] == [40, 20, 10]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -25,19 +26,17 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tree_core.disk.cache = self
+        self.tree_core.disk.attach(self)
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
-        try:
+        core = self.tree_core
+        with core.inserting.to(core.request_of(req)):
             super().checkpoint_into_tree(req, **options)
-        finally:  # SGLang's own clean-up does not run after an exception
-            self.tree_core.request = None
 
     def advance_unpublished_req(self, req: Any) -> None:
-        try:
+        core = self.tree_core
+        with core.inserting.to(core.request_of(req)):
             super().advance_unpublished_req(req)
-        finally:
-            self.tree_core.request = None
 
     def _evict_components(
         self,
@@ -53,17 +52,18 @@ class CanopyRadixCache(UnifiedRadixCache):
             or allocation_reclaim_satisfied is not None
         ):
             # SGLang's walk for an allocation asks for everything and stops at its target.
+            shortfall: AbstractContextManager[None] = nullcontext()
             if _FULL in (available_size_targets or {}):
-                self.tree_core.shortfall = lambda: self._shortfall(available_size_targets)
-            try:
+                shortfall = self.tree_core.shortfall.to(
+                    lambda: self._shortfall(available_size_targets)
+                )
+            with shortfall:
                 super()._evict_components(
                     request_by_type,
                     tracker,
                     available_size_targets,
                     allocation_reclaim_satisfied=allocation_reclaim_satisfied,
                 )
-            finally:
-                self.tree_core.shortfall = None
             return
         targets = available_size_targets or {}
         need = request_by_type[_FULL]

@@ -6,12 +6,11 @@ for one victim at a time: O(W) for W categories.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
-from sglang_canopy.radix.live_request import finished_request, live_request
-from sglang_canopy.telemetry.counters import TTL
+from sglang_canopy.radix.counters import TTL
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -30,24 +29,18 @@ class CanopyFullComponent(FullComponent):
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        request = live_request(req, self.tree_core)
         if is_finished:
-            finished_request(req, request, self.tree_core)
-        self.tree_core.request = request
+            self.tree_core.finish_request(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
-
-    def cleanup_after_caching_req(self, req: Req, is_finished: bool, *args: Any, **kwargs: Any):
-        self.tree_core.request = None
-        return super().cleanup_after_caching_req(req, is_finished, *args, **kwargs)
 
     def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
         core = self.tree_core
-        core.stamp_path(node, core.request)
+        core.record_use(node, core.inserting.value)
 
     def finalize_match_result_in_tree_core(self, result, params, value_chunks, best_value_len):
         request = getattr(params.req, "canopy", None)
         if request is not None:
-            self.tree_core.awaited(result.best_match_node, request)
+            self.tree_core.protect_awaited(result.best_match_node, request)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )
@@ -71,9 +64,9 @@ class CanopyFullComponent(FullComponent):
         need = self._evict_device_request_cnt - tracker[self.component_type]
         if need <= 0:
             return None
-        if core.shortfall is not None:
-            need = min(need, max(core.shortfall(), 1))
-        choice = leaves.next_victim(core.clock)
+        if core.shortfall.value is not None:
+            need = min(need, max(core.shortfall.value(), 1))
+        choice = leaves.next_victim(core.clock.now)
         if choice is None:
             return None
         node = core.cut(*choice, need, cache_actions)
@@ -84,7 +77,7 @@ class CanopyFullComponent(FullComponent):
         leaves = self.tree_core.evictable_device_leaves
         for node in self._refused:
             if node in leaves:
-                leaves.pending[node] = self.tree_core.clock
+                leaves.pending[node] = self.tree_core.clock.now
         self._refused = []
         self._last_victim = None
 
@@ -94,13 +87,13 @@ class CanopyFullComponent(FullComponent):
         core = self.tree_core
         ct = self.component_type
         while tracker[ct] < num_tokens:
-            choice = core.evictable_host_leaves.next_victim(core.clock)
+            choice = core.evictable_host_leaves.next_victim(core.clock.now)
             if choice is None:
                 return
-            expired = core.evictable_host_leaves.expired
+            expired = core.evictable_host_leaves.victim_expired
             node = core.cut(*choice, num_tokens - tracker[ct], cache_actions)
             if expired:
-                node.canopy.reason = TTL
+                node.canopy.eviction_reason = TTL
             core._evict_host_leaf(
                 node, tracker, device_frees, host_frees, cache_actions=cache_actions
             )

@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.radix.leaf import NodeLeaf, measure
-from sglang_canopy.radix.ttl_groups import HostTimes
+from sglang_canopy.radix.clock import RequestClock
+from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.ttl_groups import HostExpiry
 from sglang_canopy.ttl.table import TTLTable
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
-
-    from sglang_canopy.radix.core import CanopyTreeCore
 
 
 class EvictableLeaves(set):
@@ -28,20 +27,20 @@ class EvictableLeaves(set):
     again at once, so most additions never reach the policy at all.
     """
 
-    def __init__(self, policy: Policy, core: CanopyTreeCore, ttl: TTLTable | None = None) -> None:
+    def __init__(self, policy: Policy, clock: RequestClock, ttl: TTLTable | None = None) -> None:
         super().__init__()
         self.policy = policy
-        self.times = None if ttl is None else HostTimes(ttl)
-        self.expired = False
-        """Whether the last victim's time was over, whatever the policy thinks of it."""
-        self.core = core
+        self.expiry = None if ttl is None else HostExpiry(ttl)
+        self.victim_expired = False
+        """Whether the last victim's TTL was over; the policy did not choose it."""
+        self.clock = clock
         self.pending: dict[UnifiedTreeNode, float] = {}
         """Nodes the policy has not heard of yet, and the clock when they were added."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
             set.add(self, node)
-            self.pending[node] = self.core.clock
+            self.pending[node] = self.clock.now
 
     def discard(self, node: UnifiedTreeNode) -> None:
         if node in self:
@@ -51,11 +50,11 @@ class EvictableLeaves(set):
             else:
                 self.policy.drop(node.canopy)
 
-    def reconsider(self, node: UnifiedTreeNode) -> None:
-        """What the policy knows of ``node`` is about to change: admit it anew later."""
+    def readmit(self, node: UnifiedTreeNode) -> None:
+        """``node``'s metadata is about to change: the policy ranks it anew afterwards."""
         if node in self and node not in self.pending:
             self.policy.drop(node.canopy)
-            self.pending[node] = self.core.clock
+            self.pending[node] = self.clock.now
 
     def admit_pending(self) -> None:
         """Tell the policy of every node added since the last time."""
@@ -63,22 +62,22 @@ class EvictableLeaves(set):
             return
         for node, since in self.pending.items():
             leaf = node.canopy
-            measure(node)
+            set_offsets(node)
             if leaf.hits == 0:
-                _adopt(leaf, node, since)
+                _inherit_from_parent(leaf, node, since)
             if leaf.policy is not self.policy:
                 leaf.policy, leaf.slot = self.policy, None
             self.policy.admit(leaf, since)
-            if self.times is not None:
-                self.times.add(leaf, self)
+            if self.expiry is not None:
+                self.expiry.add(leaf, self)
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """The node to evict next and how many of its first tokens the policy keeps."""
         self.admit_pending()
-        if self.times is not None:
-            leaf = self.times.over(now, self)
-            self.expired = leaf is not None
+        if self.expiry is not None:
+            leaf = self.expiry.next_expired(now, self)
+            self.victim_expired = leaf is not None
             if leaf is not None:
                 return leaf.node, 0
         victim = self.policy.victim(now)
@@ -90,7 +89,7 @@ class EvictableLeaves(set):
             self.discard(node)
 
 
-def _adopt(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> None:
+def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> None:
     """Give a node that no request made (it came from storage) its parent's attributes."""
     parent = node.parent
     if parent is not None and parent.canopy.hits:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.radix.counters import CAPACITY
 from sglang_canopy.records import Leaf
-from sglang_canopy.telemetry.counters import CAPACITY
 from sglang_canopy.ttl.table import RESIDUAL
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ class NodeLeaf(Leaf):
     __slots__ = (
         "device_since",
         "disk_round",
+        "disk_written_at",
+        "eviction_reason",
         "host_group",
         "host_since",
         "node",
-        "offered_at",
         "on_disk",
         "pin_until",
         "policy",
-        "reason",
+        "reported_at",
         "request_number",
-        "told",
         "ttl_s",
     )
 
@@ -38,9 +38,9 @@ class NodeLeaf(Leaf):
         Leaf.__init__(self)
         self.node = node
         self.device_since = 0.0
-        """The core's clock when these tokens entered the device; ``host_since`` likewise."""
+        """The requests' clock when these tokens entered the device; ``host_since`` likewise."""
         self.host_since = 0.0
-        self.reason = CAPACITY
+        self.eviction_reason = CAPACITY
         """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
         self.policy: Policy | None = None
         """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
@@ -56,20 +56,20 @@ class NodeLeaf(Leaf):
         """Whether these pages were written to the disk tier, or came from it."""
         self.disk_round = 0
         """The round (``disk_retry``) in which these pages were last written there, or read."""
-        self.offered_at = float("-inf")
-        """The core's clock when they were last written there; long ago where that is unknown."""
-        self.told = float("-inf")
-        """The core's clock when the disk tier last heard of a use."""
+        self.disk_written_at = float("-inf")
+        """The requests' clock when they were last written there; ``-inf`` where not known."""
+        self.reported_at = float("-inf")
+        """The requests' clock when a use was last reported to the disk tier."""
 
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)
         if isinstance(other, NodeLeaf):
             self.ttl_s, self.pin_until = other.ttl_s, other.pin_until
             self.host_group = other.host_group
-            self.on_disk, self.told = other.on_disk, other.told
-            self.disk_round, self.offered_at = other.disk_round, other.offered_at
+            self.on_disk, self.reported_at = other.on_disk, other.reported_at
+            self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
 
-    def ask(self, request: LiveRequest) -> None:
+    def set_retention(self, request: LiveRequest) -> None:
         """A request asks for a TTL of its own or for a pin, or for neither.
 
         Where other conversations run through the node too, the longest TTL wins, and a request
@@ -91,7 +91,7 @@ class NodeLeaf(Leaf):
         self.last_access = now
 
 
-def measure(node: UnifiedTreeNode) -> None:
+def set_offsets(node: UnifiedTreeNode) -> None:
     """Set offset and length of ``node`` and of every ancestor not measured yet."""
     if node.canopy.length == len(node.key):
         return

@@ -10,9 +10,10 @@ from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, spl
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.radix.counters import Counters
+from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.telemetry.counters import Counters
 
 ReadProfile = Callable[[str], Any]
 """From a profile's path to its JSON; ``None`` where no run has saved it yet."""
@@ -35,6 +36,8 @@ class LiveCache:
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
+    make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
+    """From the tree core to the tier below the host."""
 
 
 def live_cache(

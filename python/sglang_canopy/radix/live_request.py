@@ -20,8 +20,6 @@ from sglang_canopy.tenant import namespace_of, tenant_of_req
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-    from sglang_canopy.radix.core import CanopyTreeCore
-
 UNSTAMPED_S = 0.001
 """Seconds by which a request without a stamp comes after the last one: its order is right, and the
 same on every rank, though no time passes."""
@@ -48,6 +46,7 @@ class LiveRequest(Request):
         self.number = next(_numbers)
         self.done = False
         self.hash = 0
+        """Of the path so far, tenant included; the next block's hash is chained to it."""
         self.stop_hint: str | None = None
         self.tool_marker: list[int] = []
         self.epoch = 0.0
@@ -58,57 +57,45 @@ class LiveRequest(Request):
         """How long it asks its path to be pinned on disk, in seconds."""
 
 
-def live_request(req: Req, core: CanopyTreeCore) -> LiveRequest:
-    """The request's ``LiveRequest``; made, and announced to the policies, on first use."""
-    request = getattr(req, "canopy", None)
-    if request is not None:
-        return request
+def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
+    """What the policies see of ``req``.
+
+    ``now``: seconds, the time of the request before, for one without a stamp. ``block_tokens``:
+    tokens of one block of ``path``.
+    """
     params = req.sampling_params.custom_params
     stamp = read_stamp(params)
-    request = LiveRequest(time=core.clock + UNSTAMPED_S)
+    request = LiveRequest(time=now + UNSTAMPED_S)
     if stamp:
         apply_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = read_marker(params)
-    block = core.live.settings.block_tokens
     request.tenant = tenant_of_req(req)
-    request.block_tokens = block
+    request.block_tokens = block_tokens
     request.prompt_tokens = len(req.origin_input_ids)
     request.hash = xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
     request.path = []
-    _extend(request, req.origin_input_ids, block)
-    req.canopy = request
-    core.arrive(request)
+    extend_path(request, req.origin_input_ids)
     return request
 
 
-def finished_request(req: Req, request: LiveRequest, core: CanopyTreeCore) -> None:
-    """Tell the policies, once, how the request ended."""
-    if request.done:
-        return
+def complete(request: LiveRequest, req: Req) -> None:
+    """Write into ``request`` how ``req`` ended: its output, cached tokens and stop reason."""
     request.done = True
     output = list(req.output_ids)
     request.output_tokens = len(output)
     request.cached_tokens = req.cached_tokens
     request.stop = request.stop_hint or _stop_reason(req, request, output)
-    block = request.block_tokens
-    covered = len(request.path) * block
-    _extend(request, [*req.origin_input_ids[covered:], *output], block)
-    core.finish(request)
-    core.counters.served(
-        request.label or request.category,
-        request.prompt_tokens,
-        (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
-        request.tenant,
-    )
+    covered = len(request.path) * request.block_tokens
+    extend_path(request, [*req.origin_input_ids[covered:], *output])
 
 
-def _extend(request: LiveRequest, tokens: Sequence[int], block: int) -> None:
+def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     data = memoryview(array("q", tokens)).cast("B")
-    width = 8 * block
+    width = 8 * request.block_tokens
     chain = request.hash
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)

@@ -27,25 +27,25 @@ class LiveGroups:
     def __init__(self, tiers: TierOptions) -> None:
         self.disk: TTLTable | None = tiers.ttl
         self.host: TTLTable | None = tiers.host_ttl
-        self._marked: tuple[Request | None, int, list[int], list[int]] = (None, 0, [], [])
+        self._last_path: tuple[Request | None, int, list[int], list[int]] = (None, 0, [], [])
 
-    def mark(self, leaf: NodeLeaf, request: Request) -> None:
+    def assign(self, leaf: NodeLeaf, request: Request) -> None:
         """Write the groups of ``request``'s path into a node on it."""
-        of, blocks, disk, host = self._marked
+        of, blocks, disk, host = self._last_path
         if of is not request or blocks != len(request.path):
             disk = _along(self.disk, request)
             host = disk if self.host is self.disk else _along(self.host, request)
-            self._marked = (request, len(request.path), disk, host)
+            self._last_path = (request, len(request.path), disk, host)
         block = (leaf.offset + leaf.length) // request.block_tokens - 1
         if disk:
             leaf.group = disk[min(block, len(disk) - 1)] if block >= 0 else RESIDUAL
         if host:
             leaf.host_group = host[min(block, len(host) - 1)] if block >= 0 else RESIDUAL
 
-    def swap(self, table: TTLTable, nodes: Iterable[UnifiedTreeNode]) -> None:
+    def replace_disk_table(self, table: TTLTable, nodes: Iterable[UnifiedTreeNode]) -> None:
         """From now on the disk's TTLs are ``table``'s; nodes keep their group where it lives on."""
         old, self.disk = self.disk, table
-        self._marked = (None, 0, [], [])
+        self._last_path = (None, 0, [], [])
         after = () if old is None else table.groups_after(old)
         for node in nodes:
             group = node.canopy.group
@@ -53,42 +53,40 @@ class LiveGroups:
                 node.canopy.group = after[group] if 0 <= group < len(after) else RESIDUAL
 
 
-class HostTimes:
-    """The host copies that may go by age, soonest first. Entries are checked when they come up."""
+class HostExpiry:
+    """Host copies by when their TTL is over. Entries are checked when they come up."""
 
     def __init__(self, table: TTLTable) -> None:
         self.table = table
         self._heap: list[tuple[float, int, NodeLeaf]] = []
         self._count = 0
 
-    def ends(self, leaf: NodeLeaf) -> float:
-        """When ``leaf``'s time is over, seconds on the requests' clock."""
+    def expires_at(self, leaf: NodeLeaf) -> float:
+        """When ``leaf``'s TTL is over, seconds on the requests' clock."""
         ttl_s = self.table.ttl_s(leaf.host_group, leaf.category, leaf.ttl_s)
         return max(leaf.last_access + ttl_s, leaf.protected_until())
 
     def add(self, leaf: NodeLeaf, leaves: set[UnifiedTreeNode]) -> None:
         """``leaf`` is evictable."""
-        ends = self.ends(leaf)
-        if math.isinf(ends):
+        expires_at = self.expires_at(leaf)
+        if math.isinf(expires_at):
             return
         self._count += 1
-        heapq.heappush(self._heap, (ends, self._count, leaf))
+        heapq.heappush(self._heap, (expires_at, self._count, leaf))
         if len(self._heap) > 4 * len(leaves) + 64:
-            alive = {
-                id(leaf): (ends, n, leaf) for ends, n, leaf in self._heap if leaf.node in leaves
-            }
+            alive = {id(leaf): (at, n, leaf) for at, n, leaf in self._heap if leaf.node in leaves}
             self._heap = sorted(alive.values(), key=lambda entry: entry[:2])
 
-    def over(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
-        """A leaf of ``leaves`` whose time is over, the longest ago first."""
+    def next_expired(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
+        """A leaf of ``leaves`` whose TTL is over, the longest ago first."""
         while self._heap and self._heap[0][0] <= now:
             leaf = self._heap[0][2]
             if leaf.node in leaves:
-                ends = self.ends(leaf)
-                if ends <= now:
+                expires_at = self.expires_at(leaf)
+                if expires_at <= now:
                     return leaf
                 self._count += 1
-                heapq.heapreplace(self._heap, (ends, self._count, leaf))
+                heapq.heapreplace(self._heap, (expires_at, self._count, leaf))
             else:
                 heapq.heappop(self._heap)
         return None

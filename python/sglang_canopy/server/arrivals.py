@@ -36,11 +36,9 @@ def hints_arrive(original: Any, scheduler: Any, recv_req: Any) -> Any:
 
 
 def _announce(scheduler: Any, req: Any) -> None:
-    from sglang_canopy.radix.live_request import live_request
-
     core = _core(scheduler)
     if core is not None:
-        live_request(req, core)
+        core.request_of(req)
 
 
 def _core(scheduler: Any) -> Any:

@@ -25,6 +25,7 @@ from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
+from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def prepare(
     params.canopy = live_cache(
         params.eviction_policy, params.eviction_policy_config, tiers, read_profile
     )
+    params.canopy.make_disk_tier = DiskLink
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
         **(params.component_registry_override or {}),

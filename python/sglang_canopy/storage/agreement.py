@@ -1,15 +1,13 @@
 """Records that each tensor-parallel rank read from its own disk: all ranks use the first rank's.
 
-Ranks must rank nodes alike, and their stores are never quite alike: each notes a read at its own
-clock and hears of a use at a moment of its own. So the records are compared first, and
+Ranks must rank nodes alike, and their stores are never quite alike: each records a read at its own
+clock and gets a use's report at a moment of its own. So the records are compared first, and
 where it differs, what the first rank has is sent to all: as JSON, at most ``MAX_RUNS`` records.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ import xxhash
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.page_metadata import node_fields
 
 MAX_RUNS = 64
 """Most nodes that one run of pages is split into, as its pages differ."""
@@ -26,10 +25,7 @@ CLOCK = "last_access"
 
 Metas = Sequence[PageMeta | None]
 Run = tuple[int, PageMeta | None]
-"""Pages in a row of which the same is known."""
-
-_known = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
-"""All of a page's record but where it is: its fields after ``offset`` and ``tokens``."""
+"""Pages in a row with the same metadata."""
 
 
 def runs_of(metas: Metas) -> list[Run]:
@@ -37,12 +33,12 @@ def runs_of(metas: Metas) -> list[Run]:
     runs: list[Run] = []
     before: Any = ()
     for meta in metas:
-        known = None if meta is None else _known(meta)
-        if runs and (known == before or len(runs) == MAX_RUNS):
+        fields = None if meta is None else node_fields(meta)
+        if runs and (fields == before or len(runs) == MAX_RUNS):
             runs[-1] = (runs[-1][0] + 1, runs[-1][1])
         else:
             runs.append((1, meta))
-            before = known
+            before = fields
     return runs
 
 
@@ -54,7 +50,7 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     text = _packed(runs_of(metas))
     same = xxhash.xxh3_64_intdigest(text) >> 2
     agrees = xxhash.xxh3_64_intdigest(_without_clock(text)) >> 2
-    first = _is_first(cache)
+    first = _is_first_rank(cache)
     # The minimum of x and of -x tells whether all have the same x.
     seen = torch.tensor(
         [same, -same, agrees, -agrees, -len(text) if first else 0], dtype=torch.int64
@@ -75,7 +71,7 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     return [meta for pages, meta in runs for _ in range(pages)], agrees_low == -agrees_high
 
 
-def _is_first(cache: Any) -> bool:
+def _is_first_rank(cache: Any) -> bool:
     """Whether this is the first rank of the groups over which ``cache._all_reduce`` goes."""
     groups = [
         group

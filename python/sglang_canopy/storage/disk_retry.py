@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_canopy.radix.leaf import NodeLeaf, measure
+from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.storage.page_metadata import metadata_of
 from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.storage.tree import Attachment, Tree
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.storage.disk_link import DiskLink
-
 ROUND_S = 30.0
 """A new round begins at most once in so many seconds; an idle healthy disk costs one look."""
 MAX_PAGES_A_REQUEST = 256
-"""Pages written again for one arriving request; but always one node."""
+"""Pages rewritten for one arriving request; but always one node."""
 MAX_WRITES = 64
 """Writes on their way to the disk, of any kind, above which nothing is written again."""
 RENEW_BYTES_S = 32 << 20
@@ -42,74 +42,71 @@ MAX_WAITING = 4096
 class DiskRetry:
     """Runs on the scheduler's thread, between the tree's own operations."""
 
-    def __init__(self, link: DiskLink) -> None:
-        self.link = link
+    def __init__(self, tree: Tree, attachment: Attachment) -> None:
+        self.tree = tree
+        self.attachment = attachment
         self.round = 0
-        self._asked_at = float("-inf")
+        self._round_began_at = float("-inf")
         self._waiting: dict[UnifiedTreeNode, bool] = {}
         """Nodes to write again; true for those that the store has, to renew their time."""
         self._credit_bytes = 10.0 * RENEW_BYTES_S
         self._credited_at = 0.0
 
-    def there(self, leaf: NodeLeaf) -> bool:
+    def is_written(self, leaf: NodeLeaf) -> bool:
         """Whether the disk tier has these pages, as far as is known."""
         return leaf.on_disk and leaf.disk_round == self.round
 
-    def offered(self, leaf: NodeLeaf) -> None:
+    def mark_written(self, leaf: NodeLeaf) -> None:
         """These pages are being written now."""
         leaf.on_disk, leaf.disk_round = True, self.round
-        leaf.offered_at = self.link.core.clock
+        leaf.disk_written_at = self.tree.clock.now
 
-    def was_read(self, leaf: NodeLeaf) -> None:
+    def mark_read(self, leaf: NodeLeaf) -> None:
         """These pages came from the store; when they were written is not known."""
         leaf.on_disk, leaf.disk_round = True, self.round
-        leaf.offered_at = float("-inf")
+        leaf.disk_written_at = float("-inf")
 
-    def used(self, node: UnifiedTreeNode) -> None:
+    def node_used(self, node: UnifiedTreeNode) -> None:
         if len(self._waiting) >= MAX_WAITING:
             return
-        if self._doubtful(node):
+        if self._from_earlier_round(node):
             self._waiting[node] = False
-        elif self._half_over(node):
+        elif self._needs_renewal(node):
             self._waiting[node] = True
 
-    def arrive(self) -> None:
+    def request_arrived(self) -> None:
         """A request came in: begin a round if it is time, and write some of what waits."""
-        clock = self.link.core.clock
-        if clock - self._asked_at >= ROUND_S:
-            self._asked_at = clock
-            self.round += self._anywhere(PAGES.refusals())
+        now = self.tree.clock.now
+        if now - self._round_began_at >= ROUND_S:
+            self._round_began_at = now
+            self.round += self._any_rank_refused(PAGES.take_refusal())
         burst = 10.0 * RENEW_BYTES_S
-        earned = RENEW_BYTES_S * (clock - self._credited_at)
+        earned = RENEW_BYTES_S * (now - self._credited_at)
         self._credit_bytes = min(burst, self._credit_bytes + earned)
-        self._credited_at = clock
+        self._credited_at = now
         if self._waiting:
-            self._write_again()
+            self._rewrite_some()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._waiting.clear()
 
-    @staticmethod
-    def _pending(node: UnifiedTreeNode) -> bool:
-        return node.write_through_pending_id is not None
-
-    def _doubtful(self, node: UnifiedTreeNode) -> bool:
-        """Whether the node's pages were offered in an earlier round only."""
+    def _from_earlier_round(self, node: UnifiedTreeNode) -> bool:
+        """Whether the node's pages were last written in an earlier round."""
         return node.canopy.on_disk and node.canopy.disk_round < self.round
 
-    def _half_over(self, node: UnifiedTreeNode) -> bool:
-        """Whether the store lets these pages go before long, used or not."""
-        backend = self.link._backend()
+    def _needs_renewal(self, node: UnifiedTreeNode) -> bool:
+        """Whether half of the time is over for which the store keeps these pages."""
+        backend = self.attachment.backend
         if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
             return False
-        core = self.link.core
-        measure(node)
-        pinned_s = backend.pinned_s(self.link._meta(node.canopy), core.clock + self.link.epoch)
-        return pinned_s > 0 and core.clock - node.canopy.offered_at >= pinned_s / 2
+        set_offsets(node)
+        now, epoch = self.tree.clock.now, self.attachment.epoch
+        pinned_s = backend.pinned_s(metadata_of(node.canopy, epoch), now + epoch)
+        return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
-    def _anywhere(self, refused: bool) -> bool:
+    def _any_rank_refused(self, refused: bool) -> bool:
         """Whether any rank was refused something. Pipeline stages cannot stop to compare."""
-        cache = self.link.cache
+        cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
         if cache.tp_world_size > 1:
@@ -118,13 +115,12 @@ class DiskRetry:
             refused = bool(seen.item())
         return refused
 
-    def _write_again(self) -> None:
-        cache, core = self.link.cache, self.link.core
+    def _rewrite_some(self) -> None:
+        cache = self.attachment.cache
         assert cache is not None
-        arena = core._node_arena
-        live = [n for n in self._waiting if arena.get(n.id) is n and n.hash_value]
+        live = [n for n in self._waiting if self.tree.contains(n) and n.hash_value]
         for node in live:
-            measure(node)
+            set_offsets(node)
         live.sort(key=lambda node: node.canopy.offset)
         token_bytes = cache.cache_controller.mem_pool_host.size_per_token
         pages, done = 0, 0
@@ -137,17 +133,17 @@ class DiskRetry:
                 if self._credit_bytes <= 0:
                     continue  # at its next use
                 self._credit_bytes -= len(node.key) * token_bytes
-                PAGES.renew(node.hash_value)
+                PAGES.mark_rewrite(node.hash_value)
             self._write(node)
         self._waiting = {node: self._waiting[node] for node in live[done:]}
 
     def _write(self, node: UnifiedTreeNode) -> None:
         """From the host's copy; where that is gone, by making one first."""
-        cache = self.link.cache
+        cache = self.attachment.cache
         assert cache is not None
-        if self._pending(node):
+        if node.write_through_pending_id is not None:
             return  # its copy to the host is on the way, and the write follows
         if node.backuped:
             cache.write_backup_storage(node.id)
         elif not node.evicted and cache.cache_controller.write_policy != "write_back":
-            cache._apply_cache_action(self.link.core.build_backup_kv_action(node.id))
+            cache._apply_cache_action(self.tree.build_backup_kv_action(node.id))

@@ -44,8 +44,8 @@ def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
     """Seconds for which a page is to be pinned; 0 for not at all.
 
     A TTL without end is pinned for as long as Mooncake pins anything (``MAX_PIN_S``). Pages of
-    which nothing is known, and all pages where no TTL was configured, are not pinned: a pin on
-    everything would be one on nothing.
+    which nothing is known, and all pages where no TTL was configured, are not pinned: if
+    every page had a pin, none would be preferred.
     """
     if meta is None:
         return 0.0
@@ -67,7 +67,7 @@ class CanopyMooncakeStore(MooncakeStore):
     def __init__(self, storage_config: Any = None, mem_pool: Any = None) -> None:
         super().__init__(storage_config, mem_pool)
         self.pages = PAGES
-        """Where the tree notes what its pages are (it does so for a backend that has this)."""
+        """Where the tree describes its pages (it does so for a backend that has this)."""
         self._pin_ms = 0
         """Pin of the pages being put; one thread puts."""
         self._refused = False
@@ -77,21 +77,21 @@ class CanopyMooncakeStore(MooncakeStore):
     ) -> list[bool]:
         _drop_uses()
         now, done = time.time(), []
-        pins = [math.ceil(1000 * pin_s(PAGES.of(key), self.ttl, now)) for key in keys]
+        pins = [math.ceil(1000 * pin_s(PAGES.description(key), self.ttl, now)) for key in keys]
         indices = host_indices.reshape(len(keys), -1)
         start = 0
-        for (self._pin_ms, again), run in itertools.groupby(zip(pins, PAGES.renewals(keys))):
+        for (self._pin_ms, rewrite), run in itertools.groupby(zip(pins, PAGES.take_rewrites(keys))):
             stop = start + len(list(run))
             part, places = keys[start:stop], indices[start:stop].reshape(-1)
-            if again and self._pin_ms:
-                done += self._write_again(part, places)
+            if rewrite and self._pin_ms:
+                done += self._rewrite(part, places)
             else:
                 done += super().batch_set_v1(part, places, extra_info)
             start = stop
         self._pin_ms = 0
         PAGES.written([key for key, stored in zip(keys, done) if stored])
         if not all(done):
-            PAGES.refused()
+            PAGES.add_refusal()
         return done
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
@@ -102,7 +102,7 @@ class CanopyMooncakeStore(MooncakeStore):
         """For how long a page is pinned that is written now; 0: for no time that can be renewed."""
         return pin_s(meta, self.ttl, now) if hasattr(self.store, "batch_upsert_from") else 0.0
 
-    def _write_again(self, keys: list[str], places: torch.Tensor) -> list[bool]:
+    def _rewrite(self, keys: list[str], places: torch.Tensor) -> list[bool]:
         """Put pages that may be there, which begins a new pin; SGLang's own put skips them."""
         tagged = self._tag_keys(keys)
         names, pointers, sizes = self._batch_preprocess(tagged, places)
@@ -112,7 +112,7 @@ class CanopyMooncakeStore(MooncakeStore):
         if self._can_use_group_semantics():
             config.group_ids = self._expand_group_ids(tagged, len(names) // len(keys))
         results = self.store.batch_upsert_from(names, pointers, sizes, config)
-        self._say_if_refused(results)
+        self._warn_if_refused(results)
         return self._batch_postprocess(results, is_set_operate=True)
 
     def set_ttl(self, table: TTLTable) -> None:
@@ -139,10 +139,10 @@ class CanopyMooncakeStore(MooncakeStore):
             results = self.store.batch_put_from_multi_buffers(*given, config)
         else:
             results = self.store.batch_put_from(*given, config)
-        self._say_if_refused(results)
+        self._warn_if_refused(results)
         return results
 
-    def _say_if_refused(self, results: Sequence[int]) -> None:
+    def _warn_if_refused(self, results: Sequence[int]) -> None:
         if any(results) and not self._refused:
             # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses every put with our pin.
             self._refused = True
@@ -172,5 +172,5 @@ class CanopyMooncakeStore(MooncakeStore):
 
 def _drop_uses() -> None:
     """Nothing here learns, and no query would make a page stay longer."""
-    PAGES.uses()
-    PAGES.announced()
+    PAGES.take_uses()
+    PAGES.take_requests()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.telemetry.counters import (
+from sglang_canopy.radix.counters import (
     EDGES_S,
     MAX_CATEGORIES,
     OTHER,

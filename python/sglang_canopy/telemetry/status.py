@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from sglang_canopy.telemetry.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from sglang_canopy.records import Request
 from sglang_canopy.ttl.table import TTLTable
 from sglang_canopy.ttl.window import TrafficWindow, WindowSnapshot
-
-if TYPE_CHECKING:
-    from sglang_canopy.radix.core import CanopyTreeCore
-    from sglang_canopy.records import Request
 
 logger = logging.getLogger(__name__)
 
@@ -38,23 +35,30 @@ class TtlWindow:
         self._work: threading.Thread | None = None
         self._table: TTLTable | None = None
 
-    def finished(self, request: Request) -> None:
+    def request_finished(self, request: Request) -> None:
         """Note a request whose path is complete."""
         tokens = request.prompt_tokens + request.output_tokens
         # The label that its pages carry: how the response stopped and which turn it was say most.
         label = request.label or request.category
         self.window.observe(request.path, request.time, tokens, label)
 
-    def arrive(self, core: CanopyTreeCore) -> None:
-        """A request came: begin what is to begin, put into force what is due."""
-        now = core.clock
-        if now >= self._due:
-            self._put_into_force(core)
+    def request_arrived(
+        self, now: float, capacity: Callable[[], tuple[int, float] | None]
+    ) -> TTLTable | None:
+        """The table that comes into force with the request that arrived at ``now``, if one does.
+
+        ``capacity`` gives the disk tier's bytes and those of a token; it is asked once a window.
+        """
+        table = self._due_table() if now >= self._due else None
+        self._begin_if_time(now, capacity)
+        return table
+
+    def _begin_if_time(self, now: float, capacity: Callable[[], tuple[int, float] | None]) -> None:
         if self._next == float("inf"):
             self._next = now + self.window_s
         elif now >= self._next and self._work is None:
             self._next, self._due = now + self.window_s, now + self.delay_s
-            budget = core.disk.room()
+            budget = capacity()
             if budget is None:
                 return
             work = threading.Thread(
@@ -72,14 +76,13 @@ class TtlWindow:
         except Exception:
             logger.exception("the TTLs stay as they are: allocating new ones failed")
 
-    def _put_into_force(self, core: CanopyTreeCore) -> None:
+    def _due_table(self) -> TTLTable | None:
         self._due = float("inf")
         work, self._work = self._work, None
         if work is None:
-            return
+            return None
         work.join()
         table, self._table = self._table, None
         if table is not None:
             self.changes += 1
-            core.groups.swap(table, core._node_arena.values())
-            core.disk.set_ttl(table)
+        return table

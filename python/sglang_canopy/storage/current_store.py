@@ -1,0 +1,139 @@
+"""The disk store of one rank, for the weights that the server has now."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_canopy.disk import DiskStore
+from sglang_canopy.disk.folder import other_namespaces, remove_abandoned
+from sglang_canopy.storage import weights
+from sglang_canopy.storage.settings import StorageSettings
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""A folder that could not be had is tried again at least as often, in seconds."""
+
+
+class CurrentStore:
+    """Opens the store, tries again while its folder is taken, and replaces it after an update of
+    the weights. ``maintain`` is called every ``interval_s``, by one thread."""
+
+    def __init__(self, settings: StorageSettings, namespace: str, page_bytes: int) -> None:
+        self.settings = settings
+        self.namespace = namespace
+        """Of the model, layout and rank; the weights' updates are added to it."""
+        self.page_bytes = page_bytes
+        self.interval_s = min(settings.sweep_s, RETRY_S)
+        self._weights = weights.WEIGHTS.id
+        self.store = self._new()
+        if self.store.unavailable is None:
+            self._log_opened()
+        else:
+            logger.warning(
+                "Canopy disk tier: %s. It is tried again every %g s, and the server runs without "
+                "it until then.",
+                self.store.unavailable,
+                self.interval_s,
+            )
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the store's pages are of other weights than the KV in memory may be."""
+        return weights.WEIGHTS.resting() is not None or weights.WEIGHTS.id != self._weights
+
+    @property
+    def unavailable(self) -> str | None:
+        """For an operator: why nothing is found or kept now, and what will end that."""
+        resting = weights.WEIGHTS.resting()
+        if resting is not None:
+            return resting
+        if self.outdated:
+            return "the weights were updated; the disk tier is about to start again"
+        if self.store.unavailable in (None, "closed"):
+            return self.store.unavailable
+        return f"{self.store.unavailable} (tried again every {self.interval_s:g} s)"
+
+    def maintain(self) -> None:
+        """Start anew after an update of the weights; try again for a folder that was not free."""
+        if self.outdated:
+            if weights.WEIGHTS.resting() is None:
+                self._replace()
+        elif self.store.unavailable not in (None, "closed") and self.store.open():
+            logger.info("Canopy disk tier: available now.")
+            self._log_opened()
+
+    def _new(self, before: DiskStore | None = None) -> DiskStore:
+        """A store for the weights of now, going on with what ``before`` learnt and counted."""
+        settings, updates = self.settings, weights.WEIGHTS
+        return DiskStore(
+            settings.path,
+            page_bytes=self.page_bytes,
+            capacity_bytes=settings.capacity_bytes,
+            policy=before.policy if before is not None else settings.make_policy(),
+            ttl=before.ttl if before is not None else settings.ttl,
+            quotas=settings.quota_bytes,
+            pin_bytes=settings.pin_bytes,
+            pin_tenant_bytes=settings.pin_tenant_bytes,
+            compress=settings.compress,
+            namespace=f"{self.namespace}|weights={updates.id}" if updates.id else self.namespace,
+            temporary=not updates.repeatable,
+            counters=before.counters if before is not None else None,
+        )
+
+    def _replace(self) -> None:
+        """Pages of the weights before are of no use to anyone: the next ones get their room."""
+        current = weights.WEIGHTS.id
+        self.store.discard()
+        after = self._new(self.store)
+        logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
+        self.store = after
+        self._weights = current  # last: from here on the store is used
+
+    def _log_opened(self) -> None:
+        store = self.store
+        logger.info(
+            "Canopy disk tier in %s: %d pages of %d bytes on disk, room for %d, policy %s.",
+            self.settings.path,
+            len(store),
+            self.page_bytes,
+            self.settings.capacity_bytes // self.page_bytes,
+            self.settings.policy,
+        )
+        remove_abandoned(store.path.parent)
+        for folder, size in other_namespaces(store.path.parent, store.path).items():
+            if size:
+                logger.info(
+                    "%s holds %.1f GB of another model, layout or rank, which count in no budget "
+                    "of this one; remove it if no server needs it (file 'namespace' says whose).",
+                    folder,
+                    size / 1e9,
+                )
+
+
+def status_of(current: CurrentStore) -> dict[str, Any]:
+    """The disk tier for ``/canopy/status``: pages and bytes since the start."""
+    stats = current.store.stats()
+    return {
+        "unavailable": current.unavailable,
+        "capacity_bytes": stats["capacity_bytes"],
+        "used_bytes": stats["bytes"],
+        "pages": stats["pages"],
+        "policy": current.settings.policy,
+        "pinned_bytes": stats["pinned_bytes"],
+        "pin_limit_bytes": stats["pin_bytes"],
+        "pin_tenant_limit_bytes": stats["pin_tenant_bytes"],
+        "pins_refused": stats["pins_refused"],
+        "pinned_tenants": stats["pinned_tenants"],
+        "written_pages": stats["written"],
+        "written_bytes": stats["written_bytes"],
+        "read_pages": stats["read"],
+        "read_bytes": stats["read_bytes"],
+        "refused_pages": stats["refused"],
+        "evicted_pages": stats["evicted"],
+        "residency_pages": stats["residency_s"],
+        "residency_page_seconds": stats["page_seconds"],
+        "hit_pages": stats["hits"],
+        "faults": stats["faults"],
+    }
