@@ -23,7 +23,9 @@ from sglang_canopy.request.fields import (
 )
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver, unpack
 from sglang_canopy.reuse.ttft import TtftFit
+from sglang_canopy.server.access_log import hide_queries
 from sglang_canopy.telemetry import status_file
+from sglang_canopy.tenant import new_shown_key
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +147,8 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
     global _status_folder, hint_rule
     _status_folder = status_file.make_folder()
+    new_shown_key()
+    hide_queries()
     hint_rule = client_hints.rule_of(server_args)
     started = time.monotonic()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.telemetry.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters
+from sglang_canopy.tenant import shown_tenant
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -114,8 +115,8 @@ class Status:
             },
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
-            "keep": self.cache.tree_core.keeps.stats(),
-            "awaited": self.cache.tree_core.waiting.budget.stats(),
+            "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
+            "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "agreement": agreement(self.counters),
             "profile": self._profile(),
@@ -166,7 +167,7 @@ class Status:
         controller = self.cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
         ask = getattr(backend, "status", None)
-        return ask() if callable(ask) else None
+        return _shown(ask(), "pinned_tenants") if callable(ask) else None
 
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Capacity and use of each tier there is, in bytes on this rank; ``None``: not known."""
@@ -225,6 +226,12 @@ def agreement(counters: Counters) -> dict[str, Any]:
         "records_compared": counters.records_compared,
         "records_disagreed": counters.records_disagreed,
     }
+
+
+def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
+    """``stats`` with every ``tenant`` of its list ``rows`` as others may read it."""
+    tenants = [{**row, "tenant": shown_tenant(row["tenant"])} for row in stats[rows]]
+    return {**stats, rows: tenants}
 
 
 def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:
