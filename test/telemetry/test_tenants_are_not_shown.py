@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -61,15 +62,14 @@ def busy_tree(folder: Path) -> DiskTree:
 
 
 def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplog) -> None:
-    import prometheus_client
-
     caplog.set_level(logging.DEBUG)
     tree = busy_tree(tmp_path / "disk")
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    registry = CollectorRegistry()
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     status = reporter.report()
     assert [len(status[name]["tenants"]) for name in ("keep", "awaited")] == [3, 3]
     assert len(status["disk"]["pinned_tenants"]) == 3
-    scraped = prometheus_client.generate_latest().decode()
+    scraped = generate_latest(registry).decode()
     assert "canopy:requests_total" in scraped
     shown = [path.read_text() for path in folder.iterdir()]
     assert not secrets_in("".join([*shown, json.dumps(status_file.read_all()), scraped]))

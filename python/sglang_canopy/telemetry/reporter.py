@@ -60,7 +60,7 @@ class Reporter:
         status["reporting_s"] = self.spent_s
         status_file.write(self.status.rank, status)
         if self.metrics is not None:
-            self.metrics.show(self.status.counters, status)
+            self.metrics.update(self.status.counters, status)
         return status
 
     def _run(self) -> None:
