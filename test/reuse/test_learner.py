@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
+from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
@@ -282,6 +283,26 @@ def test_a_flood_does_not_take_the_labels_that_a_tenant_has():
         flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
     assert [honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == before
     assert len(model.categories) <= 256
+
+
+def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once():
+    model = ReuseModel()
+    for tenant in range(16):
+        flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
+    assert honest(model, 1000.0) == "overflow"
+    for n in range(200):
+        assert honest(model, 1001.0 + n) == "chat|end|turn1|out<64"
+        flood(model, f"hostile{n % 16}", 1, 1001.5 + n, f"late{n}")
+    assert len(model.categories) <= 256
+
+
+def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_remembered_for_ever():
+    categories = Categories(64)
+    for n in range(5000):
+        for _ in range(2):
+            categories.refine((f"name{n}",), f"tenant{n}", float(n))
+    assert len(categories._asked) <= 64
+    assert len(categories._names) <= 16
 
 
 def test_shared_prefixes_have_room_of_their_own():
