@@ -159,6 +159,34 @@ def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
     assert model.hints.over_trusted(None)
 
 
+def test_false_returns_of_tenants_that_nobody_knew_cost_the_unknown_their_trust():
+    model = ReuseModel()
+    serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
+    serve(model, 10, ["sure", "again"], tenant="sure")
+    before = model.hints.return_probability(OTHERS)
+    for n in range(100):  # each invented tenant hints once, and never returns
+        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
+    assert before > 0.5 > model.hints.return_probability("never seen") > 0.0
+
+
+def test_one_tenant_alone_cannot_cost_the_unknown_their_trust():
+    model = ReuseModel()
+    for n in range(100):
+        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="liar")
+    assert model.hints.return_probability("liar") < 0.1
+    assert model.hints.return_probability("never seen") > 0.5
+
+
+def test_a_tenant_earns_its_trust_while_the_unknown_have_none():
+    model = ReuseModel()
+    for n in range(100):
+        serve(model, n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
+    for n in range(4):
+        path = [f"mine{i}" for i in range(n + 1)]
+        serve(model, 200.0 + 10 * n, path, return_in_s=10.0, tenant="honest")
+    assert model.hints.return_probability("honest") > 0.5
+
+
 def test_the_tenants_whose_hints_are_followed_up_are_bounded_and_the_least_recent_goes():
     hints = ReuseModel().hints
     first = hints.record("first")
