@@ -238,7 +238,8 @@ class Hostile:
             self.faults.append(f"{path} took malformed body {i % len(MALFORMED)}: {text[:200]}")
 
     def _readings(self, url: str, i: int) -> None:
-        path = ("/canopy/status", f"/canopy/chunks?extra_key={HOSTILE}", "/server_info")[i % 3]
+        listed = f"/canopy/chunks?extra_key={HOSTILE}"
+        path = ("/canopy/status", listed, "/server_info", "/metrics")[i % 4]
         status, text = call(url, "GET", path)
         self._note("readings", status, text)
         for secret in (HONEST, "honest-0-", *self.honest.documents):

@@ -6,16 +6,24 @@ hints, pins, quotas and metrics all name a tenant by the string that ``tenant_of
 
 A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests
 that use it, since their KV differs. One tenant may use several adapters.
+
+Whoever knows a tenant's name can send requests as that tenant, so a name is a secret between the
+gateway and the server. What a server shows of a tenant is ``shown_tenant``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 from typing import Any
 from urllib.parse import quote
 
 MAX_TENANT = 128
 """Characters of a tenant's name; a longer pair is named by its digest."""
+
+SHOWN_KEY_VARIABLE = "CANOPY_SHOWN_TENANT_KEY"
+"""Where a server's processes find the key of ``shown_tenant``."""
 
 
 def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:
@@ -49,3 +57,22 @@ def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
     """
     parts = [(part or "").encode(errors="surrogatepass") for part in (extra_key, cache_salt)]
     return len(parts[0]).to_bytes(8, "little") + parts[0] + parts[1]
+
+
+def new_shown_key() -> None:
+    """Draw the key of ``shown_tenant`` for this process and those that it starts."""
+    os.environ[SHOWN_KEY_VARIABLE] = secrets.token_hex(32)
+
+
+def shown_tenant(name: str | None) -> str | None:
+    """What status, metrics and logs call a tenant: 16 hex digits, ``None`` for the public one.
+
+    The digest has a key, since salts may be short enough to guess. All processes of a server use
+    one key, so a tenant has one shown name while the server lives.
+    """
+    if name is None:
+        return None
+    if not os.environ.get(SHOWN_KEY_VARIABLE):
+        new_shown_key()
+    key = bytes.fromhex(os.environ[SHOWN_KEY_VARIABLE])
+    return hashlib.blake2b(name.encode(), key=key, digest_size=8).hexdigest()

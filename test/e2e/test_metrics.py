@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,26 @@ def test_the_status_folder_is_private(client) -> None:
     assert folder.stat().st_uid == os.getuid()
     for file in folder.glob("*.json"):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_no_salt_is_in_the_status_the_metrics_the_server_info_or_the_log(client) -> None:
+    """Salts as a gateway sets them; every route that a user's key opens, and the access log."""
+    salt, key = "salt-of-acme/7f!", "key-of-acme"
+    owner = {"cache_salt": salt, "extra_key": key}
+    kept = {"canopy_keep_s": 600, "canopy_pin_s": 600, "canopy_conversation": "a"}
+    client.generate(list(range(2000, 2064)), 2, custom_params=kept, **owner)
+    hint = {"conversation": "a", "return_in_s": 5, **owner}
+    assert client.post("/canopy/hint", hint)["waiting"] >= 0
+    query = urllib.parse.urlencode(owner)
+    assert client.get(f"/canopy/status?{query}")
+
+    def kept_tenants() -> Any:
+        ranks = json.loads(client.get("/canopy/status"))["ranks"]
+        return [row["tenant"] for rank in ranks for row in rank["keep"]["tenants"]]
+
+    assert until(kept_tenants) != [None]
+    told = [client.get(path) for path in ("/canopy/status", "/metrics", "/server_info")]
+    shown = "".join([*told, client.server.log_text()])
+    assert '"GET /canopy/status HTTP/1.1" 200' in shown
+    for secret in (salt, key, urllib.parse.quote(salt, safe=""), query):
+        assert secret not in shown

@@ -14,6 +14,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.telemetry.status import Status
+from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req
 
 PAGE = 4
@@ -186,6 +187,7 @@ def test_the_status_shows_who_keeps_what() -> None:
     for n in range(3, 10):
         tree.serve(talk(n), float(n), tenant="a", keep_until=3600.0)
     keep = Status(tree.cache, 0).take(0.0)["keep"]
-    assert keep["tenants"] == [{"tenant": "a", "tokens": 100}, {"tenant": None, "tokens": 20}]
+    tenants = [{"tenant": shown_tenant("a"), "tokens": 100}, {"tenant": None, "tokens": 20}]
+    assert keep["tenants"] == tenants
     assert (keep["tenant_limit_tokens"], keep["total_limit_tokens"]) == (100, 250)
     assert (keep["granted"], keep["refused"]) == (6, 3)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
+from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
@@ -158,6 +159,34 @@ def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
     assert model.hints.over_trusted(None)
 
 
+def test_false_returns_of_tenants_that_nobody_knew_cost_the_unknown_their_trust():
+    model = ReuseModel()
+    serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
+    serve(model, 10, ["sure", "again"], tenant="sure")
+    before = model.hints.return_probability(OTHERS)
+    for n in range(100):  # each invented tenant hints once, and never returns
+        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
+    assert before > 0.5 > model.hints.return_probability("never seen") > 0.0
+
+
+def test_one_tenant_alone_cannot_cost_the_unknown_their_trust():
+    model = ReuseModel()
+    for n in range(100):
+        serve(model, 20.0 + n, [f"x{n}"], return_in_s=1.0, tenant="liar")
+    assert model.hints.return_probability("liar") < 0.1
+    assert model.hints.return_probability("never seen") > 0.5
+
+
+def test_a_tenant_earns_its_trust_while_the_unknown_have_none():
+    model = ReuseModel()
+    for n in range(100):
+        serve(model, n, [f"x{n}"], return_in_s=1.0, tenant=f"invented{n}")
+    for n in range(4):
+        path = [f"mine{i}" for i in range(n + 1)]
+        serve(model, 200.0 + 10 * n, path, return_in_s=10.0, tenant="honest")
+    assert model.hints.return_probability("honest") > 0.5
+
+
 def test_the_tenants_whose_hints_are_followed_up_are_bounded_and_the_least_recent_goes():
     hints = ReuseModel().hints
     first = hints.record("first")
@@ -282,6 +311,26 @@ def test_a_flood_does_not_take_the_labels_that_a_tenant_has():
         flood(model, f"hostile{tenant}", 50, 100.0 + 50 * tenant, f"h{tenant}")
     assert [honest(model, 3000.0 + n, f"kind{n}") for n in range(8)] == before
     assert len(model.categories) <= 256
+
+
+def test_a_late_tenant_takes_a_name_that_it_uses_from_names_that_were_used_once():
+    model = ReuseModel()
+    for tenant in range(16):
+        flood(model, f"hostile{tenant}", 50, 50.0 * tenant, f"h{tenant}")
+    assert honest(model, 1000.0) == "overflow"
+    for n in range(200):
+        assert honest(model, 1001.0 + n) == "chat|end|turn1|out<64"
+        flood(model, f"hostile{n % 16}", 1, 1001.5 + n, f"late{n}")
+    assert len(model.categories) <= 256
+
+
+def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_remembered_for_ever():
+    categories = Categories(64)
+    for n in range(5000):
+        for _ in range(2):
+            categories.refine((f"name{n}",), f"tenant{n}", float(n))
+    assert len(categories._asked) <= 64
+    assert len(categories._names) <= 16
 
 
 def test_shared_prefixes_have_room_of_their_own():

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
@@ -102,9 +104,9 @@ def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
     assert sum(row.requests for row in counters.rows()) == MAX_CATEGORIES + IDLE_REQUESTS + 1
 
 
-def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported) -> None:
+def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     counters = tree.core.counters
     served(counters, "chat", None)
     counters.evicted(DEVICE, "chat", 5, 0, 3.0)
@@ -126,9 +128,9 @@ def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported) -> N
     assert exported()["canopy:residency_seconds_sum", stay] == pytest.approx(36.0)
 
 
-def test_series_are_bounded_however_long_names_come_and_go(exported) -> None:
+def test_series_are_bounded_however_long_names_come_and_go(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     for n in range(40):
         for i in range(MAX_CATEGORIES):
             served(tree.core.counters, f"name-{n}-{i}", None)
@@ -319,16 +321,13 @@ def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_
 
 
 @pytest.fixture
-def exported(monkeypatch, tmp_path):
-    """What Prometheus would scrape, as (name, labels) -> value, from a registry of its own."""
-    import prometheus_client
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
 
-    registry = prometheus_client.CollectorRegistry()
-    for name in ("Counter", "Gauge", "Histogram"):
-        kind = getattr(prometheus_client, name)
-        monkeypatch.setattr(
-            prometheus_client, name, lambda *a, _kind=kind, **k: _kind(*a, registry=registry, **k)
-        )
+
+@pytest.fixture
+def exported(registry):
+    """What Prometheus would scrape, as (name, labels) -> value."""
     return lambda: {
         (s.name, frozenset(s.labels.items())): s.value
         for m in registry.collect()
@@ -336,9 +335,9 @@ def exported(monkeypatch, tmp_path):
     }
 
 
-def test_series_follow_the_counters_and_never_count_twice(exported) -> None:
+def test_series_follow_the_counters_and_never_count_twice(exported, registry) -> None:
     tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve([1, *range(70)], 1.0, category="chat")
     tree.serve([2, *range(70)], 5.0, category="agent")
     tree.core.counters.served("chat", 71, (0, 0, 0))
@@ -362,7 +361,49 @@ def test_series_follow_the_counters_and_never_count_twice(exported) -> None:
     assert exported()["canopy:hit_tokens_total", stay] == 70
 
 
-def test_the_number_of_series_is_bounded(exported) -> None:
+COUNT_IN_A_PROCESS = """
+from sglang_canopy.radix.counters import CAPACITY, DEVICE, Counters
+from sglang_canopy.telemetry.metrics import Metrics
+
+metrics, counters = Metrics(0, {"zone": "a"}), Counters()
+status = {
+    "tiers": {"device": {"capacity_bytes": 100, "used_bytes": 7}},
+    "categories": [], "groups": [], "disk": None, "nodes": 3, "page_tokens": 1,
+    "kv_bytes_per_token": 2.0, "agreement": {"records_disagreed": 0}, "reporting_s": 0.5,
+}
+for seconds in (0.5, 3.0, 1e9):
+    counters.served("chat", 10, (4, 0, 0))
+    counters.evicted(DEVICE, "chat", 5, CAPACITY, seconds)
+    metrics.update(counters, status)
+    metrics.update(counters, status)
+"""
+
+
+def test_what_a_scheduler_process_counts_is_read_by_another_one(tmp_path) -> None:
+    """As SGLang does: the one that answers ``/metrics`` has the other's files only, and still has
+    them when that process is gone."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", COUNT_IN_A_PROCESS], env=environment, check=True)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    read = {
+        (s.name, s.labels.get("le")): (s.value, s.labels)
+        for metric in registry.collect()
+        for s in metric.samples
+    }
+    assert read["canopy:requests_total", None] == (
+        3,
+        {"dp_rank": "0", "zone": "a", "category": "chat"},
+    )
+    buckets = {le: value for (name, le), (value, _) in read.items() if le}
+    assert [buckets[le] for le in ("1.0", "4.0", "65536.0", "+Inf")] == [5, 10, 10, 15]
+    assert len(buckets) == len(EDGES_S) + 1
+    assert read["canopy:residency_seconds_count", None][0] == 15
+    assert read["canopy:residency_seconds_sum", None][0] == pytest.approx(5 * (0.5 + 3.0 + 1e9))
+    assert read["canopy:used_bytes", None][0] == 7
+
+
+def test_the_number_of_series_is_bounded(exported, registry) -> None:
     counters = Counters()
     for n in range(500):
         counters.served(f"name-{n}", 10, (1, 1, 1))
@@ -371,15 +412,15 @@ def test_the_number_of_series_is_bounded(exported) -> None:
                 counters.evicted(tier, f"name-{n}", 5, reason, 1.0, demoted=True)
             counters.row(f"name-{n}").tiers[tier].entered += 5
     tree = LiveTree(50, "canopy-lru")
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.core.counters._rows = counters._rows
     reporter.report()
     assert len(exported()) < 4000
 
 
-def test_a_group_that_is_gone_shows_no_old_ttl(exported) -> None:
+def test_a_group_that_is_gone_shows_no_old_ttl(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
-    reporter = Reporter(tree.cache, 0, Metrics(0))
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.core.groups.disk = TTLTable((Group(5, 30.0), Group(6, 60.0)))
     reporter.report()
     tree.core.groups.disk = TTLTable((Group(5, 40.0),), residual_ttl_s=9.0)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from sglang_canopy.reuse.asked_names import AskedNames
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
 
 ROOT = "*"
@@ -69,6 +70,8 @@ class Category:
     """Whose request made it; it counts in this tenant's share of the table."""
     used_at: float | None = None
     """Time of the last request that used it; ``None`` for one of a profile, not used yet."""
+    uses: int = 0
+    """Requests that used it, those that asked for it before it had a place included."""
     children: int = 0
     """Refinements of it in the table."""
     merged: Category | None = None
@@ -139,8 +142,10 @@ class Categories:
     have room. While there is room, a tenant may have any number of labels. In a full table one
     that wants another gets the least recently used one of the tenant that has most, as long as
     that has more than an eighth of the table and more than the other; else it makes do with a
-    coarser label. So nobody who invents names costs a tenant its share. Shared prefixes have room
-    of their own. Labels that no sample of the window has are forgotten at the next fit.
+    coarser label. So nobody who invents names costs a tenant its share. Where many tenants fill the
+    table within their shares, a tenant that has less than its share of names gets one when it asks
+    for it more often than the least used name in the table was used: names that are invented for
+    one request each keep nobody out. Shared prefixes have room of their own. Labels that no sample of the window has are forgotten at the next fit.
     """
 
     def __init__(self, cap: int) -> None:
@@ -153,6 +158,7 @@ class Categories:
         self._shared = 0
         self._labels: Counter[str | None] = Counter()
         self._names: Counter[str | None] = Counter()
+        self._asked = AskedNames(cap)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -191,7 +197,9 @@ class Categories:
                 top = category is self.root
                 # Touched first: what it refines must not make room for it.
                 _touch(category, now)
-                if not self._make_room(names[0] == SHARED, top, tenant):
+                if not self._make_room(names[0] == SHARED, top, tenant) and not (
+                    top and self._displace(name, tenant, now)
+                ):
                     return self.overflow if top else category
                 finer = self._add(label, category, tenant)
             category = finer
@@ -218,9 +226,9 @@ class Categories:
         del self._table[category.label]
         self._chains.clear()
         parent.children -= 1
-        self._labels[category.tenant] -= 1
+        _take_one(self._labels, category.tenant)
         if parent is self.root:
-            self._names[category.tenant] -= 1
+            _take_one(self._names, category.tenant)
         for into, counts in (
             (parent.events, category.events),
             (parent.growth, category.growth),
@@ -245,6 +253,8 @@ class Categories:
             tenant=tenant,
         )
         parent.children += 1
+        if parent is self.root:
+            made.uses = self._asked.forget(label)
         if self._is_fixed(made):
             self._shared += 1
         else:
@@ -276,6 +286,25 @@ class Categories:
             return False
         return forget(next(other for other, count in counts.items() if count == most))
 
+    def _displace(self, name: str, tenant: str | None, now: float | None) -> bool:
+        """Whether ``name``, asked for once more, took the place of the other tenants' name with the
+        fewest uses."""
+        if now is None or self._names[tenant] >= max(1, self.cap // 32):
+            return False
+        asked = self._asked.ask(name, now)
+        others = [
+            category
+            for category in self._table.values()
+            if category.parent is self.root
+            and category.tenant != tenant
+            and not self._is_fixed(category)
+        ]
+        least = min(others, key=lambda c: (c.uses, _last_use(c)), default=None)
+        if least is None or asked <= least.uses:
+            return False
+        self._forget_tree(least)
+        return True
+
     def _forget_label(self, tenant: str | None) -> bool:
         candidates = [
             category
@@ -298,10 +327,14 @@ class Categories:
             ),
             key=_last_use,
         )
+        self._forget_tree(name)
+        return True
+
+    def _forget_tree(self, name: Category) -> None:
+        """Forget a name and all that refines it."""
         for category in reversed(list(self._table.values())):
             if category is name or category.label.startswith(f"{name.label}|"):
                 self.forget(category)
-        return True
 
     @staticmethod
     def _is_fixed(category: Category) -> bool:
@@ -314,7 +347,14 @@ def _touch(category: Category | None, now: float | None) -> None:
         return
     while category is not None and (category.used_at is None or category.used_at < now):
         category.used_at = now
+        category.uses += 1
         category = category.parent
+
+
+def _take_one(counts: Counter[str | None], tenant: str | None) -> None:
+    counts[tenant] -= 1
+    if not counts[tenant]:
+        del counts[tenant]
 
 
 def _last_use(category: Category) -> float:

@@ -1,7 +1,8 @@
 """How often what clients say about their future came true: a record for each tenant.
 
 One tenant's false hints cost no other tenant its trust. Records are kept for the tenants that
-hinted last; every other tenant is trusted as one that has said nothing yet.
+hinted last. Every other tenant's returns are trusted as often as the first hints of tenants came
+true: a client that invents a tenant for each request soon gains nothing by it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ _BOUND = 100_000
 """Hints followed up at once; older ones count as settled."""
 MAX_TENANTS = 64
 """Tenants with a record of their own; the one that has hinted least recently goes first."""
+_FIRST_HINTS = 128
+"""After so many tenants' first hints, all counts are halved: old ones fade."""
 OTHERS = "*"
 """Stands for every tenant without a record: no tenant's name has this character."""
 
@@ -52,6 +55,26 @@ class HintRecord:
         return self.overs_wrong <= 2 + 0.1 * self.overs
 
 
+@dataclass(slots=True)
+class FirstHints:
+    """The first hinted return of each tenant that got a record, and how many came true."""
+
+    returns: int = 0
+    returns_true: int = 0
+
+    def add(self, came_true: bool) -> None:
+        self.returns += 1
+        self.returns_true += came_true
+        if self.returns >= _FIRST_HINTS:
+            self.returns //= 2
+            self.returns_true //= 2
+
+    def return_probability(self) -> float:
+        """Of a tenant without a record; two of three before anything is known. It takes more than
+        one tenant to change that much."""
+        return (self.returns_true + 4.0) / (self.returns + 6.0)
+
+
 _NO_HINTS = HintRecord()
 
 
@@ -60,6 +83,7 @@ class HintRecords:
 
     def __init__(self) -> None:
         self._records: dict[str | None, HintRecord] = {}
+        self._first = FirstHints()
         self._open: list[tuple[float, int, Hinted]] = []
         self._count = 0
 
@@ -98,23 +122,27 @@ class HintRecords:
         if tip.hinted_over:
             self.record(tip.tenant).overs_wrong += 1
         if tip.return_at is not None:
-            record = self.record(tip.tenant)
-            record.returns += 1
             off_s = abs(now - tip.return_at)
-            record.returns_true += off_s <= return_slack_s(tip.return_at - tip.born)
-            tip.return_at = None
+            self._count_return(tip, off_s <= return_slack_s(tip.return_at - tip.born))
 
     def count_overdue(self, now: float) -> None:
         """Count the returns that are overdue as not true."""
         while self._open and self._open[0][0] < now:
             tip = heapq.heappop(self._open)[2]
             if tip.return_at is not None:
-                tip.return_at = None
-                self.record(tip.tenant).returns += 1
+                self._count_return(tip, False)
+
+    def _count_return(self, tip: Hinted, came_true: bool) -> None:
+        tip.return_at = None
+        record = self.record(tip.tenant)
+        if not record.returns:
+            self._first.add(came_true)
+        record.returns += 1
+        record.returns_true += came_true
 
     def return_probability(self, tenant: str | None) -> float:
         """P(a client of ``tenant`` returns about when it said)."""
-        return self._records.get(tenant, _NO_HINTS).return_probability()
+        return self._records.get(tenant, self._first).return_probability()
 
     def over_trusted(self, tenant: str | None) -> bool:
         """Whether the ends that ``tenant`` announces are to be acted on."""

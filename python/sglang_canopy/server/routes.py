@@ -12,7 +12,9 @@ from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry
+from sglang_canopy.server.access_log import hide_queries
 from sglang_canopy.telemetry import status_file
+from sglang_canopy.tenant import new_shown_key
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
     global _status_folder
     _status_folder = status_file.make_folder()
+    new_shown_key()
+    hide_queries()
     entry.hint_rule = client_hints.rule_of(server_args)
     started = time.monotonic()
 

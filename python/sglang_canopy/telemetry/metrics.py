@@ -1,9 +1,12 @@
 """Canopy's series on SGLang's own ``/metrics``.
 
-SGLang runs Prometheus' client in its multiprocess mode: whatever a process counts lands in a
-file that the HTTP process reads. So ``Metrics`` lives in the scheduler process, and is told
-the status and counters of one rank every second by ``reporter.py``, off the scheduler's thread.
-Labels are bounded: categories are capped (``counters.MAX_CATEGORIES``), groups go by index.
+SGLang runs Prometheus' client in its multiprocess mode: each process keeps its series in a file,
+and whoever answers ``/metrics`` reads the files alone. A custom collector does not fit in there:
+one in the scheduler's process is never asked, and one in the HTTP process would need the registry
+that SGLang makes inside ``add_prometheus_middleware`` and shows to nobody (another one answers on
+a server's further machines). So ``Metrics`` sets ordinary series, in the scheduler's process:
+``reporter.py`` gives it the status and counters of one rank every second, off the scheduler's
+thread. Labels are bounded: categories are capped (``counters.MAX_CATEGORIES``), groups go by index.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix.counters import (
     EDGES_S,
@@ -24,6 +28,9 @@ from sglang_canopy.radix.counters import (
     Row,
 )
 
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -32,7 +39,9 @@ class Metric:
     name: str
     """Without the ``canopy:`` before it. A counter's ends in ``_total``."""
     kind: str
-    """``counter``, ``gauge`` or ``histogram``."""
+    """``counter``, ``gauge`` or ``histogram``. The client's own histogram takes one observation at
+    a time; ours counts millions of tokens at once, so its ``_bucket``, ``_sum`` and ``_count`` are
+    gauges to the client. PromQL's ``histogram_quantile`` and ``rate`` read them alike."""
     labels: tuple[str, ...]
     """Its own labels, beside ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
     meaning: str
@@ -40,8 +49,11 @@ class Metric:
 
 MAX_SERIES = 4 * MAX_CATEGORIES
 """Categories with series of their own while the process lives: a series cannot be taken back."""
-_Shown = dict[tuple[str, tuple[str, ...]], Any]
-"""What was shown already, by metric and labels."""
+_Reported = dict[tuple[str, tuple[str, ...]], Any]
+"""What a series was brought to already, by metric and labels."""
+
+_LE = (*(str(float(edge)) for edge in EDGES_S), "+Inf")
+"""Upper edges of the residency histogram's buckets, as Prometheus writes them."""
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
@@ -132,27 +144,32 @@ METRICS = (
 class Metrics:
     """The Prometheus side of one rank. ``extra``: labels the operator adds to every series.
 
-    Make it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once a process.
+    Make it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once a process (or once a ``registry``).
     """
 
-    def __init__(self, rank: int, extra: Mapping[str, str] | None = None) -> None:
-        import prometheus_client
-
+    def __init__(
+        self,
+        rank: int,
+        extra: Mapping[str, str] | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         self._fixed = {RANK_LABEL: str(rank), **(extra or {})}
-        self._families = {m.name: _family(prometheus_client, m, self._fixed) for m in METRICS}
-        self._shown: _Shown = {}
-        self._rows: dict[str, tuple[Row, _Shown]] = {}
+        self._families: dict[str, Any] = {}
+        for metric in METRICS:
+            self._families |= _families(metric, tuple(self._fixed), registry)
+        self._reported: _Reported = {}
+        self._rows: dict[str, tuple[Row, _Reported]] = {}
         self._categories: set[str] = {OTHER}
-        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._groups: set[tuple[str, str]] = set()
 
-    def show(self, counters: Counters, status: Mapping[str, Any]) -> None:
+    def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Bring every series to what ``counters`` and ``Status.take`` say."""
-        self._show_rows(counters, status["tiers"])
-        for tier, of in status["tiers"].items():
+        self._update_rows(counters, status["tiers"])
+        for tier, sizes in status["tiers"].items():
             for name in ("capacity_bytes", "used_bytes"):
-                if of[name] is not None:
-                    self._set(name, of[name], tier)
+                if sizes[name] is not None:
+                    self._set(name, sizes[name], tier)
         for row in status["categories"]:
             if row["category"] not in self._categories:
                 continue
@@ -161,40 +178,41 @@ class Metrics:
                     self._set("held_tokens", tokens, tier, row["category"])
         self._set("kv_bytes_per_token", status["kv_bytes_per_token"])
         self._set("tree_nodes", status["nodes"])
-        self._show_groups(status["groups"])
-        self._show_disk(status.get("disk"), status["page_tokens"])
-        self._raise("rank_disagreements_total", status["agreement"]["records_disagreed"])
-        self._raise("reporting_seconds_total", status["reporting_s"])
+        self._update_groups(status["groups"])
+        self._update_disk(status.get("disk"), status["page_tokens"])
+        self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
+        self._count("reporting_seconds_total", status["reporting_s"])
 
-    def _show_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
-        """A category whose row is a new one goes on from what its series shows."""
+    def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
+        """A category that was given another row goes on from where its series are."""
         before, self._rows = self._rows, {}
         for row in counters.rows():
             if row.category == PAST:
                 continue
-            known, shown = before.get(row.category, (None, {}))
-            if known is not row:
-                shown = {}
-            self._rows[row.category] = (row, shown)
-            self._show_row(row, shown, tiers)
+            old_row, reported = before.get(row.category, (None, {}))
+            if old_row is not row:
+                reported = {}
+            self._rows[row.category] = (row, reported)
+            self._update_row(row, reported, tiers)
 
-    def _show_row(self, row: Row, shown: _Shown, tiers: Iterable[str]) -> None:
-        category = self._series(row.category)
-        self._raise("requests_total", row.requests, category, shown=shown)
-        self._raise("prompt_tokens_total", row.prompt_tokens, category, shown=shown)
-        self._raise("miss_tokens_total", row.misses, category, shown=shown)
-        for tier, of in zip(TIERS, row.tiers):
+    def _update_row(self, row: Row, reported: _Reported, tiers: Iterable[str]) -> None:
+        category = self._category_label(row.category)
+        self._count("requests_total", row.requests, category, reported=reported)
+        self._count("prompt_tokens_total", row.prompt_tokens, category, reported=reported)
+        self._count("miss_tokens_total", row.misses, category, reported=reported)
+        for tier, counted in zip(TIERS, row.tiers):
             if tier not in tiers:
                 continue
-            self._raise("hit_tokens_total", of.hits, tier, category, shown=shown)
-            self._raise("entered_tokens_total", of.entered, tier, category, shown=shown)
-            self._raise("demoted_tokens_total", of.demoted, tier, category, shown=shown)
-            for reason, tokens in zip(REASONS, of.evicted):
-                self._raise("evicted_tokens_total", tokens, tier, category, reason, shown=shown)
-            stay = of.residency
-            self._spread(stay.tokens, stay.token_seconds, tier, category, shown=shown)
+            labels = (tier, category)
+            self._count("hit_tokens_total", counted.hits, *labels, reported=reported)
+            self._count("entered_tokens_total", counted.entered, *labels, reported=reported)
+            self._count("demoted_tokens_total", counted.demoted, *labels, reported=reported)
+            for reason, tokens in zip(REASONS, counted.evicted):
+                self._count("evicted_tokens_total", tokens, *labels, reason, reported=reported)
+            stay = counted.residency
+            self._count_residency(stay.tokens, stay.token_seconds, *labels, reported=reported)
 
-    def _series(self, category: str) -> str:
+    def _category_label(self, category: str) -> str:
         """The label of a category's series: its own, or ``OTHER`` after ``MAX_SERIES``."""
         if category not in self._categories:
             if len(self._categories) > MAX_SERIES:
@@ -202,74 +220,98 @@ class Metrics:
             self._categories.add(category)
         return category
 
-    def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
+    def _update_groups(self, groups: Iterable[Mapping[str, Any]]) -> None:
         gone = set(self._groups)
         for group in groups:
             labels, ttl_s = (group["tier"], group["group"]), group["ttl_s"]
             self._set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
             self._groups.add(labels)
             gone.discard(labels)
-        for labels in gone:  # of an older table: a series of this kind cannot be taken back
+        for labels in gone:  # of an older table: its series stays in this process's file
             self._set("group_ttl_seconds", math.nan, *labels)
             self._groups.discard(labels)
 
-    def _show_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
+    def _update_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
         if disk is None:
             return
         for reason, pages in disk["evicted_pages"].items():
-            self._raise("evicted_tokens_total", pages * page_tokens, "disk", "all", reason)
+            self._count("evicted_tokens_total", pages * page_tokens, "disk", "all", reason)
         tokens = [pages * page_tokens for pages in disk["residency_pages"]]
-        self._spread(tokens, disk["residency_page_seconds"] * page_tokens, "disk", "all")
-        self._raise("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
-        self._raise("disk_read_bytes_total", disk["read_bytes"])
-        self._raise("disk_written_bytes_total", disk["written_bytes"])
+        token_seconds = disk["residency_page_seconds"] * page_tokens
+        self._count_residency(tokens, token_seconds, "disk", "all")
+        self._count("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
+        self._count("disk_read_bytes_total", disk["read_bytes"])
+        self._count("disk_written_bytes_total", disk["written_bytes"])
         for kind, times in disk["faults"].items():
-            self._raise("disk_faults_total", times, kind)
+            self._count("disk_faults_total", times, kind)
 
-    def _child(self, name: str, labels: tuple[str, ...]) -> Any:
-        child = self._children.get((name, labels))
-        if child is None:
-            family = self._families[name]
-            child = family.labels(*self._fixed.values(), *labels)
-            self._children[name, labels] = child
-        return child
+    def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
+        series = self._series.get((name, labels))
+        if series is None:
+            series = self._families[name].labels(*self._fixed.values(), *labels)
+            self._series[name, labels] = series
+        return series
 
     def _set(self, name: str, value: float, *labels: str) -> None:
-        if self._shown.get((name, labels)) != value:
-            self._child(name, labels).set(value)
-            self._shown[name, labels] = value
+        if self._reported.get((name, labels)) != value:
+            self._series_of(name, labels).set(value)
+            self._reported[name, labels] = value
 
-    def _raise(self, name: str, total: float, *labels: str, shown: _Shown | None = None) -> None:
-        """Raise a counter by what ``total`` is above ``shown``. Series appear when they count."""
-        shown = self._shown if shown is None else shown
-        more = total - shown.get((name, labels), 0)
-        if more > 0:
-            self._child(name, labels).inc(more)
-            shown[name, labels] = total
-
-    def _spread(
-        self, bins: list[int], total: float, *labels: str, shown: _Shown | None = None
+    def _count(
+        self, name: str, total: float, *labels: str, reported: _Reported | None = None
     ) -> None:
-        """Raise the residency histogram by what ``bins`` and their sum are above ``shown``."""
+        """Raise a counter by what ``total`` is above ``reported``. Series appear when they count."""
+        reported = self._reported if reported is None else reported
+        more = total - reported.get((name, labels), 0)
+        if more > 0:
+            self._series_of(name, labels).inc(more)
+            reported[name, labels] = total
+
+    def _count_residency(
+        self,
+        bins: list[int],
+        token_seconds: float,
+        *labels: str,
+        reported: _Reported | None = None,
+    ) -> None:
+        """Raise the residency histogram by what ``bins`` and their sum are above ``reported``."""
         name = "residency_seconds"
-        shown = self._shown if shown is None else shown
-        before, total_before = shown.get((name, labels), ([0] * len(bins), 0.0))
+        reported = self._reported if reported is None else reported
+        before, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
         if bins == before:
             return
-        # NOTE: the client's histogram takes one observation at a time. Its bins, which hold one
-        # value each and are summed up when they are read, are what it would add to.
-        child = self._child(name, labels)
-        for value, tokens, old in zip(child._buckets, bins, before):
-            value.inc(tokens - old)
-        child._sum.inc(total - total_before)
-        shown[name, labels] = (list(bins), total)
+        more = accumulate(new - old for new, old in zip(bins, before))
+        for edge, tokens in zip(_LE, more):
+            self._series_of(f"{name}_bucket", (*labels, edge)).inc(tokens)
+        self._series_of(f"{name}_count", labels).inc(sum(bins) - sum(before))
+        self._series_of(f"{name}_sum", labels).inc(token_seconds - seconds_before)
+        reported[name, labels] = (list(bins), token_seconds)
 
 
-def _family(client: Any, metric: Metric, fixed: Mapping[str, str]) -> Any:
-    labels = (*fixed, *metric.labels)
-    name = PREFIX + metric.name
+def _families(
+    metric: Metric, fixed: tuple[str, ...], registry: CollectorRegistry | None
+) -> dict[str, Any]:
+    """The client's objects for one metric, by the names of their series without ``PREFIX``."""
+    # The client looks at PROMETHEUS_MULTIPROC_DIR when it is imported.
+    from prometheus_client import REGISTRY, Counter, Gauge
+
+    registry = registry or REGISTRY
+    name, labels = PREFIX + metric.name, (*fixed, *metric.labels)
     if metric.kind == "counter":
-        return client.Counter(name, metric.meaning, labels)
-    if metric.kind == "histogram":
-        return client.Histogram(name, metric.meaning, labels, buckets=EDGES_S)
-    return client.Gauge(name, metric.meaning, labels, multiprocess_mode="mostrecent")
+        return {metric.name: Counter(name, metric.meaning, labels, registry=registry)}
+    if metric.kind == "gauge":
+        # One process writes a series; a rank that was started anew replaces the one before.
+        gauge = Gauge(
+            name, metric.meaning, labels, multiprocess_mode="mostrecent", registry=registry
+        )
+        return {metric.name: gauge}
+    return {
+        f"{metric.name}_{part}": Gauge(
+            f"{name}_{part}",
+            metric.meaning,
+            (*labels, *own),
+            multiprocess_mode="sum",
+            registry=registry,
+        )
+        for part, own in (("bucket", ("le",)), ("count", ()), ("sum", ()))
+    }

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.reported_cache import ReportedCache
 from sglang_canopy.telemetry.status import Status, agreement
-
-if TYPE_CHECKING:
-    from sglang_canopy.radix.cache import CanopyRadixCache
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class Reporter:
     """
 
     def __init__(
-        self, cache: CanopyRadixCache, rank: int, metrics: Metrics | None, peer: str = ""
+        self, cache: ReportedCache, rank: int, metrics: Metrics | None, peer: str = ""
     ) -> None:
         self.status = Status(cache, rank)
         self.metrics = metrics
@@ -60,7 +58,7 @@ class Reporter:
         status["reporting_s"] = self.spent_s
         status_file.write(self.status.rank, status)
         if self.metrics is not None:
-            self.metrics.show(self.status.counters, status)
+            self.metrics.update(self.status.counters, status)
         return status
 
     def _run(self) -> None:
@@ -74,7 +72,7 @@ class Reporter:
             self.spent_s = time.thread_time()
 
 
-def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter:
+def start(cache: ReportedCache, enable_metrics: bool) -> Reporter:
     """Report on this process's cache.
 
     Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters
-
-if TYPE_CHECKING:
-    from sglang_canopy.radix.cache import CanopyRadixCache
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
+from sglang_canopy.telemetry.reported_cache import ReportedCache
+from sglang_canopy.tenant import shown_tenant
 
 WINDOW_S = 60.0
 """The "last minute"."""
@@ -25,7 +24,7 @@ MAX_GROUPS = 64
 """Groups of one tier that are shown, the first of the table."""
 
 _SLICE = 1000
-"""Nodes looked at before the scheduler's thread is let in again."""
+"""Nodes looked at before other threads may run."""
 
 
 @dataclass(slots=True)
@@ -57,75 +56,84 @@ class History:
 class Status:
     """Takes the status of one cache. All calls from one thread, which is not the scheduler's.
 
-    ``let_in`` is called between slices of work, so that no slice holds up the scheduler; it
-    gives the interpreter away (``time.sleep``).
+    ``pause`` is called between slices of work and lets other threads run (``time.sleep``), so that
+    no slice holds up the scheduler.
     """
 
-    def __init__(self, cache: CanopyRadixCache, rank: int) -> None:
+    def __init__(self, cache: ReportedCache, rank: int) -> None:
         self.cache = cache
         self.rank = rank
-        self.counters: Counters = cache.tree_core.counters
+        self.counters = cache.tree_core.counters
         self.history = History()
         self.started = time.time()
         self._held: dict[str, list[int]] = {}
-        self._held_next = -math.inf
-        self._scan_s = 0.0
+        self._next_walk = -math.inf
+        self._walk_s = 0.0
         """CPU seconds of the last walk; at most half a percent of the time goes into them."""
 
-    def take(self, now: float, let_in: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Everything, as JSON takes it. ``now``: seconds on a clock that never goes back."""
         rows = self.counters.rows()
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
         prompts = sum(row.prompt_tokens for row in rows)
         self.history.add(now, (prompts, *hits))
-        if now >= self._held_next:
-            self._held = self._count_held(let_in)
-            self._held_next = now + max(POINT_S, 200 * self._scan_s)
-        minute = self.history.last_minute()
+        if now >= self._next_walk:
+            self._held = self._count_held(pause)
+            self._next_walk = now + max(POINT_S, 200 * self._walk_s)
+        last_minute = self.history.last_minute()
         disk = self._disk()
-        sizes = self._sizes(disk)
-        page = self.cache.tree_core.page_size
-        status: dict[str, Any] = {
+        return {
             "rank": self.rank,
             "time": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
-            "page_tokens": page,
+            "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
-            "prompt_tokens_last_minute": minute[0],
+            "prompt_tokens_last_minute": last_minute[0],
             "history": list(self.history.points),
             "history_point_s": POINT_S,
-            "tiers": {
-                name: {
-                    **sizes[name],
-                    "hit_tokens": hits[tier],
-                    "hit_tokens_last_minute": minute[1 + tier],
-                    "entered_tokens": sum(row.tiers[tier].entered for row in rows),
-                    "demoted_tokens": sum(row.tiers[tier].demoted for row in rows),
-                    "evicted_tokens": {
-                        reason: sum(row.tiers[tier].evicted[i] for row in rows)
-                        for i, reason in enumerate(REASONS)
-                    },
-                }
-                for tier, name in enumerate(TIERS)
-                if name in sizes
-            },
+            "tiers": self._tiers(rows, hits, last_minute[1:], disk),
             "categories": [self._category(row) for row in rows],
             "groups": list(self._groups()),
-            "keep": self.cache.tree_core.keeps.stats(),
-            "awaited": self.cache.tree_core.waiting.budget.stats(),
+            "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
+            "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "agreement": agreement(self.counters),
             "profile": self._profile(),
         }
+
+    def _tiers(
+        self,
+        rows: Sequence[Row],
+        hits: Sequence[int],
+        hits_last_minute: Sequence[int],
+        disk: dict[str, Any] | None,
+    ) -> dict[str, dict[str, Any]]:
+        """Sizes and counts of each tier there is; the hits as a number a tier."""
+        tiers = {}
+        for name, sizes in self._sizes(disk).items():
+            tier = TIERS.index(name)
+            counted = [row.tiers[tier] for row in rows]
+            tiers[name] = {
+                **sizes,
+                "hit_tokens": hits[tier],
+                "hit_tokens_last_minute": hits_last_minute[tier],
+                "entered_tokens": sum(row.entered for row in counted),
+                "demoted_tokens": sum(row.demoted for row in counted),
+                "evicted_tokens": {
+                    reason: sum(row.evicted[i] for row in counted)
+                    for i, reason in enumerate(REASONS)
+                },
+            }
         if disk is not None:  # its store counts for itself, in pages
-            status["tiers"][TIERS[DISK]] |= {
+            page = self.cache.tree_core.page_size
+            tiers[TIERS[DISK]] |= {
                 "entered_tokens": disk["written_pages"] * page,
                 "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
             }
-        return status
+        return tiers
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of one token's KV on this rank."""
@@ -148,25 +156,27 @@ class Status:
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
         live, controller = self.cache.tree_core.live, self.cache.cache_controller
-        found = {TIERS[DEVICE]: live.device_policy.name}
+        names = {TIERS[DEVICE]: live.device_policy.name}
         if controller is not None:
-            found[TIERS[HOST]] = live.host_policy.name
+            names[TIERS[HOST]] = live.host_policy.name
             if controller.enable_storage:
                 backend = type(controller.storage_backend).__name__
-                found[TIERS[DISK]] = disk["policy"] if disk is not None else backend
-        return found
+                names[TIERS[DISK]] = disk["policy"] if disk is not None else backend
+        return names
 
     def _profile(self) -> dict[str, Any] | None:
         """The device policy's profile, and whether this server is the one that saves it."""
-        mine = self.cache.tree_core.live.profile
-        return None if mine is None else {"path": str(mine.path), "saved_here": mine.saves}
+        profile = self.cache.tree_core.live.profile
+        if profile is None:
+            return None
+        return {"path": str(profile.path), "saved_here": profile.saves}
 
     def _disk(self) -> dict[str, Any] | None:
         """What our own storage backend says of itself; ``None`` for another one."""
         controller = self.cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
-        ask = getattr(backend, "status", None)
-        return ask() if callable(ask) else None
+        status = getattr(backend, "status", None)
+        return _shown(status(), "pinned_tenants") if callable(status) else None
 
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Capacity and use of each tier there is, in bytes on this rank; ``None``: not known."""
@@ -178,11 +188,11 @@ class Status:
             pool = controller.mem_pool_host
             sizes[TIERS[HOST]] = _size(pool.size, pool.available_size(), pool.size_per_token)
             if controller.enable_storage:
-                of = disk or {"capacity_bytes": None, "used_bytes": None}
-                sizes[TIERS[DISK]] = {k: of[k] for k in ("capacity_bytes", "used_bytes")}
+                of_disk = disk or {"capacity_bytes": None, "used_bytes": None}
+                sizes[TIERS[DISK]] = {k: of_disk[k] for k in ("capacity_bytes", "used_bytes")}
         return sizes
 
-    def _category(self, row: Any) -> dict[str, Any]:
+    def _category(self, row: Row) -> dict[str, Any]:
         held = self._held.get(row.category, (0, 0))
         return {
             "category": row.category,
@@ -194,7 +204,7 @@ class Status:
             "held_tokens": {TIERS[DEVICE]: held[DEVICE], TIERS[HOST]: held[HOST]},
         }
 
-    def _count_held(self, let_in: Callable[[], None]) -> dict[str, list[int]]:
+    def _count_held(self, pause: Callable[[], None]) -> dict[str, list[int]]:
         """Tokens of each category on the device and on the host: a walk over all nodes.
 
         The tree may change between two slices: the sums are of about now, not of one moment.
@@ -211,8 +221,8 @@ class Status:
                 tokens = held.setdefault(category, [0, 0])
                 tokens[DEVICE] += len(key) if data.value is not None else 0
                 tokens[HOST] += len(key) if data.host_value is not None else 0
-            let_in()
-        self._scan_s = time.thread_time() - begin
+            pause()
+        self._walk_s = time.thread_time() - begin
         return held
 
 
@@ -225,6 +235,12 @@ def agreement(counters: Counters) -> dict[str, Any]:
         "records_compared": counters.records_compared,
         "records_disagreed": counters.records_disagreed,
     }
+
+
+def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
+    """``stats`` with every ``tenant`` of its list ``rows`` as others may read it."""
+    tenants = [{**row, "tenant": shown_tenant(row["tenant"])} for row in stats[rows]]
+    return {**stats, rows: tenants}
 
 
 def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:

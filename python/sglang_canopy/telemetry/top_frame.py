@@ -21,15 +21,15 @@ _COLOURS = {"device": "green", "host": "cyan", "disk": "magenta"}
 
 def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableType:
     """Everything about one status; ``trouble`` is a line about why it is not fresh."""
-    gap = Text()
-    parts: list[RenderableType] = [_head(status), gap, _ratios(status)]
-    parts += [gap, _tiers(status), gap, _categories(status)]
+    empty = Text()
+    lines: list[RenderableType] = [_header(status), empty, _hit_ratios(status)]
+    lines += [empty, _tiers(status), empty, _categories(status)]
     if status["groups"]:
-        parts += [gap, _groups(status["groups"])]
-    foot = _foot(status, trouble)
-    if foot:
-        parts += [gap, foot]
-    return Panel(Group(*parts), title="canopy top", title_align="left", border_style="dim")
+        lines += [empty, _groups(status["groups"])]
+    footer = _footer(status, trouble)
+    if footer:
+        lines += [empty, footer]
+    return Panel(Group(*lines), title="canopy top", title_align="left", border_style="dim")
 
 
 def sparkline(points: Sequence[tuple[int, int]]) -> str:
@@ -56,23 +56,23 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def seconds(of: float | None) -> str:
+def seconds(ttl_s: float | None) -> str:
     """A time to live as people say it; ``None`` is no end."""
-    if of is None:
+    if ttl_s is None:
         return "no expiry"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if of >= 2 * length:
-            return f"{of / length:.3g} {unit}"
-    return f"{of:.3g} s"
+        if ttl_s >= 2 * length:
+            return f"{ttl_s / length:.3g} {unit}"
+    return f"{ttl_s:.3g} s"
 
 
 def plain(text: object, longest: int = 32) -> Text:
-    """What a server said, without anything a terminal could obey."""
+    """What a server sent, without control characters that a terminal would act on."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
     return Text(shown if len(shown) <= longest else shown[: longest - 1] + "…")
 
 
-def _head(status: Mapping[str, Any]) -> Text:
+def _header(status: Mapping[str, Any]) -> Text:
     ranks = len(status["ranks"])
     line = Text(f"sglang-canopy {plain(status['version'])}", style="bold")
     line.append(f"   up {seconds(status['uptime_s'])}", style="not bold")
@@ -81,7 +81,7 @@ def _head(status: Mapping[str, Any]) -> Text:
     return line
 
 
-def _ratios(status: Mapping[str, Any]) -> RenderableType:
+def _hit_ratios(status: Mapping[str, Any]) -> RenderableType:
     tiers = status["tiers"]
     table = Table.grid(padding=(0, 2))
     for title, prompts, key in (
@@ -103,8 +103,8 @@ def _ratios(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _tiers(status: Mapping[str, Any]) -> Table:
-    more = [r for t in status["tiers"].values() for r in t["evicted_tokens"] if r not in _REASONS]
-    reasons = [*_REASONS, *dict.fromkeys(more)]
+    named = [reason for tier in status["tiers"].values() for reason in tier["evicted_tokens"]]
+    reasons = [*dict.fromkeys([*_REASONS, *named])]
     table = _table(
         "tier", "policy", "", "used", "of", "entered", "evicted: capacity", *reasons[1:], "demoted"
     )
@@ -167,12 +167,12 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _foot(status: Mapping[str, Any], trouble: str | None) -> Text | None:
+def _footer(status: Mapping[str, Any], trouble: str | None) -> Text | None:
     line = Text()
     faults = {kind: n for kind, n in status["faults"].items() if n}
     if faults:
-        said = ", ".join(f"{plain(kind)} {size(n)}" for kind, n in faults.items())
-        line.append(f"disk faults answered by recomputation: {said}  ", style="red")
+        counts = ", ".join(f"{plain(kind)} {size(n)}" for kind, n in faults.items())
+        line.append(f"disk faults answered by recomputation: {counts}  ", style="red")
     if trouble:
         line.append(trouble, style="red")
     return line if line.plain else None
@@ -180,11 +180,9 @@ def _foot(status: Mapping[str, Any], trouble: str | None) -> Text | None:
 
 def _table(*headings: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), caption_justify="left", expand=False)
-    text = {"tier", "policy", "", "category", "group", "name"}
+    left = {"tier", "policy", "", "category", "group", "name"}
     for heading in headings:
-        table.add_column(
-            heading, justify="left" if heading in text else "right", no_wrap=True, style=None
-        )
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     return table
 
 

@@ -16,9 +16,9 @@ TIERS = ("device", "host", "disk")
 TIMEOUT_S = 5.0
 MAX_BYTES = 8 << 20
 
-_SUMS = ("hit_tokens", "hit_tokens_last_minute", "entered_tokens", "demoted_tokens")
-_OF_CATEGORY = ("requests", "prompt_tokens", "miss_tokens")
-_BY_TIER = ("hit_tokens", "evicted_tokens", "held_tokens")
+_TIER_SUMS = ("hit_tokens", "hit_tokens_last_minute", "entered_tokens", "demoted_tokens")
+_CATEGORY_SUMS = ("requests", "prompt_tokens", "miss_tokens")
+_CATEGORY_SUMS_BY_TIER = ("hit_tokens", "evicted_tokens", "held_tokens")
 
 
 def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             status = json.loads(answer.read(MAX_BYTES))
     except urllib.error.HTTPError as error:
-        raise CanopyError(_refused(url, error.code)) from None
+        raise CanopyError(_refusal(url, error.code)) from None
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and not isinstance(error, OSError):
             raise CanopyError(f"{url}/canopy/status is not JSON: another kind of server") from None
@@ -44,10 +44,10 @@ def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
         raise CanopyError(f"no server answers at {url} ({reason}); give --url") from None
     if not isinstance(status, dict) or "policy" not in status:
         raise CanopyError(f"{url}/canopy/status is not Canopy's: another kind of server")
-    return {**status, **_together(url, status)}
+    return {**status, **_added_up(url, status)}
 
 
-def _refused(url: str, code: int) -> str:
+def _refusal(url: str, code: int) -> str:
     if code == 404:
         return f"the server at {url} has no /canopy/status: install sglang-canopy beside it"
     if code in (401, 403):
@@ -55,7 +55,7 @@ def _refused(url: str, code: int) -> str:
     return f"{url}/canopy/status answers {code}"
 
 
-def _together(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
+def _added_up(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
     ranks = status.get("ranks")
     if not ranks:
         policy = status["policy"]
@@ -80,7 +80,7 @@ def _together(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_tokens_last_minute": sum(r["prompt_tokens_last_minute"] for r in ranks),
         "tiers": {t: _tier([r["tiers"][t] for r in ranks]) for t in TIERS if t in first["tiers"]},
         "categories": _categories(ranks),
-        "faults": _added([(r.get("disk") or {}).get("faults", {}) for r in ranks]),
+        "faults": _sum_by_key([(r.get("disk") or {}).get("faults", {}) for r in ranks]),
         "reporting_share": max(r["reporting_s"] / max(r["uptime_s"], 1.0) for r in ranks),
     }
 
@@ -89,35 +89,34 @@ def _shortest(ranks: list[dict[str, Any]]) -> int:
     return min(len(r["history"]) for r in ranks)
 
 
-def _tier(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _tier(ranks: list[Mapping[str, Any]]) -> dict[str, Any]:
     sizes: dict[str, Any] = {
-        name: None if any(p[name] is None for p in parts) else sum(p[name] for p in parts)
+        name: None if any(r[name] is None for r in ranks) else sum(r[name] for r in ranks)
         for name in ("capacity_bytes", "used_bytes")
     }
     return {
         **sizes,
-        **{name: sum(p[name] for p in parts) for name in _SUMS},
-        "evicted_tokens": _added([p["evicted_tokens"] for p in parts]),
+        **{name: sum(r[name] for r in ranks) for name in _TIER_SUMS},
+        "evicted_tokens": _sum_by_key([r["evicted_tokens"] for r in ranks]),
     }
 
 
 def _categories(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_category: dict[str, list[dict[str, Any]]] = {}
     for rank in ranks:
         for row in rank["categories"]:
-            found.setdefault(row["category"], []).append(row)
+            by_category.setdefault(row["category"], []).append(row)
     rows = [
         {
             "category": category,
-            **{name: sum(row[name] for row in rows) for name in _OF_CATEGORY},
-            **{name: _added([row[name] for row in rows]) for name in _BY_TIER},
+            **{name: sum(row[name] for row in rows) for name in _CATEGORY_SUMS},
+            **{name: _sum_by_key([row[name] for row in rows]) for name in _CATEGORY_SUMS_BY_TIER},
         }
-        for category, rows in found.items()
+        for category, rows in by_category.items()
     ]
     return sorted(rows, key=lambda row: -row["prompt_tokens"])
 
 
-def _added(parts: list[Mapping[str, float]]) -> dict[str, float]:
-    return {
-        key: sum(p.get(key, 0) for p in parts) for key in dict.fromkeys(k for p in parts for k in p)
-    }
+def _sum_by_key(rows: list[Mapping[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: sum(row.get(key, 0) for row in rows) for key in keys}

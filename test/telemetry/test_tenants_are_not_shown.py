@@ -1,0 +1,152 @@
+"""A tenant's name is the secret that keeps its cache apart: nothing that a server shows has it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_canopy.server.access_log import WithoutQuery
+from sglang_canopy.telemetry import status_file
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.reporter import Reporter
+from sglang_canopy.tenant import SHOWN_KEY_VARIABLE, new_shown_key, shown_tenant, tenant_of
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree, fake_req
+
+SALT, KEY = "the gateway's secret: 7f/3!", "customer&key"
+NAMES = [tenant_of(None, SALT), tenant_of(KEY, SALT), tenant_of(KEY, None)]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Path]:
+    made = status_file.make_folder()
+    yield Path(made.name)
+    made.cleanup()
+    os.environ.pop(status_file.FOLDER_VARIABLE, None)
+
+
+def secrets_in(text: str) -> list[str]:
+    """The salts, keys and names that a text has, as they are, in JSON, or hashed without a key."""
+    known = [SALT, KEY, *(str(name) for name in NAMES)]
+    known += [json.dumps(secret)[1:-1] for secret in known]
+    known += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in known]
+    return [secret for secret in known if secret in text]
+
+
+def busy_tree(folder: Path) -> DiskTree:
+    """Every tenant keeps, pins, is awaited, and has rows and labels of its own."""
+    tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
+    tree.store.clock = lambda: 0.0
+    for n, tenant in enumerate(NAMES):
+        path = [100 * n + i for i in range(20)]
+        tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0, pin_s=60.0)
+    for n, tenant in enumerate(NAMES):
+        waiting = tree.request(9.0, tenant=tenant)
+        path = array("q", [100 * n + i for i in range(20)])
+        hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
+        tree.core.awaited(tree.core.node_by_id(hit.last_device_node), waiting)
+    return tree
+
+
+def test_no_salt_is_in_the_status_the_metrics_or_the_log(folder, tmp_path, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    tree = busy_tree(tmp_path / "disk")
+    registry = CollectorRegistry()
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
+    status = reporter.report()
+    assert [len(status[name]["tenants"]) for name in ("keep", "awaited")] == [3, 3]
+    assert len(status["disk"]["pinned_tenants"]) == 3
+    scraped = generate_latest(registry).decode()
+    assert "canopy:requests_total" in scraped
+    shown = [path.read_text() for path in folder.iterdir()]
+    assert not secrets_in("".join([*shown, json.dumps(status_file.read_all()), scraped]))
+    assert not secrets_in(caplog.text)
+    tree.close()
+
+
+def test_a_tenant_has_one_shown_name_in_all_parts_of_the_status(folder, tmp_path) -> None:
+    tree = busy_tree(tmp_path / "disk")
+    status = Reporter(tree.cache, 0, None).report()
+    names = {shown_tenant(name) for name in NAMES}
+    assert len(names) == 3
+    for rows in (
+        status["keep"]["tenants"],
+        status["awaited"]["tenants"],
+        status["disk"]["pinned_tenants"],
+    ):
+        assert {row["tenant"] for row in rows} == names
+    tree.close()
+
+
+def test_the_public_tenant_is_shown_as_such() -> None:
+    tree = LiveTree(200, "wa")
+    tree.serve(list(range(10)), 1.0, keep_until=60.0)
+    status = Reporter(tree.cache, 0, None).report()
+    assert status["keep"]["tenants"] == [{"tenant": None, "tokens": 10}]
+    assert shown_tenant(None) is None
+
+
+def test_all_processes_of_a_server_show_a_tenant_alike(monkeypatch) -> None:
+    monkeypatch.setenv(SHOWN_KEY_VARIABLE, "")
+    new_shown_key()
+    code = "from sglang_canopy.tenant import shown_tenant; print(shown_tenant('a'))"
+    ran = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert {done.stdout.strip() for done in ran} == {shown_tenant("a")}
+
+
+def test_another_server_shows_the_same_tenant_by_another_name(monkeypatch) -> None:
+    monkeypatch.setenv(SHOWN_KEY_VARIABLE, "")
+    seen = set()
+    for _ in range(3):
+        new_shown_key()
+        seen.add(shown_tenant("a"))
+    assert len(seen) == 3
+
+
+def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None:
+    monkeypatch.delenv(SHOWN_KEY_VARIABLE, raising=False)
+    assert shown_tenant("a") == shown_tenant("a") != shown_tenant("b")
+
+
+@pytest.mark.parametrize(
+    ("line", "logged"),
+    [
+        ("/canopy/chunks/ab12?cache_salt=secret", "/canopy/chunks/ab12"),
+        ("/prefix/canopy/chunks?extra_key=secret&x=1", "/prefix/canopy/chunks"),
+        ("/canopy/status", "/canopy/status"),
+        ("/health?x=1", "/health?x=1"),
+    ],
+)
+def test_the_access_log_has_no_query_of_canopys_routes(line, logged) -> None:
+    arguments: tuple[Any, ...] = ("127.0.0.1:1", "GET", line, "1.1", 200)
+    record = logging.LogRecord(
+        "uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None
+    )
+    assert WithoutQuery().filter(record)
+    assert record.getMessage() == f'127.0.0.1:1 - "GET {logged} HTTP/1.1" 200'
+
+
+def test_requests_with_salts_say_nothing_in_the_log(caplog) -> None:
+    from sglang_canopy.radix.live_request import finished_request, live_request
+
+    caplog.set_level(logging.DEBUG)
+    tree = LiveTree(200, "wa")
+    req = fake_req(list(range(40)), [1], {"time": 1.0}, extra_key=KEY, cache_salt=SALT)
+    finished_request(req, live_request(req, tree.core), tree.core)
+    assert not secrets_in(caplog.text)
