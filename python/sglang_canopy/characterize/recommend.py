@@ -1,4 +1,4 @@
-"""What to do about it: the policy, its categories, a capacity, and how sure that is.
+"""The recommendation: policy, categories, capacity, and how certain the gain is.
 
 Policies are run in the simulator, the same objects the server uses. The gain over LRU is
 bootstrapped over conversations (over windows of time where the trace names none), which says how

@@ -1,4 +1,4 @@
-"""The simulator runs behind the recommendation: prepared once, run on several processes."""
+"""The simulator runs behind the recommendation, on several processes."""
 
 from __future__ import annotations
 

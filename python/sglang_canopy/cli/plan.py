@@ -1,4 +1,4 @@
-"""``canopy plan``: how much DRAM and disk a workload should get, before it is paid for."""
+"""``canopy plan``: how much DRAM and disk a workload should get."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _logs_tokens(command: PlanCommand) -> bool:
 
 
 def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
-    """What a reader should know of the plan's ground."""
+    """Caveats to print with the plan."""
     lines = [
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "

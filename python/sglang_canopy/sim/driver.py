@@ -1,4 +1,4 @@
-"""Run one policy at one capacity over one trace, and say what it was worth."""
+"""Simulate one policy at one capacity over one trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and outputs, as token ids, out of the block ids of a trace.
+"""Generate prompts and outputs, as token ids, from a trace's block ids.
 
 A trace says which blocks prompts share, not what is in them. Here every block gets token ids that
 depend on its id alone: equal ids give equal tokens, so that a server sees exactly the sharing the
