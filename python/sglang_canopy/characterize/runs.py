@@ -29,7 +29,7 @@ class PolicyRun:
     capacity_blocks: int
     config: tuple[tuple[str, Any], ...] = ()
     labels: str = "both"
-    """What of type and turn the policy is told: one of ``LABELS``."""
+    """Which labels (type, turn) the policy sees: one of ``LABELS``."""
     placebo_seed: int | None = None
 
 

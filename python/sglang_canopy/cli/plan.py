@@ -162,7 +162,7 @@ def write_outputs(
 
 
 def watch(command: PlanCommand) -> int:
-    """Plan every so often; write the plan file when it is worth a new start."""
+    """Plan again and again; write the plan file when the change is worth a new start."""
     args, before, before_row = command.args, None, None
     done = 0
     while True:
@@ -190,5 +190,5 @@ def watch(command: PlanCommand) -> int:
 
 
 def _now(plan: CapacityPlan, before: Configuration | None, row: Row | None) -> Row | None:
-    """What is running, on the new requests where the search has looked at it."""
+    """The configuration in use, evaluated on the new requests if the search has tried it."""
     return plan.found.rows.get(before, row) if before is not None else row

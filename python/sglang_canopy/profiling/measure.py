@@ -51,7 +51,7 @@ class Surfaces:
 
 
 class Measurer:
-    """Measures one server. ``say`` hears what is being measured."""
+    """Measures one server. ``say`` is called with what is measured next."""
 
     def __init__(
         self, server: ProfiledServer, limits: Limits, seed: int, say: Callable[[str], None]

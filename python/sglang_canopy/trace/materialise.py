@@ -116,7 +116,7 @@ class Materialiser:
         return self._tokens(planned, 0, planned.prompt_tokens)
 
     def output(self, planned: Planned) -> list[int]:
-        """The ``output_tokens`` token ids that its response is to consist of.
+        """The ``output_tokens`` token ids of its response.
 
         As far as the conversation goes on they are what the next turn contains in their place,
         then tokens of the request's own.

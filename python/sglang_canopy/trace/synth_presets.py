@@ -1,7 +1,7 @@
 """Parameters of the presets of ``canopy synth``, with their sources.
 
-``trace-a`` (to-C) and ``trace-b`` (to-B) follow the statistics of "KVCache Cache in the Wild"
-(USENIX ATC 2025, arXiv 2506.02634); ``synth_targets.py`` lists them with their sources and says
+``trace-a`` and ``trace-b`` follow the statistics of "KVCache Cache in the Wild"
+(USENIX ATC 2025, arXiv 2506.02634); ``characterize/published.py`` lists them with their sources and says
 how close the output must come. A parameter below that the paper does not give is marked
 "calibrated" (chosen so that a published number comes out) or "assumption" (nothing published).
 """
