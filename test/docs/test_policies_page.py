@@ -46,7 +46,6 @@ def walkthrough(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(policy, "docs/guide/add-a-policy.md", "exec"), module.__dict__)
     monkeypatch.setitem(registry._MODULES, "mru", "mru")
-    monkeypatch.syspath_prepend(ROOT / "test" / "policy")
     return tests
 
 

@@ -1,0 +1,1 @@
+"""Replay traces against a running server, and measure hits and TTFT."""

@@ -1,7 +1,7 @@
 """One request of a replay over HTTP: token ids in, a stream back, times and cache hits noted.
 
-SGLang's ``/generate`` and OpenAI's ``/v1/completions`` are spoken; both take a prompt as token
-ids. Chat endpoints do not, so they cannot replay block ids exactly.
+Sends to SGLang's ``/generate`` and OpenAI's ``/v1/completions``, which take a prompt as token ids.
+Chat endpoints do not, so they cannot replay block ids exactly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generated tokens that are the trace's, not the model's (ATC 2025 paper, section 4.3).
+"""Make a server generate the trace's tokens instead of the model's (ATC 2025 paper, section 4.3).
 
 A replay wants the next turn of a conversation to contain what this turn generated, but a model
 fed with made-up tokens generates something else. A server started with

@@ -1,4 +1,4 @@
-"""Start a real SGLang server, wait until it answers, and be sure that it stops.
+"""Start a real SGLang server, wait until it answers, and make sure that it stops.
 
 Used by the quick start, the end-to-end tests and the benchmarks. It knows nothing of policies:
 the caller gives the server's own arguments.

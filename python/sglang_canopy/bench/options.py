@@ -178,7 +178,7 @@ def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[st
 def add_hints(
     planned: Sequence[Planned], said: list[dict[str, Any]], share: float, seed: int, pace: float
 ) -> None:
-    """Let ``share`` of the requests say what becomes of their conversation.
+    """Give ``share`` of the requests hints about the future of their conversation.
 
     ``canopy_return_in_s`` is the time to its next request, times ``pace``; ``canopy_over`` says
     that there is none.

@@ -1,4 +1,4 @@
-"""What a replay measured: one JSON object out of the jobs and their replies."""
+"""Summarise a replay as one JSON object."""
 
 from __future__ import annotations
 

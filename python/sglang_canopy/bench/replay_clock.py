@@ -1,4 +1,4 @@
-"""The trace's own time on a server that replays it faster.
+"""Stamp requests with the trace's own time in a faster replay.
 
 Policies learn how long conversations pause. A replay that squeezes two hours into two minutes
 shows them other pauses than the trace had, and a slow machine stretches them again. A server

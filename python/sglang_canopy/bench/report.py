@@ -1,4 +1,4 @@
-"""Replays beside each other: hit rate and TTFT by category, one column a run.
+"""Compare replays: hit rate and TTFT by category, one column per run.
 
 python -m sglang_canopy.bench.report lru.json wa.json placebo.json --by turn
 """

@@ -1,4 +1,4 @@
-"""One replay inside ``sglang.benchmark.serving``: its flow and its metrics, our requests.
+"""Run a replay inside ``sglang.benchmark.serving``, with its flow and metrics and our requests.
 
 Nothing of the benchmark is copied. For the time of one run, a few names of its module are
 replaced: the dataset it loads, the order and the times at which it takes requests from it, the

@@ -22,7 +22,7 @@ _TICK_S = 1e-6
 
 @dataclass(slots=True)
 class ReplayRequest:
-    """One request of a replay and what became of it. Times on the event loop's clock."""
+    """One request of a replay and its reply. Times on the event loop's clock."""
 
     planned: Planned
     labels: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Other names in a module of SGLang, for the time of one run."""
+"""Replace names in a module of SGLang for the time of one run."""
 
 from __future__ import annotations
 

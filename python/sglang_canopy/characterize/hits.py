@@ -1,4 +1,4 @@
-"""How many blocks could be hits, and whose (Section 3.2, Figures 4 and 5)."""
+"""Ideal hit ratios, over time and by group (Section 3.2, Figures 4 and 5)."""
 
 from __future__ import annotations
 

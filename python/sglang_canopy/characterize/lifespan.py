@@ -1,4 +1,4 @@
-"""How long a block is of use: from its first use to its last (Section 3.5, Figures 19 and 20)."""
+"""Lifespan of blocks, from first use to last (Section 3.5, Figures 19 and 20)."""
 
 from __future__ import annotations
 

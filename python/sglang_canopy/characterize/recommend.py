@@ -1,4 +1,4 @@
-"""What to do about it: the policy, its categories, a capacity, and how sure that is.
+"""The recommendation: policy, categories, capacity, and how certain the gain is.
 
 Policies are run in the simulator, the same objects the server uses. The gain over LRU is
 bootstrapped over conversations (over windows of time where the trace names none), which says how
@@ -63,7 +63,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The report's last page. Hit ratios are of tokens, 0 to 1; the simulator's own blocks."""
+    """The report's recommendation. Hit ratios are of tokens, 0 to 1; the simulator's own blocks."""
 
     policy: str
     policy_options: dict[str, object]
@@ -79,7 +79,7 @@ class Recommendation:
     clusters: str
     cluster_count: int
     label_gain: dict[str, float]
-    """Points over LRU at ``label_fraction`` by what the policy is told: type, turn, both, none."""
+    """Points over LRU at ``label_fraction`` by the labels the policy sees: type, turn, both, none."""
     label_fraction: float
     table: dict[str, tuple[float, ...]]
     """Hit ratio by policy, one entry a capacity of ``fractions``."""
@@ -282,6 +282,6 @@ def _categories(seen: Observation, gain: dict[str, float], best: Gain) -> tuple[
     }
     said = ", ".join(f"{names[o]} {gain[o]:+.1f}" for o in options)
     return names[tell], (
-        f"points over LRU by what the policy is told: {said}; with labels shuffled "
+        f"points over LRU by the labels that the policy sees: {said}; with labels shuffled "
         f"{best.placebo_points:+.1f}"
     )

@@ -1,4 +1,4 @@
-"""All questions in order, into one report that can be drawn or written as JSON."""
+"""Answer all questions, as one report that can be drawn or written as JSON."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def characterize(
     against: str | None = None,
     work: ReadProgress | None = None,
 ) -> TraceReport:
-    """Read a trace two or three times and answer every question it has an answer to.
+    """Read a trace two or three times and answer every question that it can answer.
 
     ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate_requests``
     is how many requests the simulator is given for the recommendation, 0 to leave it out; ``against`` names the published statistics to compare with

@@ -1,4 +1,4 @@
-"""The simulator runs behind the recommendation: prepared once, run on several processes."""
+"""The simulator runs behind the recommendation, on several processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PolicyRun:
     capacity_blocks: int
     config: tuple[tuple[str, Any], ...] = ()
     labels: str = "both"
-    """What of type and turn the policy is told: one of ``LABELS``."""
+    """Which labels (type, turn) the policy sees: one of ``LABELS``."""
     placebo_seed: int | None = None
 
 

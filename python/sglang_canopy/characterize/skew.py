@@ -1,4 +1,4 @@
-"""Who has the reuse: blocks, users, conversations (Section 3.2, Figures 6 to 8)."""
+"""Concentration of reuse over blocks, users and conversations (Section 3.2, Figures 6 to 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``canopy calibrate``: how much a server should recompute, measured on this machine and saved."""
+"""``canopy calibrate``: measure which share of a document a server should recompute."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tiers", default="memory,disk", help="memory, disk, or both")
     add("--selector", default="default", help="a selector's name")
-    add("--encode", default="prefix", choices=ENCODINGS)
-    add("--chunks", type=int, default=6, help="documents a prompt, at most")
-    add("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
-    add("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    add("--device", default="cpu")
+    add("--encode", default="prefix", choices=ENCODINGS, help="what chunks are encoded behind")
+    add("--chunks", type=int, default=6, help="most documents per prompt")
+    add("--chunk-tokens", type=int, default=160, help="most tokens per document")
+    add(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="type of the weights and KV",
+    )
+    add("--device", default="cpu", help="torch device")
     add("--scratch", type=Path, default=None, help="folder for the disk tier's files")
 
 

@@ -1,4 +1,4 @@
-"""``canopy characterize``: what a trace's reuse looks like, and which policy it wants."""
+"""``canopy characterize``: how a trace reuses KV, and which policy suits it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_canopy.trace.open import format_names
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     parser.add_argument("trace", type=Path, help="the trace, may be compressed (.gz, .xz, .zst)")
-    parser.add_argument("--format", required=True, choices=format_names(), help="of the trace")
+    parser.add_argument("--format", required=True, choices=format_names(), help="trace format")
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for report.html, report.json and the PNGs"
     )

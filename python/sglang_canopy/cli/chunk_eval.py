@@ -1,4 +1,4 @@
-"""``canopy chunk-eval``: what chunk reuse costs in quality, and saves in time, on a user's model."""
+"""``canopy chunk-eval``: quality lost and time saved by chunk reuse, on your model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
     )
     parser.add_argument(
-        "--encode", default="prefix", help=f"of {', '.join(ENCODINGS)}, comma-separated"
+        "--encode",
+        default="prefix",
+        help=f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated",
     )
     parser.add_argument("--limit", type=int, help="only the first N questions")
-    parser.add_argument("--chunks", type=int, default=6, help="documents a prompt, at most")
-    parser.add_argument("--chunk-tokens", type=int, default=160, help="tokens a document, at most")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chunks", type=int, default=6, help="most documents per prompt")
+    parser.add_argument("--chunk-tokens", type=int, default=160, help="most tokens per document")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="type of the weights and KV",
+    )
+    parser.add_argument("--device", default="cpu", help="torch device")
+    parser.add_argument("--seed", type=int, default=0, help="seed of tasks and the random selector")
     parser.add_argument("--json", type=Path, help="write the rows here, after every example")
     parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
     parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")

@@ -1,4 +1,4 @@
-"""The ``canopy`` command: one module a subcommand, imported only when it is asked for."""
+"""The ``canopy`` command: one module per subcommand, imported on demand."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
-    "simulate": "hit ratios of policies x capacities x traces, without a server",
-    "simulate-system": "one configuration of instances, memory and disk over a trace",
+    "simulate": "hit ratios of policies at several capacities on a trace, without a server",
+    "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
     "profile": "measure a live server's costs, for the simulator and the planner",
-    "characterize": "what a trace's reuse looks like, and which policy it wants",
+    "characterize": "how a trace reuses KV, and which policy suits it",
     "plan": "how much DRAM and disk a workload should get, at what price",
-    "ttl": "how long a disk tier should keep what, by group of prefixes",
+    "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
-    "top": "what a running server's tiers hold, serve and let go, live",
-    "calibrate": "how much of reused documents a server should recompute, measured and saved",
-    "chunk-eval": "what reusing document KV costs in quality and saves in time, on a model",
+    "top": "a running server's tiers, hits and evictions, live",
+    "calibrate": "measure which share of a document a server should recompute",
+    "chunk-eval": "quality lost and time saved by reusing document KV, on a model",
 }
 
 

@@ -1,4 +1,4 @@
-"""``canopy overlay``: a multi-tenant trace out of single conversations."""
+"""``canopy overlay``: build a multi-tenant trace from single conversations."""
 
 from __future__ import annotations
 

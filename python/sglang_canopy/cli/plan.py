@@ -1,4 +1,4 @@
-"""``canopy plan``: how much DRAM and disk a workload should get, before it is paid for."""
+"""``canopy plan``: how much DRAM and disk a workload should get."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _logs_tokens(command: PlanCommand) -> bool:
 
 
 def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
-    """What a reader should know of the plan's ground."""
+    """Caveats to print with the plan."""
     lines = [
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
@@ -163,7 +163,7 @@ def write_outputs(
 
 
 def watch(command: PlanCommand) -> int:
-    """Plan every so often; write the plan file when it is worth a new start."""
+    """Plan again and again; write the plan file when the change is worth a new start."""
     args, before, before_row = command.args, None, None
     done = 0
     while True:
@@ -191,5 +191,5 @@ def watch(command: PlanCommand) -> int:
 
 
 def _now(plan: CapacityPlan, before: Configuration | None, row: Row | None) -> Row | None:
-    """What is running, on the new requests where the search has looked at it."""
+    """The configuration in use, evaluated on the new requests if the search has tried it."""
     return plan.found.rows.get(before, row) if before is not None else row

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="PATH", help="trace file, or archive of conversations")
     add(
         "--format",
-        help=f"of the trace: {', '.join(format_names())} (default: what fits the first line)",
+        help=f"trace format: {', '.join(format_names())} (default: what fits the first line)",
     )
     add("--profile", default=PROFILE, help="engine profile: a name or a file (default %(default)s)")
     add("--model", metavar="NAME", help="the model you serve; stop if the profile is of another")
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ttl",
         default="none,group",
         metavar="A,B",
-        help="TTLs of the disk to try: none, seconds for all, group for one a prefix subtree",
+        help="TTLs of the disk to try: none, a number of seconds, or group (one per prefix subtree)",
     )
     add("--instances", default="1", metavar="N,N", help="numbers of servers to try")
     for tier in ("device", "host", "disk"):

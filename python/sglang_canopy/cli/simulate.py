@@ -1,4 +1,4 @@
-"""``canopy simulate``: what policies would have won on a trace, without a server."""
+"""``canopy simulate``: hit ratios of policies on a trace, without a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--format",
         required=True,
-        help="of the trace: bailian, mooncake, agentic, azure or sglang (a server's own log)",
+        help="trace format: bailian, mooncake, agentic, azure or sglang (a server's own log)",
     )
     add(
         "--policy",

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy simulate-system``."""
     add = parser.add_argument
     add("--trace", required=True, metavar="PATH", help="trace file")
-    add("--format", required=True, help=f"of the trace: {', '.join(format_names())}")
+    add("--format", required=True, help=f"trace format: {', '.join(format_names())}")
     add(
         "--profile",
         required=True,

@@ -1,4 +1,4 @@
-"""``canopy top``: what a running server's tiers hold, serve and let go, live in the terminal."""
+"""``canopy top``: a running server's tiers, hits and evictions, live in the terminal."""
 
 from __future__ import annotations
 

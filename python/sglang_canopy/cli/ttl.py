@@ -1,4 +1,4 @@
-"""``canopy ttl``: a plan file with a TTL for each of a trace's groups, under a budget of disk."""
+"""``canopy ttl``: write a plan file with a TTL for each prefix group, within a disk budget."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "trace", metavar="TRACE", help="trace file; a server's own log makes a plan for that server"
     )
-    add("--format", required=True, help=f"of the trace: {', '.join(format_names())}")
+    add("--format", required=True, help=f"trace format: {', '.join(format_names())}")
     add(
         "--budget-gb",
         type=float,

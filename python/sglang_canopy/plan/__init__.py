@@ -1,1 +1,1 @@
-"""Kareto: how much HBM, DRAM and disk a workload should get (arXiv 2603.08739)."""
+"""The planner: how much DRAM and disk a workload should get (Kareto, arXiv 2603.08739)."""

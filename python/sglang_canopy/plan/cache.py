@@ -1,4 +1,4 @@
-"""Simulations that were done once, kept on disk: one line of JSON each, never rewritten.
+"""A cache of simulation results on disk: one line of JSON each, only ever appended to.
 
 A line's key is the hash of everything the simulation reads: the trace's content, the profile, the
 configuration with the bandwidths that the price list gives it, the load, the seed, and the code.

@@ -1,4 +1,4 @@
-"""Which point of the front: constraints, the extremes, and why not the one beside it."""
+"""Choose a point of the front: constraints, extremes, and the reasons against its neighbours."""
 
 from __future__ import annotations
 

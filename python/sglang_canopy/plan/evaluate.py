@@ -1,4 +1,4 @@
-"""Rows of configurations: from the cache, or simulated on a backend."""
+"""Evaluate configurations: from the cache, or by simulation on a backend."""
 
 from __future__ import annotations
 

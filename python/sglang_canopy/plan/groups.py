@@ -1,4 +1,4 @@
-"""Group TTLs for a disk of a given size, from the trace itself (Kareto, Algorithm 2)."""
+"""Learn group TTLs for a disk of a given size from the trace (Kareto, Algorithm 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wanted: metrics by name, sets of objectives, and the volume a front dominates."""
+"""Metrics by name, sets of objectives, and the hypervolume of a front."""
 
 from __future__ import annotations
 

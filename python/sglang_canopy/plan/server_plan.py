@@ -1,4 +1,4 @@
-"""From the chosen configuration to the file that ``--canopy-plan`` takes."""
+"""Convert the chosen configuration to the file that ``--canopy-plan`` takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 def server_plan(
     row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
 ) -> ServerPlan:
-    """What one server of the chosen configuration is told.
+    """The plan file of one server of the chosen configuration.
 
     Group TTLs are written only where their roots are ids that a server makes, which needs the
     server's own log; else the table keeps its residual TTL and ``made_by`` says so.

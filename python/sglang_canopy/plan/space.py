@@ -1,4 +1,4 @@
-"""What the planner may choose: the decision variables, and the grid of all their values."""
+"""The planner's decision variables, and the grid of all their values."""
 
 from __future__ import annotations
 

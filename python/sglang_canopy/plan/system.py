@@ -1,4 +1,4 @@
-"""From a configuration to what the simulator takes, and from its result to a row."""
+"""Convert a configuration for the simulator, and the simulator's result to a row."""
 
 from __future__ import annotations
 

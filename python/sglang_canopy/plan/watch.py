@@ -1,4 +1,4 @@
-"""Which part of a server's log stands for the hours to come, and whether a new plan differs.
+"""Select the part of a server's log to plan from, and compare the new plan with the old.
 
 Two guesses at the near future: the last hours, or the same hours a week ago. "Now" is the last
 request of the log, so that a plan depends on the log alone.

@@ -1,4 +1,4 @@
-"""One simulation, as a worker process does it."""
+"""Run one simulation in a worker process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a live server's steps cost, measured from outside for the simulator."""
+"""Measure over HTTP what a live server's steps cost, as input for the simulator."""

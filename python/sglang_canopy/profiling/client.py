@@ -1,4 +1,4 @@
-"""The little of a server's interface that profiling needs. Standard library only."""
+"""A minimal client of a server, for profiling. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live server's steps cost, asked from outside: for ``canopy profile``.
+"""Measure a live server's prefill and decode costs over HTTP, for ``canopy profile``.
 
 Only ``/generate`` with token ids is used. Prompts are made of random ids, so that nothing is cached
 but what a measurement puts there. Every figure is the median of a few answers; the server should
@@ -51,7 +51,7 @@ class Surfaces:
 
 
 class Measurer:
-    """Measures one server. ``say`` hears what is being measured."""
+    """Measures one server. ``say`` is called with what is measured next."""
 
     def __init__(
         self, server: ProfiledServer, limits: Limits, seed: int, say: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""Bandwidth of host memory and disk, measured by what a hit on them costs beyond one on the device."""
+"""Bandwidth of host memory and disk, from how much longer a hit there takes than one on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks shared by the figures of a characterisation: palette, grids, axes a person can read."""
+"""Shared style of the characterisation figures: palette, grids and axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A characterisation as one HTML page that needs nothing else, with its figures and JSON beside."""
+"""Write a characterisation as one self-contained HTML page, its figures and its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of ``canopy simulate``: hit ratio against capacity, and what is left to win."""
+"""The figure of ``canopy simulate``: hit ratio against capacity, and the distance to the bound."""
 
 from __future__ import annotations
 

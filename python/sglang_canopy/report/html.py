@@ -1,4 +1,4 @@
-"""What the HTML reports share: their templates, their tables and their figures as data."""
+"""Shared parts of the HTML reports: templates, tables and embedded figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front of a plan in pictures: each pair of objectives, and the first three together."""
+"""The figures of a plan: each pair of objectives, and the first three together."""
 
 from __future__ import annotations
 

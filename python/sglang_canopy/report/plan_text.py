@@ -1,4 +1,4 @@
-"""A plan as text: the front, the extremes beside the baseline, the choice and why."""
+"""Print a plan: the front, the extremes beside the baseline, the choice and its reasons."""
 
 from __future__ import annotations
 

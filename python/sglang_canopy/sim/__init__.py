@@ -1,0 +1,1 @@
+"""Simulate cache policies on traces, without a server."""

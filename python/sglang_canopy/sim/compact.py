@@ -1,4 +1,4 @@
-"""A whole trace in memory that grows with its distinct blocks, not with its length.
+"""A compact in-memory trace: its size depends on the distinct blocks, not on the length.
 
 Block ids are chained: equal ids mean equal paths. So a path is stored once, as the blocks it
 adds to the path it continues, and a request is where on which path it ends. Two hundred long

@@ -1,4 +1,4 @@
-"""Run one policy at one capacity over one trace, and say what it was worth."""
+"""Simulate one policy at one capacity over one trace."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    ``threshold_tokens`` is what the result's tail is measured against; ``slo_ms`` and
-    ``ttft_model`` are what the policy is told. ``on_request(request, hit_tokens)`` is called after each request. ``verify_every`` n > 0
-    recounts the whole tree every n requests (slow; for tests).
+    The result's tail is measured against ``threshold_tokens``; ``slo_ms`` and ``ttft_model`` go to
+    the policy. ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
+    n > 0 recounts the whole tree every n requests (slow; for tests).
 
     Raises ``CanopyError`` for an empty or unsorted trace, or one that mixes block sizes.
     """

@@ -1,4 +1,4 @@
-"""What a token of KV weighs and what computing it costs, for a model's dimensions."""
+"""KV bytes and prefill FLOPs of a token, from a model's dimensions."""
 
 from __future__ import annotations
 

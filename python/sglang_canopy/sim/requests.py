@@ -1,4 +1,4 @@
-"""Trace records into the requests that a policy sees: the one place where that happens.
+"""Convert trace records into the requests that a policy sees.
 
 Also the two things an experiment may do to them: the *placebo* (labels shuffled among the
 requests, so that a gain that survives it does not come from the labels) and *hints* (what a

@@ -1,4 +1,4 @@
-"""Traces as the TTL allocator sees them, and TTLs simulated on them (``ttl/replay.py``)."""
+"""Convert traces for the TTL allocator, and simulate TTLs on them (``ttl/replay.py``)."""
 
 from __future__ import annotations
 

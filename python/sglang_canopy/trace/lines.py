@@ -1,4 +1,4 @@
-"""Lines of a trace file, one at a time, with the messages a broken one deserves.
+"""Read a trace file line by line, with a clear message for a broken line.
 
 Every reader goes through here, so that a trace of any size is read in the memory of one
 line (for an archive: of one conversation).

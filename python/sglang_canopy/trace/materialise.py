@@ -1,4 +1,4 @@
-"""Prompts and outputs, as token ids, out of the block ids of a trace.
+"""Generate prompts and outputs, as token ids, from a trace's block ids.
 
 A trace says which blocks prompts share, not what is in them. Here every block gets token ids that
 depend on its id alone: equal ids give equal tokens, so that a server sees exactly the sharing the
@@ -116,7 +116,7 @@ class Materialiser:
         return self._tokens(planned, 0, planned.prompt_tokens)
 
     def output(self, planned: Planned) -> list[int]:
-        """The ``output_tokens`` token ids that its response is to consist of.
+        """The ``output_tokens`` token ids of its response.
 
         As far as the conversation goes on they are what the next turn contains in their place,
         then tokens of the request's own.

@@ -1,4 +1,4 @@
-"""One way in to every trace format."""
+"""Open a trace of any format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A multi-tenant trace out of single conversations.
+"""Build a multi-tenant trace from single conversations.
 
 Public agentic traces are one conversation a file, each with a clock and block ids of its own. An
 overlay chooses some, starts each at a random moment of a window and merges their requests by

@@ -86,7 +86,7 @@ def to_bailian(drawn: SyntheticRequest) -> str:
 
 
 def meta_path(path: Path) -> Path:
-    """Where the label of the trace at ``path`` lies: ``NAME.meta.json`` beside it."""
+    """The label file of the trace at ``path``: ``NAME.meta.json`` beside it."""
     name = path.name
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""Prompts as chains of blocks: what grows, what is shared, what a request looks like."""
+"""Prompts as chains of blocks, with shared prefixes and growing conversations."""
 
 from __future__ import annotations
 

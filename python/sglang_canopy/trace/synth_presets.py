@@ -1,7 +1,7 @@
-"""What the presets of ``canopy synth`` are made of.
+"""Parameters of the presets of ``canopy synth``, with their sources.
 
-``trace-a`` (to-C) and ``trace-b`` (to-B) follow the statistics of "KVCache Cache in the Wild"
-(USENIX ATC 2025, arXiv 2506.02634); ``synth_targets.py`` lists them with their sources and says
+``trace-a`` and ``trace-b`` follow the statistics of "KVCache Cache in the Wild"
+(USENIX ATC 2025, arXiv 2506.02634); ``characterize/published.py`` lists them with their sources and says
 how close the output must come. A parameter below that the paper does not give is marked
 "calibrated" (chosen so that a published number comes out) or "assumption" (nothing published).
 """
@@ -192,10 +192,8 @@ _SMALL = ChatLoad(
 )
 
 PRESETS = {
-    "trace-a": Preset(
-        "trace-a", _TO_C, "to-C: people in chat, file, image and search conversations"
-    ),
-    "trace-b": Preset("trace-b", _TO_B, "to-B: programs calling an API with fixed system prompts"),
+    "trace-a": Preset("trace-a", _TO_C, "people in chat, file, image and search conversations"),
+    "trace-b": Preset("trace-b", _TO_B, "programs calling an API with fixed system prompts"),
     "small": Preset("small", _SMALL, "a minute of short conversations, for a first try"),
 }
 

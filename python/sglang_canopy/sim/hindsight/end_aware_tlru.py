@@ -1,4 +1,4 @@
-"""``end-aware-tlru``: T-LRU that is told which conversations are over (arXiv 2510.15152).
+"""``end-aware-tlru``: T-LRU that knows which conversations are over (arXiv 2510.15152).
 
 As defined here: of each path it knows whether any prompt will use it again, not when nor how
 long. Blocks never used again go first, together with those that T-LRU calls safe: beyond the

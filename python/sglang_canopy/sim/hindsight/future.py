@@ -1,4 +1,4 @@
-"""What comes next on every path of a trace, and the base of the policies that use it."""
+"""The next use of every block of a trace, and the base class of hindsight policies."""
 
 from __future__ import annotations
 

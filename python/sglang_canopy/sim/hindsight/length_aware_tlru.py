@@ -1,4 +1,4 @@
-"""``length-aware-tlru``: T-LRU that is told the next prompt's length (arXiv 2510.15152).
+"""``length-aware-tlru``: T-LRU that knows the next prompt's length (arXiv 2510.15152).
 
 As defined here: of each path it knows how long the next prompt through it will be, hence also
 whether there is one. Blocks that may be missing from that prompt without excess (``safe``, as

@@ -1,5 +1,6 @@
-"""What moves data: a link with a fixed rate, and a disk whose reads and writes may disturb each
-other. Both are worked out when asked, not event by event."""
+"""Data transfers: a link with a fixed rate, and a disk whose reads and writes may share bandwidth.
+
+Both are computed when asked, not event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile's costs in the form the simulator asks for them: fast, and a segment at a time."""
+"""Step costs of a profile, prepared for fast lookup by the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of an engine costs, as a table: measured by ``canopy profile``, or from figures.
+"""The costs of an engine's steps, as tables: measured by ``canopy profile``, or from figures.
 
 A prefill step costs a part that is linear in all its tokens (projections, feed-forward, and the
 step itself) and, for each of its requests, attention over what the request has so far. A decode

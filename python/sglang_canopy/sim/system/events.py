@@ -1,4 +1,4 @@
-"""What happened, span by span, as a Chrome trace."""
+"""The event log of a simulation, as a Chrome trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long what a tier holds stays valid: one time for all, or one for each subtree group."""
+"""Expiry in a tier: one TTL for all, or one for each subtree group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_canopy.records import Leaf
 
 
 class Expiry:
-    """``ttl`` is seconds, or a ``tier.ttl.TTLTable`` over the trace's own block ids."""
+    """``ttl`` is seconds, or a ``ttl.table.TTLTable`` over the trace's own block ids."""
 
     def __init__(self, ttl: Any) -> None:
         self._table = None if isinstance(ttl, (int, float)) else ttl

@@ -33,7 +33,7 @@ CLIP_OUTPUT_TOKENS = 4096
 
 
 class Instance:
-    """``now`` is passed in; what comes back is when to call next. See ``run.py``."""
+    """One instance. Its methods take ``now`` and return when to call next (see ``run.py``)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What each tier holds over time, read at the end of each step."""
+"""Average and peak use of each tier, sampled at the end of each step."""
 
 from __future__ import annotations
 

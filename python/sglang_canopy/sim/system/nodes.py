@@ -1,4 +1,4 @@
-"""The nodes of one instance's tree: what is where, what is held, and which policy ranks what.
+"""The nodes of one instance's tree: their tiers, their locks and the policies that rank them.
 
 A node is on the device, on the host, or on both. What is on the device is closed towards the root,
 so a node without children on the device may leave it; a node that is on the host alone and has no

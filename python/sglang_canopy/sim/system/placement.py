@@ -1,4 +1,4 @@
-"""Where KV goes that an instance has computed: its tree, host memory, the disk."""
+"""Store the KV that an instance has computed: in its tree, in host memory, on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_canopy.sim.system.tree import TieredTree
 
 
 class Placement:
-    """The way down of one instance. ``span`` hears of every copy."""
+    """Copies one instance's KV to host and disk. ``span`` is called for every copy."""
 
     def __init__(
         self,

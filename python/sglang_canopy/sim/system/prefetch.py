@@ -38,7 +38,7 @@ class Prefetcher:
     def ask(self, now: float) -> None:
         """Begin the prefetch of requests that came during the last step.
 
-        SGLang looks them up when they come and hears of the answer in its next round; under
+        SGLang looks them up when they come and gets the answer in its next round; under
         ``best_effort`` a request that this round lets in gets nothing.
         """
         disk, tree = self.disk, self.tree

@@ -1,4 +1,4 @@
-"""A profile out of published figures: FLOPs, memory bandwidth and a model's dimensions.
+"""An engine profile from published figures: FLOPs, memory bandwidth and a model's dimensions.
 
 A step takes the longer of its arithmetic and its memory traffic, at the share of the peak that
 such kernels are known to reach. It says what hardware could do, not what a server does.

@@ -1,4 +1,4 @@
-"""Simulate a whole system over a trace: the loop, and what it adds up to."""
+"""Simulate a whole system over a trace: the event loop and its totals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace made ready to be served many times: what each request adds beyond its prompt.
+"""A trace prepared for many simulations, with the output of each request.
 
 A trace names the blocks of prompts. What a response leaves in the cache is read off the next turn
 of its conversation, as the replay does (ATC 2025 paper, section 4.3); where there is none, it is
