@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "report": {"characterize", "plan", "sim"},
     "radix": {"config", "policy", "request", "reuse", "ttl"},
     "storage": {"config", "disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"policy", "radix", "storage"},
+    "telemetry": {"policy", "radix", "ttl"},
     "chunk": {"models", "policy"},
     "chunk/server": {"chunk", "config", "request"},
     "bench": {"request", "trace"},

@@ -1,1 +1,1 @@
-"""The ``canopy`` command."""
+"""The ``canopy`` command, one file a subcommand."""

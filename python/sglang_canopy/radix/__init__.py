@@ -1,1 +1,1 @@
-"""SGLang's radix tree with Canopy's policies on it. Imports sglang; nothing but ``plugin`` imports this."""
+"""SGLang's radix tree with a Canopy policy on each tier."""

@@ -1,0 +1,1 @@
+"""What policies learn from past requests: who returns, when, and with how many new tokens."""
