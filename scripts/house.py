@@ -27,23 +27,23 @@ ROOMS: dict[str, set[str]] = {
     "trace": set(),
     "sim": {"policy", "reuse", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
-    "plan": {"config", "policy", "reuse", "sim", "trace", "ttl"},
+    "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
     "radix": {"config", "policy", "request", "reuse", "ttl"},
-    "storage": {"config", "disk", "policy", "radix", "request", "ttl"},
+    "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"policy", "radix", "ttl"},
-    "chunk": {"models", "policy"},
+    "chunk": {"policy"},
     "chunk/server": {"chunk", "config", "request"},
     "bench": {"request", "trace"},
-    "profiling": {"bench", "sim", "trace"},
+    "profiling": set(),
     "cpu": set(),
     "models": set(),
     "server": {
-        *("bench", "chunk", "chunk/server", "config", "cpu", "policy", "radix", "request"),
+        *("bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
         *("reuse", "storage", "telemetry"),
     },
     "cli": {
-        *("bench", "characterize", "chunk", "config", "models", "plan", "policy", "profiling"),
+        *("characterize", "chunk", "config", "plan", "policy", "profiling"),
         *("report", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
@@ -85,7 +85,114 @@ class Journey:
     most_files: int
 
 
-JOURNEYS: dict[str, Journey] = {}
+JOURNEYS: dict[str, Journey] = {
+    "category": Journey(
+        "A category, from the HTTP body to the choice of a victim",
+        (
+            Step(
+                "server/entry",
+                "chat_converted",
+                "a hook: SGLang has converted the body, and the request is stamped once",
+            ),
+            Step("request/fields", "client_fields", "`canopy_category` is checked"),
+            Step("request/infer", "infer_from_chat", "the category, where the client gave none"),
+            Step(
+                "request/stamp",
+                "make_stamp",
+                "both become one dict in `custom_params`, with the time of arrival; SGLang carries "
+                "it to every rank",
+            ),
+            Step(
+                "server/arrivals",
+                "request_created",
+                "a hook: the scheduler has made its `Req`, and the tree hears of it",
+            ),
+            Step(
+                "radix/live_request",
+                "live_request",
+                "the stamp is read, without what is forged in it, into the policy's `Request`",
+            ),
+            Step(
+                "radix/core",
+                "CanopyTreeCore.arrive",
+                "the policies hear of the request and answer with the label of its category",
+            ),
+            Step(
+                "radix/core",
+                "CanopyTreeCore.record_use",
+                "at insertion: every node on the request's path carries that label",
+            ),
+            Step(
+                "radix/component",
+                "CanopyFullComponent._evict_device_next_node",
+                "the pool is full, and SGLang asks for a victim",
+            ),
+            Step(
+                "radix/evictable",
+                "EvictableLeaves.next_victim",
+                "leaves that became evictable are admitted, then the policy is asked",
+            ),
+            Step(
+                "policy/wa",
+                "WorkloadAware.victim",
+                "the leaf whose category promises the least reuse",
+            ),
+        ),
+        10,
+    ),
+    "arrival": Journey(
+        "One arrival, through `canopy simulate`",
+        (
+            Step("cli/simulate", "run", "options become a plan of policies, capacities and seeds"),
+            Step("sim/sweep", "run_sweep", "one task for each of them, on several processes"),
+            Step("trace/open", "open_trace", "any format as one kind of record"),
+            Step("sim/requests", "to_requests", "records become the requests that policies see"),
+            Step("sim/driver", "simulate", "request after request through one tree"),
+            Step(
+                "reuse/learner",
+                "ReuseModel.arrive",
+                "through `Policy.arrive`: the path is looked up in what was seen before",
+            ),
+            Step("sim/tree", "RadixTree.match", "what of the path is cached"),
+            Step("sim/tree", "RadixTree.evict", "room for the rest"),
+            Step("policy/wa", "WorkloadAware.victim", "which leaf goes next"),
+            Step("policy/cut", "tokens_kept", "and how much of it stays"),
+        ),
+        10,
+    ),
+    "documents": Journey(
+        "Documents, from a chat body to attention",
+        (
+            Step(
+                "chunk/server/hooks",
+                "_convert_chat",
+                "the one place that asks whether chunk reuse is on, here and in the scheduler",
+            ),
+            Step("chunk/server/http/entry", "convert_chat", "the documents of a body are found"),
+            Step("chunk/fields", "parse_fields", "what the request says of chunks is checked"),
+            Step("chunk/documents", "split_documents", "the text is cut and tokenised in pieces"),
+            Step("chunk/server/scheduler", "request_created", "the scheduler has made its `Req`"),
+            Step("chunk/server/engine", "ChunkEngine.new_request", "its chunks are looked up"),
+            Step(
+                "chunk/server/request",
+                "ChunkRequest",
+                "what is remembered of them until the answer is done",
+            ),
+            Step("chunk/store", "ChunkStore.get", "the KV of each, on device, host or disk"),
+            Step("chunk/read_ahead", "ReadAhead.request", "from disk while the request waits"),
+            Step("chunk/server/forward", "forward", "around SGLang's forward: rows of a window"),
+            Step("chunk/server/plan", "choose_tokens", "which tokens are computed again"),
+            Step("chunk/placement", "place_chunks", "the others' KV, rotated, into the pool"),
+            Step("chunk/server/batch", "pack_rows", "a batch of the chosen rows alone"),
+            Step(
+                "chunk/server/attention",
+                "FusedAttention.attend",
+                "each row over all that is before it",
+            ),
+        ),
+        15,
+    ),
+}
 
 
 def files() -> Iterator[Path]:
