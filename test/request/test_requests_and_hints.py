@@ -173,12 +173,14 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
-        answer = arrivals.hints_arrive(None, scheduler, SetInternalStateReq(server_args={key: 1}))
+        answer = arrivals.internal_state_set(
+            None, scheduler, SetInternalStateReq(server_args={key: 1})
+        )
         assert answer.updated
         assert leaf_of(tree, [3]).over
         check(tree)
     others = SetInternalStateReq(server_args={"pp_max_micro_batch_size": 8})
-    assert arrivals.hints_arrive(lambda _self, asked: asked, None, others) is others
+    assert arrivals.internal_state_set(lambda _self, asked: asked, None, others) is others
 
 
 def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
@@ -186,7 +188,7 @@ def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
 
     asked = SetInternalStateReq(server_args={pack([]): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
-    assert not arrivals.hints_arrive(None, scheduler, asked).updated
+    assert not arrivals.internal_state_set(None, scheduler, asked).updated
 
 
 def test_the_number_of_categories_stays_bounded_under_made_up_names() -> None:

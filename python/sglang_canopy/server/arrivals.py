@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.request.hints import KEY, unpack
 
 
@@ -20,11 +21,12 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
         _announce(scheduler, req)
 
 
-def hints_arrive(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent."""
+def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent, commands over chunks, or
+    SGLang's own. One hook for all, since SGLang warns of two around one function."""
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
-        return original(scheduler, recv_req)
+        return chunk_hooks.run_commands(original, scheduler, recv_req)
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
     core = _core(scheduler)

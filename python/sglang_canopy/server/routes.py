@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from sglang_canopy import __version__
+from sglang_canopy.chunk.server.options import COMMAND
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
@@ -56,15 +57,21 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
+_OWN_KEYS = {KEY: "/canopy/hint", COMMAND: "/canopy/chunks"}
+"""How keys begin that only Canopy's own routes may send to the schedulers."""
+
+
 async def internal_state_asked(
     original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
-    hints come by ``/canopy/hint`` alone, which looks at who gives them."""
-    if any(str(key).startswith(KEY) for key in obj.server_args):
-        from fastapi import HTTPException
+    hints and commands come by Canopy's routes alone, which look at who gives them."""
+    for key in obj.server_args:
+        for own, route in _OWN_KEYS.items():
+            if str(key).startswith(own):
+                from fastapi import HTTPException
 
-        raise HTTPException(403, f"server_args key {KEY!r} is Canopy's own; use /canopy/hint")
+                raise HTTPException(403, f"server_args key {own!r} is Canopy's own; use {route}")
     return await original(manager, obj, *args, **kwargs)
 
 

@@ -116,16 +116,16 @@ SEAMS = (
     Seam(
         _SRT + "managers.scheduler.Scheduler.set_internal_state",
         "around",
-        arrivals.hints_arrive,
+        arrivals.internal_state_set,
         ("self", "recv_req"),
-        "hints of `/canopy/hint` reach every scheduler",
+        "hints of `/canopy/hint` and commands over documents reach every scheduler",
     ),
     Seam(
         _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
         "around",
         routes.internal_state_asked,
         ("self", "obj"),
-        "hints come by `/canopy/hint` alone",
+        "hints and commands come by Canopy's own routes alone",
     ),
     *(
         Seam(*hook, purpose="KV on disk is keyed by the weights that computed it")

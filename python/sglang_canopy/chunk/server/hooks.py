@@ -69,7 +69,8 @@ def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         _scheduler_side().add_internal_state(engine, result)
 
 
-def _command(original: Any, scheduler: Any, recv_req: Any) -> Any:
+def run_commands(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Called by the one hook around ``Scheduler.set_internal_state``, ``server/arrivals.py``."""
     engine = engine_of(scheduler)
     if engine is None:
         return original(scheduler, recv_req)
@@ -125,21 +126,6 @@ def _convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwarg
     return entry.convert_chat(original, serving, request, on, *args, **kwargs)
 
 
-async def _internal_route(original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Documents are commanded by their tenants' routes alone, which send commands themselves."""
-    if options_of(manager.server_args) is not None and any(
-        str(key).startswith(options.COMMAND) for key in obj.server_args
-    ):
-        from fastapi import HTTPException
-
-        raise HTTPException(
-            403,
-            f"server_args key {options.COMMAND!r} is Canopy's own; documents are pinned and deleted "
-            "at /canopy/chunks",
-        )
-    return await original(manager, obj, *args, **kwargs)
-
-
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
         from sglang_canopy.chunk.server.http import routes
@@ -167,7 +153,6 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SCHEDULER + "on_idle", "before", _idle, ("self",)),
     (_SCHEDULER + "flush_cache", "after", _flushed, ("self",)),
     (_SCHEDULER + "get_internal_state", "after", _internal_state, ("self", "recv_req")),
-    (_SCHEDULER + "set_internal_state", "around", _command, ("self", "recv_req")),
     (
         _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
         "around",
@@ -195,12 +180,6 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         "around",
         _request_level,
         ("self", "key"),
-    ),
-    (
-        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
-        "around",
-        _internal_route,
-        ("self", "obj"),
     ),
     (
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
