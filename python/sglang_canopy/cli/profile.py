@@ -21,7 +21,12 @@ from sglang_canopy.sim.system.engine_profile import MEASURED, Bandwidth, EngineP
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy profile``."""
     add = parser.add_argument
-    add("--url", required=True, metavar="URL", help="the server; it must serve no other requests meanwhile")
+    add(
+        "--url",
+        required=True,
+        metavar="URL",
+        help="the server; it must serve no other requests meanwhile",
+    )
     add("--output", required=True, metavar="FILE", help="where the profile goes, JSON")
     add("--name", help="what the profile is called; by default the model and the device")
     add("--device", help="what the server runs on, in words")
