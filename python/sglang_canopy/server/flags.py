@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_canopy.config.tiers import (
     FLAGS,
+    OTHERS,
     PolicyChoice,
     TierOptions,
     field_of,
@@ -22,6 +23,7 @@ from sglang_canopy.config.tiers import (
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.settings import StorageSettings
+from sglang_canopy.tenant import tenant_digest
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,8 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
     if tiers.ttl is not None:
         extra.setdefault("ttl", tiers.ttl.to_json())
     if tiers.quotas:
-        extra.setdefault("quota_bytes", dict(tiers.quotas))
+        # Any user may read the server's arguments, and a tenant's name is a secret.
+        extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
     if tiers.disk_bytes is not None and "capacity_gb" not in extra:
         extra.setdefault("capacity_bytes", tiers.disk_bytes)
     if tiers.disk_path is not None:
@@ -135,6 +138,10 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
     return {**extra, **_DYNAMIC}
+
+
+def _hidden(tenant: str) -> str:
+    return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
 
 
 def _given_extra(text: str | None) -> dict[str, Any]:
