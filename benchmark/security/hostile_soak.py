@@ -166,16 +166,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.logs or Path(scratch)
         write_tiny_model(folder / "model", arguments.tokenizer_from)
-        runs = {"hostile": run("hostile", arguments, folder, None)}
-        steps = runs["hostile"]["steps"]
-        for name in ("truthful", "alone"):
+        runs: dict[str, dict[str, Any]] = {}
+        steps = None
+        for name in ("hostile", "truthful", "alone"):
             runs[name] = run(name, arguments, folder, steps)
+            steps = runs[name]["steps"]
+            if arguments.json:  # a run takes minutes: what is there already is not lost
+                write(arguments.json, {"policy": arguments.policy, "runs": runs})
     result = {"policy": arguments.policy, "verdict": verdict(runs), "runs": runs}
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps(result, indent=1))
     if arguments.json:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        write(arguments.json, result)
     return 0 if all(result["verdict"].values()) else 1
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,13 @@ def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:
     name = quote(cache_salt or "", safe="", errors="surrogatepass")
     if extra_key:
         name = f"{quote(extra_key, safe='', errors='surrogatepass')}/{name}"
-    return name if len(name) <= MAX_TENANT else f"#{hashlib.sha256(name.encode()).hexdigest()}"
+    return name if len(name) <= MAX_TENANT else tenant_digest(name)
+
+
+def tenant_digest(name: str) -> str:
+    """``#`` and the SHA-256 of a tenant's name: names a tenant where others may read, as in a
+    server's arguments. Hard to guess where the name is: a salt of 16 random bytes or more."""
+    return f"#{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def tenant_of_req(req: Any) -> str | None:

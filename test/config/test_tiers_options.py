@@ -16,6 +16,7 @@ from sglang_canopy.config.tiers import TierFlags, TierOptions, arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server import flags as options
+from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 
 
@@ -71,6 +72,19 @@ def test_each_tier_takes_its_own_policy() -> None:
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
     assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "s3fifo"
+
+
+def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
+    server = arguments()
+    given = typed(canopy_tenant_quota_gb='{"salt-of-acme": 2, "#ab12": 1, "*": 0.5}')
+    options.apply(server, given, ours=True)
+    shown = server.hicache_storage_backend_extra_config
+    assert "salt-of-acme" not in shown
+    assert json.loads(shown)["quota_bytes"] == {
+        tenant_digest("salt-of-acme"): 2 * 10**9,
+        "#ab12": 10**9,
+        "*": 5 * 10**8,
+    }
 
 
 def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
 
@@ -255,8 +256,9 @@ def test_a_page_whose_pin_is_refused_ranks_like_any_other(tmp_path):
     assert store.leading(chain("e", 1)) == 1
 
 
-def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path):
-    store = store_at(tmp_path, pages=16, quotas={"small": 3 * PAGE, "*": 4 * PAGE})
+@pytest.mark.parametrize("named", ["small", tenant_digest("small")])
+def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
+    store = store_at(tmp_path, pages=16, quotas={named: 3 * PAGE, "*": 4 * PAGE})
     others = chain("z", 4)
     put(store, others)
     put(store, chain("a", 3), tenant="small")

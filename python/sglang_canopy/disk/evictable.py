@@ -14,6 +14,7 @@ from typing import Any
 from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
+from sglang_canopy.tenant import tenant_digest
 
 EVERY_TENANT = "*"
 """In quotas: any tenant that is not named (requests without a salt have no tenant)."""
@@ -43,6 +44,7 @@ class EvictablePages:
         self.index = index
         self.policy = policy
         self.quotas = dict(quotas)
+        self._by_digest = any(name.startswith("#") for name in quotas)
         self.pin_bytes = pin_bytes
         self.pin_tenant_bytes = pin_tenant_bytes
         self.pinned_bytes = 0
@@ -158,10 +160,13 @@ class EvictablePages:
             self._twins.pop(tenant, None)
 
     def quota(self, tenant: str | None) -> int | None:
-        """Bytes ``tenant`` may have; ``None`` without a limit."""
+        """Bytes ``tenant`` may have; ``None`` without a limit. Quotas name a tenant as it is, or
+        by its ``tenant_digest``."""
         if tenant is None or not self.quotas:
             return None
         found = self.quotas.get(tenant)
+        if found is None and self._by_digest:
+            found = self.quotas.get(tenant_digest(tenant))
         return self.quotas.get(EVERY_TENANT) if found is None else found
 
     # ---- pins ----

@@ -16,6 +16,7 @@ from typing import Any
 from sglang_canopy.config import declared
 from sglang_canopy.config.declared import declare, from_args, option_of
 from sglang_canopy.config.tiers import (
+    OTHERS,
     PolicyChoice,
     TierFlags,
     TierOptions,
@@ -26,6 +27,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints
 from sglang_canopy.storage.settings import StorageSettings
+from sglang_canopy.tenant import tenant_digest
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +156,8 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
     if tiers.ttl is not None:
         extra.setdefault("ttl", tiers.ttl.to_json())
     if tiers.quotas:
-        extra.setdefault("quota_bytes", dict(tiers.quotas))
+        # Any user may read the server's arguments, and a tenant's name is a secret.
+        extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
     if tiers.disk_bytes is not None and "capacity_gb" not in extra:
         extra.setdefault("capacity_bytes", tiers.disk_bytes)
     if tiers.disk_path is not None:
@@ -164,6 +167,10 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
     return {**extra, **DYNAMIC_BACKEND}
+
+
+def _hidden(tenant: str) -> str:
+    return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
 
 
 def _given_extra(text: str | None) -> dict[str, Any]:

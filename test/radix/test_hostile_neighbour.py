@@ -1,0 +1,69 @@
+"""What a tenant loses beside one that lies, in a tree where both would hold half of the pool.
+
+A replay of benchmark/security on a live tree: conversations in rotation, and between two of their
+requests as many tokens of a neighbour that returns to none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.live_tree import LiveTree
+
+POOL, CONVERSATIONS, SYSTEM, TURN, TURNS = 2048, 3, 96, 48, 6
+STEP_S = 0.3
+WARM, STEPS = 150, 400
+"""By then the neighbour's hints have turned out false, and the curves are learnt."""
+
+Lie = Callable[[int, float], dict[str, Any]]
+
+
+def prompt(step: int) -> tuple[str, int, list[int]]:
+    slot = step % CONVERSATIONS
+    rounds = step // CONVERSATIONS + slot
+    conversation, turn = 100 * (rounds // TURNS) + slot, rounds % TURNS + 1
+    own = [10_000 + 1000 * conversation + i for i in range(TURN * turn)]
+    return f"c{conversation}", turn, [*range(SYSTEM), *own]
+
+
+def hit_rate(lie: Lie) -> float:
+    """Of the honest tenant's prompt tokens, the share found in the cache after the warm-up."""
+    tree = LiveTree(POOL, "wa")
+    hits = tokens = 0
+    for step in range(STEPS):
+        now = 2 * step * STEP_S
+        name, turn, mine = prompt(step)
+        # The tree's keys have no tenants here: the two share no token.
+        said = {"category": "chat", "turn": turn, "conversation": name, "tenant": "honest"}
+        hit = tree.serve(mine, now, path=blocks(mine), block_tokens=16, **said)
+        if step >= WARM:
+            hits, tokens = hits + hit, tokens + len(mine)
+        flood = [10**7 + 1000 * step + i for i in range(len(mine))]
+        said = {"category": "generate", "tenant": "neighbour", **lie(step, now + STEP_S)}
+        tree.serve(flood, now + STEP_S, path=blocks(flood), block_tokens=16, **said)
+    return hits / tokens
+
+
+def blocks(tokens: list[int]) -> list[int]:
+    """Chained hashes of the full blocks of 16 tokens."""
+    chain, found = 0, []
+    for start in range(0, len(tokens) - 15, 16):
+        chain = hash((chain, *tokens[start : start + 16]))
+        found.append(chain)
+    return found
+
+
+def keeps_and_returns(step: int, now: float) -> dict[str, Any]:
+    return {"category": f"invented-{step}", "return_in_s": 1.0, "keep_until": now + 3600.0}
+
+
+def returns_as_a_new_tenant(step: int, now: float) -> dict[str, Any]:
+    return {**keeps_and_returns(step, now), "keep_until": None, "tenant": f"invented-{step}"}
+
+
+@pytest.mark.parametrize("lie", [keeps_and_returns, returns_as_a_new_tenant])
+def test_a_neighbours_lies_cost_no_hits_once_they_turned_out_false(lie: Lie) -> None:
+    assert hit_rate(lie) >= hit_rate(lambda _step, _now: {}) - 0.01
