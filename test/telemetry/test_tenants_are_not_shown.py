@@ -49,7 +49,7 @@ def secrets_in(text: str) -> list[str]:
 def busy_tree(folder: Path) -> DiskTree:
     """Every tenant keeps, pins, is awaited, and has rows and labels of its own."""
     tree = DiskTree(folder, tokens=400, host_tokens=400, policy="wa")
-    tree.store.clock = lambda: 0.0
+    tree.store.state.clock = lambda: 0.0
     for n, tenant in enumerate(NAMES):
         path = [100 * n + i for i in range(20)]
         tree.serve(path, n + 1.0, tenant=tenant, category=f"c{n}", keep_until=90.0, pin_s=60.0)
@@ -57,7 +57,7 @@ def busy_tree(folder: Path) -> DiskTree:
         waiting = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
         hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
-        tree.core.awaited(tree.core.node_by_id(hit.last_device_node), waiting)
+        tree.core.protect_awaited(tree.core.node_by_id(hit.last_device_node), waiting)
     return tree
 
 
@@ -143,10 +143,8 @@ def test_the_access_log_has_no_query_of_canopys_routes(line, logged) -> None:
 
 
 def test_requests_with_salts_say_nothing_in_the_log(caplog) -> None:
-    from sglang_canopy.radix.live_request import finished_request, live_request
-
     caplog.set_level(logging.DEBUG)
     tree = LiveTree(200, "wa")
     req = fake_req(list(range(40)), [1], {"time": 1.0}, extra_key=KEY, cache_salt=SALT)
-    finished_request(req, live_request(req, tree.core), tree.core)
+    tree.core.finish_request(req)
     assert not secrets_in(caplog.text)
