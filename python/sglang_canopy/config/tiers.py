@@ -19,6 +19,7 @@ from sglang_canopy.ttl.table import TTLTable
 
 MAX_WINDOW_MIN = 7 * 24 * 60.0
 MAX_TENANTS = 4096
+PLAN_FLAG = "--canopy-plan"
 OTHERS = "*"
 """In a quota: every tenant that is not named."""
 
@@ -170,7 +171,7 @@ class TierFlags:
     )
     plan: str | None = declare(
         None,
-        "--canopy-plan",
+        PLAN_FLAG,
         "A plan file, made by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
         "command line take precedence over it.",
         metavar="FILE",
@@ -190,9 +191,6 @@ class TierFlags:
         metavar="GB",
         parse=_quotas,
     )
-
-
-PLAN_FLAG = option_of(TierFlags, "plan").flag
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:

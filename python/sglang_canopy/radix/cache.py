@@ -46,6 +46,7 @@ class CanopyRadixCache(UnifiedRadixCache):
         *,
         allocation_reclaim_satisfied: Any = None,
     ) -> None:
+        targets = available_size_targets or {}
         if (
             self.cache_controller is not None
             or self.linker is not None
@@ -53,10 +54,8 @@ class CanopyRadixCache(UnifiedRadixCache):
         ):
             # SGLang's walk for an allocation asks for everything and stops at its target.
             shortfall: AbstractContextManager[None] = nullcontext()
-            if _FULL in (available_size_targets or {}):
-                shortfall = self.tree_core.shortfall.to(
-                    lambda: self._shortfall(available_size_targets)
-                )
+            if _FULL in targets:
+                shortfall = self.tree_core.shortfall.to(lambda: self._shortfall(targets))
             with shortfall:
                 super()._evict_components(
                     request_by_type,
@@ -65,7 +64,6 @@ class CanopyRadixCache(UnifiedRadixCache):
                     allocation_reclaim_satisfied=allocation_reclaim_satisfied,
                 )
             return
-        targets = available_size_targets or {}
         need = request_by_type[_FULL]
         if _FULL in targets:
             need = min(need, self._shortfall(targets))

@@ -6,7 +6,7 @@ for one victim at a time: O(W) for W categories.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
@@ -15,6 +15,7 @@ from sglang_canopy.radix.counters import TTL
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.radix.core import CanopyTreeCore
 
@@ -33,11 +34,15 @@ class CanopyFullComponent(FullComponent):
             self.tree_core.finish_request(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
-    def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
+    def commit_insert_component_data(
+        self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
+    ) -> None:
         core = self.tree_core
         core.record_use(node, core.inserting.value)
 
-    def finalize_match_result_in_tree_core(self, result, params, value_chunks, best_value_len):
+    def finalize_match_result_in_tree_core(
+        self, result: Any, params: Any, value_chunks: Any, best_value_len: int
+    ) -> Any:
         request = getattr(params.req, "canopy", None)
         if request is not None:
             self.tree_core.protect_awaited(result.best_match_node, request)
@@ -52,7 +57,9 @@ class CanopyFullComponent(FullComponent):
         self._last_victim = None
         self._refused: list = []
 
-    def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
+    def _evict_device_next_node(
+        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> int | None:
         core = self.tree_core
         leaves = core.evictable_device_leaves
         last = self._last_victim
@@ -83,7 +90,9 @@ class CanopyFullComponent(FullComponent):
 
     # ---- host tier ----
 
-    def drive_host_eviction(self, num_tokens, tracker, device_frees, host_frees, cache_actions):
+    def drive_host_eviction(
+        self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> None:
         core = self.tree_core
         ct = self.component_type
         while tracker[ct] < num_tokens:

@@ -237,7 +237,7 @@ class CanopyTreeCore(TierTrafficCore):
 
     # ---- the disk tier ----
 
-    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any):
+    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().insert_host(node_id, key, *args, **kwargs)
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
         self.disk.pages_read(result.inserted_host_node, hashes)
@@ -247,19 +247,19 @@ class CanopyTreeCore(TierTrafficCore):
             self._count_entered(HOST, node, len(key) - result.prefix_len)
         return result
 
-    def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False):
+    def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False) -> Any:
         action = super()._build_backup_kv_action(node, write_back)
         if write_back and self.disk.active:
             action.node_ids[:0] = [above.id for above in self.disk.unwritten_ancestors(node)]
         return action
 
-    def build_storage_backup_spec(self, node_id: int, *args: Any, **kwargs: Any):
+    def build_storage_backup_spec(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
         spec = super().build_storage_backup_spec(node_id, *args, **kwargs)
         if spec is not None:
             self.disk.before_write(self.node_by_id(node_id))
         return spec
 
-    def snapshot_buffer_backup(self, node_id: int, *args: Any, **kwargs: Any):
+    def snapshot_buffer_backup(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
         snapshot = super().snapshot_buffer_backup(node_id, *args, **kwargs)
         if snapshot is not None:  # host memory in buffer_only mode: straight to the storage
             self.disk.before_staged_write(self.node_by_id(node_id))

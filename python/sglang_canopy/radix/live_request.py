@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
@@ -41,7 +41,7 @@ class LiveRequest(Request):
         "ttl_s",
     )
 
-    def __init__(self, **fields) -> None:
+    def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
         self.number = next(_numbers)
         self.done = False
@@ -96,10 +96,10 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     data = memoryview(array("q", tokens)).cast("B")
     width = 8 * request.block_tokens
-    chain = request.hash
+    chain, path = request.hash, cast("list[int]", request.path)  # the policies' own view of it
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
-        request.path.append(chain)
+        path.append(chain)
     request.hash = chain
 
 

@@ -56,14 +56,16 @@ class NodeMetadataCore(UnifiedTreeCore):
         leaf.device_since = leaf.host_since = self.clock.now
         return node
 
-    def _add_new_node(self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any):
+    def _add_new_node(
+        self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any
+    ) -> UnifiedTreeNode:
         node = super()._add_new_node(parent, key, *args, **kwargs)
         above = parent.canopy
         node.canopy.offset = above.offset + above.length
         node.canopy.length = len(key)
         return node
 
-    def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int):
+    def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
         head_leaf.inherit(tail_leaf)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.disaggregation.kv_events import StorageMedium
 
 from sglang_canopy.radix.counters import DEVICE, HOST
+from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.radix.node_metadata import NodeMetadataCore
 from sglang_canopy.radix.scoped import Scoped
-from sglang_canopy.records import Request
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -24,29 +24,31 @@ class TierTrafficCore(NodeMetadataCore):
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
         self.counters = params.canopy.counters
-        self.inserting: Scoped[Request] = Scoped()
+        self.inserting: Scoped[LiveRequest] = Scoped()
         """The request whose KV is being inserted."""
         super().__init__(params, components)
 
     # ---- into a tier ----
 
-    def _add_new_node(self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any):
+    def _add_new_node(self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any) -> Any:
         node = super()._add_new_node(parent, key, *args, **kwargs)
         self._count_computed(len(key))
         return node
 
-    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
         node.canopy.device_since = self.clock.now
         self._count_computed(len(node.key))
 
-    def commit_backup(self, node_id: int, *args: Any, **kwargs: Any):
+    def commit_backup(self, node_id: int, *args: Any, **kwargs: Any) -> None:
         super().commit_backup(node_id, *args, **kwargs)
         node = self.node_by_id(node_id)
         node.canopy.host_since = self.clock.now
         self._count_entered(HOST, node, len(node.key))
 
-    def commit_load_back(self, node_id: int, device_indices: Any, kv_xfer: Any, *args, **kwargs):
+    def commit_load_back(
+        self, node_id: int, device_indices: Any, kv_xfer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
         for loaded in kv_xfer.nodes_to_load or ():
             node = self.node_by_id(loaded)
@@ -56,22 +58,26 @@ class TierTrafficCore(NodeMetadataCore):
 
     # ---- out of a tier ----
 
-    def _delete_unbacked_device_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+    def _delete_unbacked_device_leaf(
+        self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
+    ) -> None:
         super()._delete_unbacked_device_leaf(node, *args, **kwargs)
         self.live.device_policy.evicted(node.canopy, node.canopy.length)
         self._count_left(DEVICE, node)
 
-    def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+    def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._demote(node, *args, **kwargs)
         self.live.device_policy.evicted(node.canopy, node.canopy.length)
         self._count_left(DEVICE, node, demoted=True)
 
-    def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any):
+    def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._evict_host_leaf(node, *args, **kwargs)
         self.live.host_policy.evicted(node.canopy, node.canopy.length)
         self._count_left(HOST, node)
 
-    def _release_all_component_layers(self, node: UnifiedTreeNode, medium: Any, *args, **kwargs):
+    def _release_all_component_layers(
+        self, node: UnifiedTreeNode, medium: Any, *args: Any, **kwargs: Any
+    ) -> None:
         super()._release_all_component_layers(node, medium, *args, **kwargs)
         if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
             self._count_left(HOST, node)

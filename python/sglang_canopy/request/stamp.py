@@ -45,8 +45,9 @@ def read_stamp(custom_params: Any) -> dict[str, Any]:
 def read_marker(custom_params: Any) -> list[int]:
     """The token ids under ``MARKER_KEY``; none where they are none."""
     found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
-    ok = isinstance(found, list) and all(type(token) is int for token in found)
-    return found[:MAX_MARKER] if ok else []
+    if not isinstance(found, list) or any(type(token) is not int for token in found):
+        return []
+    return found[:MAX_MARKER]
 
 
 def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:

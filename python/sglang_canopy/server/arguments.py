@@ -85,10 +85,11 @@ def _check_policy(server_args: Any) -> None:
     if refusal:
         raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
     from sglang_canopy.radix.live import live_cache
+    from sglang_canopy.reuse import saved_curves
 
     # The profile is the first machine's: the others need no copy of it.
-    reads = {"read_profile": lambda _: None} if server_args.node_rank else {}
+    read = (lambda _: None) if server_args.node_rank else saved_curves.read
     try:
-        live_cache(name, config, **reads)
+        live_cache(name, config, read_profile=read)
     except CanopyError as error:
         raise CanopyError(f"--radix-eviction-policy-config: {error}") from None

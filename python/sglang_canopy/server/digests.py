@@ -98,9 +98,8 @@ def _shape(node: Any) -> Any:
         return repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
     fields.pop("kind", None)  # of a string: whether it was written u""
-    body = fields.get("body")
-    if isinstance(node, _DEFINITIONS) and _is_docstring(body[0]):
-        fields["body"] = body[1:]
+    if isinstance(node, _DEFINITIONS) and _is_docstring(node.body[0]):
+        fields["body"] = node.body[1:]
     return [type(node).__name__, *((name, _shape(value)) for name, value in fields.items())]
 
 

@@ -56,7 +56,7 @@ def load_for_help() -> None:
                 seam.hook(None, parser)
         return parse(parser, *args, **kwargs)
 
-    argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign]
+    argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign, assignment]
 
 
 def _register_policies() -> None:

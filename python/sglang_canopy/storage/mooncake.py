@@ -157,7 +157,9 @@ class CanopyMooncakeStore(MooncakeStore):
 
     def _pinned(self) -> Any:
         """A configuration with a pin of ``_pin_ms``; ``None`` if this Mooncake has none."""
-        config = self._replicate_config_cls() if self._replicate_config_cls else None
+        if not self._replicate_config_cls:
+            return None
+        config: Any = self._replicate_config_cls()
         if hasattr(config, "soft_pin_ttl_ms"):
             from mooncake.store import SoftPinAction
 

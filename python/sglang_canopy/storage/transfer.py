@@ -29,9 +29,7 @@ class PageTransfer:
     ) -> None:
         """Write pages; ``prefix_key`` is the page before the first, where the tree named none."""
         first = self.table.parent(keys[0], default=prefix_key)
-        metas = [self.table.description(key) for key in keys]
-        if None in metas:
-            metas = self._described(store, metas, first)
+        metas = self._described(store, [self.table.description(key) for key in keys], first)
         stored = store.write(keys, views, metas, [first, *keys[:-1]])
         self.table.written(keys)
         if not all(stored):
@@ -64,7 +62,9 @@ class PageTransfer:
     def _described(
         self, store: DiskStore, metas: Sequence[PageMeta | None], parent: str | None
     ) -> list[PageMeta]:
-        """Metadata of pages that no tree of ours describes: their place, and that it is now."""
+        """Where no tree of ours describes a page: its place, and that it is now."""
+        if None not in metas:
+            return list(filter(None, metas))
         now = store.clock() + getattr(store.clock, "skew_s", 0.0)
         above = store.meta([parent])[0] if parent is not None else None
         offset = above.offset + above.tokens if above is not None else 0

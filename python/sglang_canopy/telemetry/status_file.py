@@ -73,9 +73,10 @@ def read_all() -> list[dict[str, Any]]:
                 peers.setdefault(int(rank), {})[peer] = status
             else:
                 found[int(rank)] = status
-    for rank, status in found.items():
-        status["peers"] = [{"peer": name, **of} for name, of in sorted(peers.get(rank, {}).items())]
-    return [found[rank] for rank in sorted(found)]
+    for number, status in found.items():
+        others = sorted(peers.get(number, {}).items())
+        status["peers"] = [{"peer": name, **of} for name, of in others]
+    return [found[number] for number in sorted(found)]
 
 
 def _remove_left_behind() -> None:
