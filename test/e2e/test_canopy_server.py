@@ -128,6 +128,7 @@ def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):
     assert client.cached(ended)["total"] < 250
 
 
+@pytest.mark.long
 def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
     command = [sys.executable, str(ROOT / "benchmark" / "eviction" / "soak.py")]
     command += ["--requests", "80", "--sample", "8", "--turns", "4"]
@@ -148,6 +149,7 @@ def test_a_bad_configuration_stops_the_start_with_one_line(smollm2):
     assert "unknown key 'colour'; allowed keys: " in last
 
 
+@pytest.mark.long
 def test_sglang_serve_starts_it_too_and_its_help_shows_the_flag(tiny_model, tmp_path):
     sglang = Path(sys.executable).with_name("sglang")
     command = [str(sglang), "serve", "--help"]  # prints before plugins load

@@ -334,6 +334,7 @@ ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 """None begins as the prompt did that the documents were learnt from: its exact KV comes and goes."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", [1.0, 0.15])
 def test_windows_pages_and_retraction(windows, ratio) -> None:
     learn(windows, [(0, 1, 2, 3)])
@@ -390,6 +391,7 @@ def mixing(shared_server, smollm2, chunk_dir):
     )
 
 
+@pytest.mark.long
 def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
@@ -469,6 +471,7 @@ def damage(folder) -> int:
     return len(files)
 
 
+@pytest.mark.long
 def test_damaged_files_in_a_crowd_cost_no_answer_and_no_window(mixing, chunk_dir) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     assert damage(chunk_dir)
@@ -491,6 +494,7 @@ def test_damaged_files_in_a_crowd_cost_no_answer_and_no_window(mixing, chunk_dir
         assert answer["output_ids"] == mixing.generate(ids, 6)["output_ids"]
 
 
+@pytest.mark.long
 def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
     cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}  # SGLang wants a NUMA node a rank, or this
     with server(tiny_model, *ON, "--tp", "2", kv_tokens=8192, environment=cores) as client:
@@ -510,6 +514,7 @@ def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
         assert "--tp-size 2" in text
 
 
+@pytest.mark.long
 def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:
     plain = shared_server(smollm2, kv_tokens=8192)
     for i in range(3):

@@ -62,6 +62,7 @@ def test_a_mixed_batch_is_served_together(shared_server, tiny_model):
     assert [answer["output_ids"] for answer in together] == alone
 
 
+@pytest.mark.long
 def test_the_host_and_a_restarted_servers_disk_give_prefixes_back(server, tiny_model, tmp_path):
     flags = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", "16")
     flags += ("--hicache-storage-backend", "file")

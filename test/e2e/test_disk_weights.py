@@ -65,6 +65,7 @@ def answer(client, written: int = 0) -> tuple[list[int], int]:
     return found["output_ids"], details.get("storage", 0)
 
 
+@pytest.mark.long
 def test_no_server_reads_kv_of_other_weights_or_another_configuration(
     server, models, tmp_path
 ) -> None:

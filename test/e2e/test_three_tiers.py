@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_three_tiers_answer_alike_and_a_restart_is_served_from_disk(tiny_model):
     command = [sys.executable, str(ROOT / "benchmark" / "tiers" / "live.py")]
     command += ["--model", str(tiny_model), "--prompts", "60", "--kills", "0", "--tokens", "4"]
@@ -22,6 +25,7 @@ def test_three_tiers_answer_alike_and_a_restart_is_served_from_disk(tiny_model):
     assert result["restart"]["from_storage"] >= 0.95 * result["restart"]["tokens"]
 
 
+@pytest.mark.long
 def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_model, tmp_path):
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     flags = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -232,26 +232,31 @@ def _fall_back(engine: ChunkEngine, req: Any) -> None:
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
     """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
     table = engine.runner.req_to_token_pool.req_to_token
+    for i, req in enumerate(batch.reqs):
+        request = chunk_request_of(req)
+        if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
+            continue
+        if request.fused:
+            assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
+            if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
+                request.publish_tokens = request.exact_tokens or 0
+        request.plan = None
+        if not request.reported:
+            request.reported = True
+            report = request.report or {"fused": False, "why": request.reason}
+            req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
+            engine.reads.release(request)
+            row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()
+            _attempt(engine, engine.encode_missing, req, request, row)
+    _attempt(engine, engine.earn_encoding, rows)
+
+
+def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:
+    """Encoding for later must not cost this batch anything: a failure is logged and counted."""
     try:
-        for i, req in enumerate(batch.reqs):
-            request = chunk_request_of(req)
-            if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
-                continue
-            if request.fused:
-                assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
-                if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
-                    request.publish_tokens = request.exact_tokens or 0
-            request.plan = None
-            if not request.reported:
-                request.reported = True
-                engine.reads.release(request)
-                report = request.report or {"fused": False, "why": request.reason}
-                req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
-                row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()
-                engine.encode_missing(req, request, row)
-        engine.earn_encoding(rows)
+        encode(*about)
     except AssertionError:
         raise
     except Exception:
-        logger.exception("canopy: learning failed; it is skipped")
+        logger.exception("canopy: chunks could not be encoded for later; that is skipped")
         engine.counts["fallbacks"] += 1
