@@ -226,3 +226,22 @@ def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> Non
     assert len(rows) == 98 - 80
     assert req.skip_radix_cache_insert
     assert req.canopy_chunks.publish_tokens == SYSTEM
+
+
+def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(
+    served, monkeypatch
+) -> None:
+    engine, _, first = served()
+    second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
+    second.canopy_chunks = engine.new_request(second)
+
+    def encode_missing(req, *_):
+        if req is first:
+            raise OSError("damaged")
+
+    monkeypatch.setattr(engine, "encode_missing", encode_missing)
+    batch = batch_of([(0, 98), (0, 98)])
+    batch.reqs = [first, second]
+    forwards._finish_prompts(engine, batch, 0)
+    assert [bool(req.customized_info["canopy_chunks"]) for req in (first, second)] == [True, True]
+    assert engine.counts["fallbacks"] == 1
