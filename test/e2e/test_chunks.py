@@ -108,6 +108,7 @@ def test_reused_kv_never_enters_the_exact_tree(client) -> None:
     assert clean["output_ids"] == client.generate(ids, 8)["output_ids"]
 
 
+@pytest.mark.long
 def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     mixed = [prompt(random.Random(40 + i).sample(range(4), 4), 40 + i) for i in range(6)]
@@ -358,6 +359,7 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
     assert "Traceback" not in windows.server.log_text()
 
 
+@pytest.mark.long
 def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
     ids, bounds = prompt((0, 1, 2, 3))
     said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}

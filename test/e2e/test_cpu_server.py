@@ -37,6 +37,7 @@ def test_greedy_text_with_a_cache_is_transformers(shared_server, smollm2):
         assert made[0, len(prompt) :].tolist() == answer["output_ids"]
 
 
+@pytest.mark.long
 def test_the_pool_evicts_and_a_prefix_is_found_again(shared_server, tiny_model):
     client = shared_server(tiny_model, *LRU, kv_tokens=2048)
     prompt = token_ids(600, seed=1)
