@@ -105,7 +105,7 @@ def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
                 results.append(replay(server.url, model, policy, pace))
                 if policy == "lru":
                     continue
-                print(f"\n{report.table(results, ('category',))}\n", flush=True)
+                print(f"\n{report.results_table(results, ('category',))}\n", flush=True)
                 print(f"The trace is synthetic ({TRACE.parent.relative_to(ROOT)}/README.md).")
                 if not args.once:
                     stay(server, args.port)
