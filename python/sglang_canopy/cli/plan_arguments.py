@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from sglang_canopy.cli.overlay_arguments import add_overlay_arguments
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES
 from sglang_canopy.plan.search import SearchOptions
@@ -170,19 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's block_tokens, for group TTLs from its log",
     )
     add("--requests", type=int, default=0, metavar="N", help="read only the first N requests")
-    add(
-        "--conversations",
-        type=int,
-        metavar="N",
-        help="overlay N conversations of an archive, started within --window-s",
-    )
-    add(
-        "--window-s",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="seconds within which the conversations of an overlay start",
-    )
+    add_overlay_arguments(add)
     add("--seed", type=int, default=0, metavar="K", help="seed of the overlay")
     watching = parser.add_argument_group("planning again and again, from the server's own log")
     add = watching.add_argument

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from sglang_canopy.cli.overlay_arguments import add_overlay_arguments
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.report.sweep import sweep_notes, sweep_table
 from sglang_canopy.report.table import bytes_text
@@ -72,19 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE,ACCURACY",
         help="that share of the clients says whether and when a conversation continues, right with that probability",
     )
-    add(
-        "--conversations",
-        type=int,
-        metavar="N",
-        help="overlay N conversations of an archive, started within --window-s",
-    )
-    add(
-        "--window-s",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="seconds within which the conversations of an overlay start",
-    )
+    add_overlay_arguments(add)
     add(
         "--tel-threshold-tokens",
         type=float,
