@@ -138,7 +138,7 @@ def pip(arguments: Sequence[str], label: str) -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", *arguments]
     PIP_LOG.parent.mkdir(parents=True, exist_ok=True)
-    site = Path(importlib.metadata.distribution("tqdm").locate_file(""))
+    site = Path(str(importlib.metadata.distribution("tqdm").locate_file("")))
     before = len(list(site.glob("*.dist-info")))
     errors: list[str] = []
     with (
@@ -266,7 +266,12 @@ def _lines(process: subprocess.Popen[str]) -> Iterable[str | None]:
     lines: queue.Queue[str] = queue.Queue()
     assert process.stdout is not None
     output = process.stdout
-    reader = threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True)
+
+    def read() -> None:
+        for line in output:
+            lines.put(line)
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     last = time.monotonic()
     while reader.is_alive() or not lines.empty():
