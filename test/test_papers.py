@@ -1,0 +1,69 @@
+"""docs/research/papers: a row for everything the four papers number, none of them empty.
+
+What a paper numbers is counted here from its text, not from our table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARK = ROOT / "benchmark" / "papers"
+PAGES = ROOT / "docs" / "research" / "papers"
+VERDICTS = ("reproduced", "beyond", "differs", "not possible here")
+
+
+def numbered(kind: str, last: int, first: int = 1) -> list[str]:
+    return [f"{kind} {number}" for number in range(first, last + 1)]
+
+
+PAPERS: dict[str, list[str]] = {}
+"""PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
+
+
+def rows(paper: str) -> dict[str, list[str]]:
+    """`| Figure 5 | what it shows | what came out | verdict | where |`, by the first cell."""
+    table = {}
+    for line in (PAGES / f"{paper}.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if re.match(r"(Figure|Table|Equation|Algorithm|Theorem|Lemma|Observation) ", cells[0]):
+            for name in cells[0].split(", "):
+                table[name] = cells[1:]
+    return table
+
+
+@pytest.mark.parametrize("paper", sorted(PAPERS))
+def test_every_numbered_thing_of_a_paper_has_a_row_that_says_what_came_out(paper: str) -> None:
+    table = rows(paper)
+    assert sorted(set(PAPERS[paper]) - set(table)) == []
+    for name, cells in table.items():
+        assert len(cells) == 4, f"{paper}, {name}: {len(cells)} cells, not 4"
+        assert all(cells), f"{paper}, {name}: an empty cell"
+        verdict = cells[2]
+        assert verdict.startswith(VERDICTS), f"{paper}, {name}: {verdict!r}"
+        if verdict.startswith(("differs", "not possible here")):
+            assert len(verdict.split()) > 4, f"{paper}, {name}: no reason given"
+
+
+@pytest.mark.parametrize("paper", sorted(PAPERS))
+def test_where_a_row_points_exists(paper: str) -> None:
+    sys.path.insert(0, str(BENCHMARK))
+    try:
+        keys = {a.key for a in importlib.import_module(f"{paper}.artefacts").ARTEFACTS}
+    finally:
+        sys.path.remove(str(BENCHMARK))
+    named = set()
+    for name, cells in rows(paper).items():
+        for code in re.findall(r"`([^`]+)`", cells[3]):
+            if code in keys:
+                named.add(code)
+            else:
+                assert (ROOT / code).exists(), f"{paper}, {name}: {code} is no key and no file"
+    assert keys <= named, f"{paper}: no row names {sorted(keys - named)}"
+    for key in keys:
+        assert (BENCHMARK / "results" / paper / f"{key}.json").exists(), f"{paper}: run {key}"
