@@ -21,7 +21,11 @@ PAGE = 4
 CAPACITY = 40
 """Blocks of one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
-    "wa": [{}, {"model": "exponential"}],
+    "wa": [
+        {},
+        {"model": "exponential"},
+        {"model": "exponential", "cdf": "reused", "categories": "type-turn"},
+    ],
     "canopy-tlru": [{"threshold_tokens": 20}],
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],

@@ -2,8 +2,8 @@
 
 Survival model (default): the rank of a leaf is G_w(a), the reuse its category ``w`` wins per
 second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset), ``life`` the category's expected lifespan. Lowest
-goes first. With too few samples a category uses a coarser one's curve, then the global one;
+paper's tuple (ReuseProb_w(t, life), -offset), of which ``reuse/exponential.py`` has the formula and
+its two readings. Lowest goes first. With too few samples a category uses a coarser one's curve, then the global one;
 with none at all the order is LRU.
 
 Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
@@ -27,6 +27,7 @@ from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.exponential import CDF_COUNTS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s
 from sglang_canopy.reuse.learner import ReuseModel
 
@@ -37,7 +38,14 @@ _TRUST = 0.5
 @dataclass(frozen=True, slots=True)
 class Config:
     model: str = "survival"
-    """``survival``, or ``exponential`` for the paper's own formula."""
+    """``survival``, or ``exponential`` for the ATC 2025 paper's own formula."""
+    cdf: str = "all"
+    """Of the exponential model: ``all`` if the fitted distribution counts what is never used again,
+    ``reused`` if not (the paper leaves it open)."""
+    life: bool = True
+    """Of the exponential model: bound the time ahead by the category's expected lifespan."""
+    categories: str = "refined"
+    """``refined``, or ``type-turn`` for the paper's: a request's type and its turn."""
     window_s: float = 10800.0
     """Seconds of requests that the curves are learnt from."""
     max_samples: int = 100_000
@@ -56,6 +64,14 @@ class Config:
     def __post_init__(self) -> None:
         if self.model not in ("survival", "exponential"):
             raise ValueError(f"key 'model' must be survival or exponential, got {self.model!r}")
+        if self.cdf not in CDF_COUNTS:
+            raise ValueError(f"key 'cdf' must be all or reused, got {self.cdf!r}")
+        if self.categories not in ("refined", "type-turn"):
+            raise ValueError(
+                f"key 'categories' must be refined or type-turn, got {self.categories!r}"
+            )
+        if self.model != "exponential" and (self.cdf != "all" or not self.life):
+            raise ValueError("keys 'cdf' and 'life' belong to the model exponential")
         for key in ("window_s", "max_samples", "min_samples"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
@@ -77,7 +93,9 @@ class WorkloadAware(Policy):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        exponential = config.model == "exponential"
+        exponential = None
+        if config.model == "exponential":
+            exponential = ExponentialModel(config.cdf == "all", config.life)
         self.model = ReuseModel(
             window_s=config.window_s,
             max_samples=config.max_samples,
@@ -85,8 +103,9 @@ class WorkloadAware(Policy):
             max_categories=config.max_categories,
             own_gaps=config.own_gaps,
             exponential=exponential,
+            type_turn=config.categories == "type-turn",
         )
-        self._cells = Cells(exact=exponential)
+        self._cells = Cells(exact=exponential is not None)
         self._over = EndQueue()
         self._returning: dict[str | None, ReturnQueue] = {}
         """By tenant, since each tenant's hints come true at a rate of their own."""
@@ -132,7 +151,7 @@ class WorkloadAware(Policy):
 
     def _category(self, leaf: Leaf) -> Category:
         # More uses than its conversation has turns: others run through it too.
-        if leaf.hits > leaf.turn:
+        if leaf.hits > leaf.turn and not self.model.type_turn:
             gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
             return self.model.shared_category(leaf.hits, gap_s)
         return self.model.categories.get(leaf.category)

@@ -40,7 +40,7 @@ class Cell(EndQueue):
 class Cells:
     """All cells, with the least ``(rank, last access, -offset)`` among their ends.
 
-    ``exact`` ranks by ``Category.reuse_probability`` of the exact age and orders equal ranks by
+    ``exact`` ranks by ``Category.exponential`` at the exact age and orders equal ranks by
     ``(rank, -offset)``, as the ATC 2025 paper does; then every cell is ranked at every new time.
     """
 
@@ -128,7 +128,7 @@ class Cells:
         """Rank of an entry, and the time from which it may differ."""
         stamp = entry[0]
         if self._exact:
-            rank = cell.category.reuse_probability(now - stamp)
+            rank = cell.category.exponential.probability(now - stamp)
             return cell.weight * rank, math.nextafter(now, _NEVER)
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
@@ -139,7 +139,7 @@ class Cells:
         return (c for c in self._cells.values() if c.live)
 
     def _order(self, cell: Cell, rank: float, entry: Entry) -> tuple[float, float, float]:
-        if self._exact and cell.category.rate > 0.0:
+        if self._exact and cell.category.exponential.mean_gap_s > 0.0:
             return rank, entry[1], entry[0]
         return rank, entry[0], entry[1]
 
