@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sglang_canopy.cli.main import main as canopy
 
-SYNTH_S = {"trace-a": 7200, "trace-b": 2400}
+SYNTH = {"trace-a": ("--seconds", "86400", "--rate", "0.5"), "trace-b": ("--seconds", "2400")}
 
 
 def main() -> None:
@@ -57,10 +57,10 @@ def traces(data: Path, out: Path, wanted: list[str] | None):  # type: ignore[no-
         yield "agentic", overlay, "agentic", []
     if asked("azure"):
         yield "azure", data / "azure" / "AzureLLMInferenceTrace_code.csv", "azure", []
-    for preset, seconds in SYNTH_S.items():
+    for preset, length in SYNTH.items():
         if asked(preset):
             made = out / f"{preset}.jsonl"
-            command = ["synth", "--preset", preset, "--seconds", str(seconds), "--seed", "1"]
+            command = ["synth", "--preset", preset, *length, "--seed", "1"]
             if canopy([*command, "-o", str(made)]):
                 sys.exit("synth failed")
             yield preset, made, "bailian", ["--published", preset]

@@ -40,12 +40,14 @@ def test_a_block_twice_in_one_prompt_is_no_reuse() -> None:
 def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> None:
     seen = observe(TWO_TALKS)
     text, file = (seen.labels.index(k) * TOP_TURN for k in ("text", "file"))
-    by_category = seen.reuse_count.sum((0, 2))
+    blocks = seen.reused_blocks
+    by_category = np.bincount(seen.category[seen.reused_from], blocks)
+    ages_s = np.bincount(seen.category[seen.reused_from], blocks * seen.reuse_age_s)
     # b hits 1 after a's first turn; a's turn 2 hits 1 after b, 2 after itself.
     assert by_category[text] == 2
     assert by_category[file] == 1
     assert by_category[text + 1] == 3
-    assert seen.reuse_sum_s.sum(0)[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
+    assert ages_s[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
 
 
 def test_hits_on_ones_own_blocks_are_told_from_others() -> None:
@@ -140,8 +142,8 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
             last[block] = n
             uses[block] = uses.get(block, 0) + 1
     assert seen.hits.tolist() == hits
-    assert seen.reuse_count.sum() == sum(hits)
-    assert seen.reuse_sum_s.sum() == pytest.approx(ages)
+    assert seen.reused_blocks.sum() == sum(hits)
+    assert (seen.reused_blocks * seen.reuse_age_s).sum() == pytest.approx(ages)
     assert (seen.same_conversation_hits, seen.same_user_hits) == (same_talk, same_user)
     assert sorted(seen.uses.tolist()) == sorted(uses.values())
     assert sorted(seen.first_s.tolist()) == pytest.approx(sorted(first_s.values()))

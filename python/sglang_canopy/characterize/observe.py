@@ -1,6 +1,6 @@
 """The one pass over a trace from which every question is answered.
 
-Memory: O(distinct blocks), about 150 bytes each, and about 100 bytes a request. Times are the
+Memory: O(distinct blocks), about 150 bytes each, and about 130 bytes a request. Times are the
 trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had:
 what a cache that never forgets would give (the paper's ideal hit ratio, Section 3.2).
 """
@@ -50,13 +50,22 @@ class _Column:
 
     def extend(self, count: int, value: float) -> None:
         """Append ``count`` times ``value``."""
+        end = self._grow(count)
+        self._data[end - count : end] = value
+
+    def append(self, values: np.ndarray) -> None:
+        """Append each of ``values``."""
+        end = self._grow(len(values))
+        self._data[end - len(values) : end] = values
+
+    def _grow(self, count: int) -> int:
         end = self.size + count
         if end > len(self._data):
             grown = np.zeros(max(end, 2 * len(self._data)), self._data.dtype)
             grown[: self.size] = self._data[: self.size]
             self._data = grown
-        self._data[self.size : end] = value
         self.size = end
+        return end
 
     @property
     def all(self) -> np.ndarray:
@@ -92,12 +101,15 @@ class Observation:
     first_s: np.ndarray
     last_request: np.ndarray
     uses: np.ndarray
+    # One entry a pair of requests of which the later one reused blocks that the earlier one used
+    # last.
+    reused_from: np.ndarray
+    """The earlier request."""
+    reused_by: np.ndarray
+    """The later one."""
+    reused_blocks: np.ndarray
+    """How many blocks."""
     # Aggregates.
-    reuse_count: np.ndarray
-    """[half, category, age bin]: reuses of blocks by the category that used them before;
-    ``half`` is the parity of that earlier request, so that a fit can be tested on the other."""
-    reuse_sum_s: np.ndarray
-    """[half, category]: the sum of those ages."""
     place_count: np.ndarray
     """[later turn?, place, 2 ** POSITIONS]: accesses of blocks at ``place`` (in tenths of the
     prompt) that stood at that set of places in earlier prompts."""
@@ -123,6 +135,12 @@ class Observation:
     def last_s(self) -> np.ndarray:
         """When each distinct block was used last."""
         return self.time_s[self.last_request]
+
+    @property
+    def reuse_age_s(self) -> np.ndarray:
+        """Age of each pair's blocks when they were reused: seconds since their last use."""
+        age: np.ndarray = self.time_s[self.reused_by] - self.time_s[self.reused_from]
+        return age
 
     @property
     def category(self) -> np.ndarray:
@@ -191,16 +209,14 @@ class _Pass:
                 ("next_request", "i8"),
             )
         }
-        self.category = _Column("i4")
         self.latest: dict[int, int] = {}
         """Conversation -> its latest request."""
         self.row: dict[int, int] = {}
         """Block id -> its place in the columns below."""
         self.first_s, self.last_request = _Column("d"), _Column("i4")
         self.uses, self.places = _Column("i4"), _Column("u2")
-        self.counts: dict[int, np.ndarray] = {}
-        """Category -> reuses by [half, age bin], flat."""
-        self.sums: dict[int, np.ndarray] = {}
+        self.reused_from, self.reused_by = _Column("i4"), _Column("i4")
+        self.reused_blocks = _Column("i4")
         self.place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
         self.same_conversation = self.same_user = self.stranded = 0
         self.block_tokens = 0
@@ -214,7 +230,7 @@ class _Pass:
                 f"line {r.line} has blocks of {r.block_tokens} tokens, the lines before of "
                 f"{self.block_tokens}; characterize traces of one block size"
             )
-        number = self.category.size
+        number = self.requests["time_s"].size
         kind, talk, user = (
             self.kinds.of(r.category),
             self.talks.of(r.conversation),
@@ -227,7 +243,7 @@ class _Pass:
         rows = [self.row.get(block, -1) for block in r.blocks]
         run = rows.index(-1) if -1 in rows else len(rows)
         if run:
-            self._reused(np.array(rows[:run], np.int64), r.time_s, talk, user)
+            self._reused(np.array(rows[:run], np.int64), number, talk, user)
         if rows:
             self._used(r, self._placed(r, rows, run), number)
         values = (
@@ -235,21 +251,15 @@ class _Pass:
         )  # fmt: skip
         for column, value in zip(self.requests.values(), values):
             column.extend(1, value)
-        self.category.extend(1, kind * TOP_TURN + min(max(r.turn, 1), TOP_TURN) - 1)
 
-    def _reused(self, rows: np.ndarray, now: float, talk: int, user: int) -> None:
-        """Blocks ``rows`` are hit: ages since their last uses, and whose those were."""
+    def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
+        """Blocks ``rows`` are hit by request ``number``: whose were their last uses."""
         # The blocks of one prompt were mostly used last by one and the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
         columns = self.requests
-        ages = now - columns["time_s"].all[before]
-        keys = (before & 1) * FINE_BINS + np.searchsorted(FINE_EDGES, ages, "right") - 1
-        for i, category in enumerate(self.category.all[before].tolist()):
-            if category not in self.counts:
-                self.counts[category] = np.zeros(2 * FINE_BINS, np.int64)
-                self.sums[category] = np.zeros(2)
-            self.counts[category][keys[i]] += blocks[i]
-            self.sums[category][before[i] & 1] += blocks[i] * ages[i]
+        self.reused_from.append(before)
+        self.reused_blocks.append(blocks)
+        self.reused_by.extend(len(before), number)
         if talk >= 0:
             self.same_conversation += int(blocks[columns["conversation"].all[before] == talk].sum())
         if user >= 0:
@@ -279,14 +289,8 @@ class _Pass:
 
     def done(self) -> Observation:
         """What was counted."""
-        if not self.category.size:
+        if not self.requests["time_s"].size:
             raise CanopyError("the trace has no requests; give one that has")
-        cells = len(self.kinds) * TOP_TURN
-        reuse_count = np.zeros((2, cells, FINE_BINS), np.int64)
-        reuse_sum_s = np.zeros((2, cells))
-        for category, counted in self.counts.items():
-            reuse_count[:, category] = counted.reshape(2, FINE_BINS)
-            reuse_sum_s[:, category] = self.sums[category]
         return Observation(
             block_tokens=self.block_tokens,
             labels=list(self.kinds),
@@ -294,8 +298,9 @@ class _Pass:
             first_s=self.first_s.all,
             last_request=self.last_request.all,
             uses=self.uses.all,
-            reuse_count=reuse_count,
-            reuse_sum_s=reuse_sum_s,
+            reused_from=self.reused_from.all,
+            reused_by=self.reused_by.all,
+            reused_blocks=self.reused_blocks.all,
             place_count=self.place_count.reshape(2, POSITIONS, 1 << POSITIONS),
             same_conversation_hits=self.same_conversation,
             same_user_hits=self.same_user,

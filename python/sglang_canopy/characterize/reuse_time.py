@@ -2,7 +2,9 @@
 
 Two laws are fitted for every category (request type and turn of the request that used the block
 last): the exponential of the paper, and the Kaplan-Meier survival curve that ``wa`` ranks by.
-Each is fitted on one half of the requests and tested on the other, both ways round.
+Each is fitted on the first half of the trace's time, from what was known when it ended, and tested
+on the uses of the second half, as the paper fits an hour and applies it to the next (Section 4.2,
+Figure 23; Figures 15 and 29).
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_canopy.characterize.observe import FINE_BINS, FINE_EDGES, Observation, edges_within
+from sglang_canopy.characterize.observe import (
+    FINE_BINS,
+    FINE_EDGES,
+    TOP_TURN,
+    Observation,
+    edges_within,
+)
 from sglang_canopy.reuse.bins import BINS, EDGES
 from sglang_canopy.reuse.survival import survival_curve
 
@@ -20,6 +28,8 @@ LEAN = 20.0
 """Blocks at risk that the curve of all categories counts for in one category's curve."""
 LEAST_REUSES = 200
 """Reuses of blocks that a category needs to be fitted."""
+LEAST_IN_A_HALF = 50
+"""And that each half of the trace's time needs."""
 
 _POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
 _UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
@@ -27,9 +37,11 @@ _UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well a law fitted on one half of the requests describes the reuse ages of the other.
+    """How well a law fitted on the first half of the trace's time describes the reuse ages of what
+    was used in the second.
 
-    Both among the blocks that were used again."""
+    Both among the blocks that were used again; blocks that still wait at a half's end are censored
+    (the exponential of the paper does not look at them)."""
 
     ks: float
     """Kolmogorov-Smirnov distance: the largest gap between the two distribution functions, at
@@ -81,30 +93,18 @@ class ReuseTimes:
 
 def reuse_times(seen: Observation) -> ReuseTimes:
     """Answer from the observation."""
-    waiting_by = _waiting(seen)
-    total = _category(
-        seen, "all", seen.reuse_count.sum(1), seen.reuse_sum_s.sum(1), waiting_by.sum(1)
-    )
-    coarser = np.array(
-        survival_curve(
-            _policy_bins(seen.reuse_count.sum((0, 1))).tolist(),
-            _policy_bins(waiting_by.sum((0, 1))).tolist(),
-        )
-    )
-    counts = seen.reuse_count.sum((0, 2))
+    middle_s = float(seen.time_s[0]) + seen.span_s / 2.0
+    whole = _tally(seen, -np.inf, np.inf)
+    train, test = _tally(seen, -np.inf, middle_s), _tally(seen, middle_s, np.inf)
+    total = _row(seen, "all", whole.of(), train.of(), test.of(), None)
+    coarser = train.of().curve
+    counts = whole.reuses.sum(1)
     rows = [
-        _category(
-            seen,
-            seen.category_name(int(c)),
-            seen.reuse_count[:, c],
-            seen.reuse_sum_s[:, c],
-            waiting_by[:, c],
-            coarser,
-        )
+        _row(seen, seen.category_name(int(c)), whole.of(c), train.of(c), test.of(c), coarser)
         for c in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
         if counts[c] > 0
     ]
-    merged = seen.reuse_count.sum((0, 1))
+    merged = whole.reuses.sum(0)
     below = np.cumsum(merged) / max(merged.sum(), 1)
     marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
     within = tuple((m, float(np.interp(m, _UPPER[:-1], below[:-1]))) for m in marks)
@@ -121,39 +121,89 @@ def reuse_times(seen: Observation) -> ReuseTimes:
     return ReuseTimes(all=total, within=within, categories=tuple(rows), best=best)
 
 
-def _waiting(seen: Observation) -> np.ndarray:
-    """[half, category, age bin] of the blocks that wait at the end of the trace."""
-    ages = float(seen.time_s[-1]) - seen.last_s
-    bins = np.searchsorted(FINE_EDGES, ages, "right") - 1
-    cells = seen.reuse_count.shape[1]
-    half = seen.last_request & 1
-    key = (half * cells + seen.category[seen.last_request]) * FINE_BINS + bins
-    return np.bincount(key, minlength=2 * cells * FINE_BINS).reshape(2, cells, FINE_BINS)
+@dataclass(frozen=True, slots=True)
+class _Ages:
+    """Of one category in one stretch of time: reuses and blocks that wait, by fine age bin."""
+
+    reuses: np.ndarray
+    waiting: np.ndarray
+    sum_s: float
+    """Sum of the ages of the reuses."""
+
+    @property
+    def mean_s(self) -> float:
+        n = int(self.reuses.sum())
+        return self.sum_s / n if n else 0.0
+
+    @property
+    def curve(self) -> list[float]:
+        """The survival curve on the policies' bins."""
+        return survival_curve(
+            _policy_bins(self.reuses).tolist(), _policy_bins(self.waiting).tolist()
+        )
 
 
-def _category(
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """The same of all categories: [category, age bin], [category, age bin], [category]."""
+
+    reuses: np.ndarray
+    waiting: np.ndarray
+    sum_s: np.ndarray
+
+    def of(self, category: int | None = None) -> _Ages:
+        if category is None:
+            return _Ages(self.reuses.sum(0), self.waiting.sum(0), float(self.sum_s.sum()))
+        return _Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
+
+
+def _tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
+    """Uses from ``start_s`` on, and what became of them before ``end_s``."""
+    end_s = min(end_s, float(seen.time_s[-1]))
+    last = end_s >= float(seen.time_s[-1])
+    used, reused = seen.time_s[seen.reused_from], seen.time_s[seen.reused_by]
+    known = (used >= start_s) & ((reused < end_s) | last)
+    # Used before the end and again after it: at the end nobody knew.
+    later = (used >= start_s) & (used < end_s) & ~known
+    at_end = (seen.last_s >= start_s) & ((seen.last_s < end_s) | last)
+    cells, category = len(seen.labels) * TOP_TURN, seen.category
+
+    def count(who: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
+        bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
+        key = category[who] * FINE_BINS + bins
+        return np.bincount(key, blocks, cells * FINE_BINS).reshape(cells, FINE_BINS)
+
+    age_s = seen.reuse_age_s
+    from_ = seen.reused_from
+    waiting = count(from_[later], end_s - used[later], seen.reused_blocks[later])
+    waiting = waiting + count(seen.last_request[at_end], end_s - seen.last_s[at_end], None)
+    return _Tally(
+        count(from_[known], age_s[known], seen.reused_blocks[known]),
+        waiting,
+        np.bincount(category[from_[known]], age_s[known] * seen.reused_blocks[known], cells),
+    )
+
+
+def _row(
     seen: Observation,
     name: str,
-    count: np.ndarray,
-    sum_s: np.ndarray,
-    waiting: np.ndarray,
-    coarser: np.ndarray | None = None,
+    whole: _Ages,
+    train: _Ages,
+    test: _Ages,
+    coarser: list[float] | None,
 ) -> ReuseTime:
-    """``count`` and ``waiting`` are [half, age bin], ``sum_s`` is [half]."""
-    reuses, held = count.sum(0), waiting.sum(0)
+    """``coarser``: the curve that the survival fit leans on, as ``wa``'s does."""
+    reuses, held, mean = whole.reuses, whole.waiting, whole.mean_s
     n = int(reuses.sum())
-    mean = float(sum_s.sum()) / n if n else 0.0
     observed = _kaplan_meier(reuses, held)
-    events, censored = _policy_bins(reuses), _policy_bins(held)
-    curve = np.array(survival_curve(events.tolist(), censored.tolist()))
     by_end = float(observed[-1])
     shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
     fits: tuple[Fit | None, Fit | None] = (None, None)
-    if n >= LEAST_REUSES and (count.sum(1) > 0).all():
+    if n >= LEAST_REUSES and min(train.reuses.sum(), test.reuses.sum()) >= LEAST_IN_A_HALF:
         fits = (
-            _cross(count, waiting, sum_s, curve if coarser is None else coarser),
-            _cross(count, waiting, sum_s, None),
+            _test(_survival_cdf(train, coarser or train.curve), test),
+            _test(_exponential_cdf(train), test),
         )
     keep = slice(edges_within(seen.span_s))
     return ReuseTime(
@@ -167,7 +217,7 @@ def _category(
         reused_by_end=by_end,
         age_s=tuple(FINE_EDGES[keep].tolist()),
         observed=tuple(observed[keep].tolist()),
-        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - curve).tolist()),
+        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(whole.curve)).tolist()),
         exponential=tuple((by_end * shape[keep]).tolist()),
         survival_fit=fits[0],
         exponential_fit=fits[1],
@@ -203,34 +253,31 @@ def _quantile(counts: np.ndarray, q: float) -> float:
     return float(low * (high / low) ** inside)
 
 
-def _cross(
-    count: np.ndarray, waiting: np.ndarray, sum_s: np.ndarray, coarser: np.ndarray | None
-) -> Fit:
-    """The mean of the two tests, each on the half that the fit has not seen.
+def _survival_cdf(train: _Ages, coarser: list[float]) -> np.ndarray:
+    """Distribution of the reuse age among the reused at the upper edges of the policies' bins."""
+    curve = survival_curve(
+        _policy_bins(train.reuses).tolist(),
+        _policy_bins(train.waiting).tolist(),
+        prior=coarser,
+        prior_weight=LEAN,
+    )
+    reused = 1.0 - np.array(curve[1:])
+    # Among the reused, like the data; beyond the last edge lies the rest.
+    return np.append(reused / (reused[-1] or 1.0), 1.0)
 
-    ``coarser`` is the curve of all categories, which the survival fit leans on as ``wa`` does;
-    ``None`` fits the exponential.
-    """
+
+def _exponential_cdf(train: _Ages) -> np.ndarray:
+    """The same of the exponential with the mean of the reuses that were seen."""
     edges = np.append(EDGES[1:], np.inf)
-    scores = []
-    for train, test in ((0, 1), (1, 0)):
-        if coarser is None:
-            mean = sum_s[train] / count[train].sum()
-            cdf = -np.expm1(-edges / mean) if mean > 0 else np.ones(BINS)
-        else:
-            events = _policy_bins(count[train])
-            curve = survival_curve(
-                events.tolist(),
-                _policy_bins(waiting[train]).tolist(),
-                prior=coarser.tolist(),
-                prior_weight=LEAN,
-            )
-            reused = 1.0 - np.array(curve[1:])
-            # Among the reused, like the data; beyond the last edge lies the rest.
-            cdf = np.append(reused / (reused[-1] or 1.0), 1.0)
-        mass = np.maximum(np.diff(np.concatenate([[0.0], cdf])), 1e-9)
-        share = _policy_bins(count[test]) / count[test].sum()
-        gap = np.abs(np.cumsum(share) - cdf).max()
-        scores.append((gap, float((share * np.log(mass / mass.sum())).sum())))
-    ks, loglik = np.mean(scores, axis=0)
-    return Fit(ks=float(ks), log_likelihood=float(loglik))
+    return -np.expm1(-edges / train.mean_s) if train.mean_s > 0 else np.ones(BINS)
+
+
+def _test(cdf: np.ndarray, test: _Ages) -> Fit:
+    """``cdf`` against what was used after the stretch that it was fitted on."""
+    reused = 1.0 - np.array(test.curve[1:])
+    seen = np.append(reused / (reused[-1] or 1.0), 1.0)
+    mass = np.maximum(np.diff(np.concatenate([[0.0], cdf])), 1e-9)
+    share = np.diff(np.concatenate([[0.0], seen]))
+    gap = np.abs(seen - cdf).max()
+    loglik = (share * np.log(mass / mass.sum())).sum()
+    return Fit(ks=float(gap), log_likelihood=float(loglik))

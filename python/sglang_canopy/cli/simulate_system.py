@@ -25,6 +25,7 @@ from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS
 from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy.sim.system.write_policy import WRITE_POLICIES
 from sglang_canopy.trace.open import format_names, open_trace
+from sglang_canopy.trace.parts import one_part
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +165,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what waiting does to a request's cached prefix: awaited as Canopy's tree, touched "
         "as SGLang's own lru",
     )
+    add(
+        "--one-part-of",
+        type=int,
+        default=1,
+        metavar="N",
+        help="serve one of N equal parts of the trace, whole conversations, as one of N instances",
+    )
     add("--json", metavar="OUT", help="write the result as JSON")
     add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
 
@@ -201,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
     )
     events = EventLog() if args.chrome_trace else None
     workload = Workload(
-        open_trace(args.trace, args.format, skip_bad=args.skip_bad),
+        one_part(open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of),
         keep_stamps=args.keep_stamps,
         seed=args.seed,
     )

@@ -23,7 +23,7 @@ _THINNING = 5.0
 """Candidate conversations per accepted one; none lasts longer than 4/5 of the trace."""
 
 _LOST = 1.02
-"""Makes up for the later turns of conversations too long for the trace (calibrated: 2 h)."""
+"""Makes up for the later turns of conversations too long for the trace (calibrated: a day)."""
 
 
 def continue_probability(kind: ChatKind, tail: tuple[float, float], turn: int) -> float:
@@ -140,11 +140,12 @@ class ChatSource:
         output = max(1, round(first * kind.output_share))
         document = draw_tokens(rng, kind.document) if kind.document else 0
         turns = [_Turn(start, first + document, output)]
-        for _ in range(count - 1):
+        for turn in range(1, count):
             time_s = turns[-1].time_s + turns[-1].output / TOKENS_PER_S
+            slower = load.slow_factor if turn >= load.slow_from else 1.0
             added = max(2, round(draw_tokens(rng, kind.later) * scale))
             output = max(1, round(added * kind.output_share))
-            turns.append(_Turn(time_s + rng.expovariate(1.0 / pause), added, output))
+            turns.append(_Turn(time_s + rng.expovariate(1.0 / (slower * pause)), added, output))
         return turns
 
     def _serve(self, running: list[tuple[float, int, _Conversation]]) -> DrawnRequest:

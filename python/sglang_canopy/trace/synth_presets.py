@@ -70,6 +70,10 @@ class ChatLoad:
     """Share of conversations that start with one of the applications' system prompts."""
     prompts: int
     prompt_tokens: Lengths
+    slow_from: int = LONGEST_CONVERSATION
+    """From this turn on pauses are ``slow_factor`` times as long: who talks for long does so beside
+    other things."""
+    slow_factor: float = 1.0
     tail: tuple[float, float] = (2.75, 3.3)
     """(a, b): turn k >= 2 is followed by another with probability 1 - a / (k + b)."""
 
@@ -133,18 +137,22 @@ _TO_C = ChatLoad(
     # Shares and multi-turn ratios: Figure 5. Pauses: calibrated, in the order of Figure 14
     # (Multimodal, Text, Search, File).
     kinds=(
-        ChatKind("text", 0.78, 0.47, 96.0, _FIRST, _LATER),
-        ChatKind("file", 0.04, 0.51, 172.0, _FIRST, _LATER, Lengths(900, 0.8)),
-        ChatKind("image", 0.03, 0.10, 52.0, _FIRST, _LATER),
-        ChatKind("search", 0.15, 0.49, 133.0, _FIRST, _LATER, Lengths(150, 0.5)),
+        ChatKind("text", 0.78, 0.47, 67.0, _FIRST, _LATER),
+        ChatKind("file", 0.04, 0.51, 120.0, _FIRST, _LATER, Lengths(900, 0.8)),
+        ChatKind("image", 0.03, 0.10, 36.0, _FIRST, _LATER),
+        ChatKind("search", 0.15, 0.49, 93.0, _FIRST, _LATER, Lengths(150, 0.5)),
     ),
-    users=12_000,  # assumption
+    users=144_000,  # assumption: of a day
     user_sigma=0.6,  # calibrated: 19 % of the users send 50 % of the requests (Figure 8)
     long_first=0.03,  # calibrated: P99 of the single-turn lengths (Section 3.5)
     session_sigma=0.5,  # calibrated: P90 of the multi-turn lengths (Section 3.5)
     length_decay=0.05,  # calibrated: as above
-    away=0.05,  # calibrated: 80 % of the reuses within 10 minutes, P90 lifespan 612 s
-    away_s=900.0,
+    away=0.0,
+    away_s=0.0,
+    # calibrated on a day: 80 % of the reuses within 10 minutes while the P90 lifespan of a block is
+    # 612 s, so that long pauses belong to few blocks, each reused often (Sections 3.4, 3.5)
+    slow_from=11,
+    slow_factor=35.0,
     context_tokens=26_000,  # calibrated: P99 of the multi-turn lengths (Section 3.5)
     shared_prompt=0.28,  # under 30 % of single-turn requests are reusable (Figure 13)
     prompts=24,  # assumption
@@ -161,7 +169,8 @@ _TO_B = ApiLoad(
     templates=3,  # assumption
     fresh_prompt=0.3,  # calibrated: P99 lifespan 97 s
     job_requests=Lengths(20, 1.3),  # assumption
-    job_requests_per_s=Lengths(0.2, 2.2),  # some above 10 requests/s (Section 3.2)
+    # some above 10 requests/s (Section 3.2); calibrated: 80 % of the reuses within 10 s (Section 3.4)
+    job_requests_per_s=Lengths(0.12, 2.2),
     payload=Lengths(180, 0.8),  # calibrated: median input of the public sample, 574 tokens
     again=0.14,  # calibrated: P90 lifespan 0.3 s
     question=Lengths(40, 0.5),
