@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sglang_canopy.cli.system_loads import parse_loads, run_loads
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.report import WARM_UP_SHARE
 from sglang_canopy.latency.slo import parse_slo
 from sglang_canopy.report.table import bytes_text
 from sglang_canopy.sim.system import (
@@ -187,6 +188,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
     )
+    add(
+        "--warm-up-share",
+        type=float,
+        default=WARM_UP_SHARE,
+        metavar="S",
+        help="with --loads: leave out this share of the requests, the first",
+    )
     add("--requests", type=int, metavar="N", help="only the first N of the trace")
     add("--json", metavar="OUT", help="write the result as JSON")
     add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
@@ -271,6 +279,7 @@ def _loads(args: argparse.Namespace, config: SystemConfig, profile: EngineProfil
         profile,
         loop="closed" if args.closed_loop else "turns-wait" if args.turns_wait else "open",
         think_cap_s=args.think_cap_s,
+        warm_up_share=args.warm_up_share,
         keep_stamps=args.keep_stamps,
     )
     made = run_loads(

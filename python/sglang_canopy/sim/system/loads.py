@@ -10,12 +10,13 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
 from sglang_canopy.latency.saturation import goodput, saturation
 from sglang_canopy.latency.slo import SLO
-from sglang_canopy.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait, sessions
+from sglang_canopy.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.engine_profile import EngineProfile
 from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.run import simulate_system
 from sglang_canopy.sim.system.workload import Workload
+from sglang_canopy.trace.sessions import session_links
 
 LOOPS = ("open", "turns-wait", "closed")
 
@@ -68,7 +69,7 @@ class LoadedSystem:
         self._think_cap_s = think_cap_s
         self._warm_up_share = warm_up_share
         self._keep_stamps = keep_stamps
-        self._sessions = list(sessions(workload)[0])
+        self._sessions = session_links(workload.trace).first
         self._by_seed: dict[int, Workload] = {}
         span = max(workload.times[-1] - workload.times[0], 1e-9)
         self.trace_rate = len(workload) / span
