@@ -25,7 +25,8 @@ ROOMS: dict[str, set[str]] = {
     "config": {"policy", "ttl"},
     "request": set(),
     "trace": set(),
-    "sim": {"policy", "reuse", "trace", "ttl"},
+    "latency": set(),
+    "sim": {"latency", "policy", "reuse", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
@@ -34,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "telemetry": {"policy", "radix", "ttl"},
     "chunk": {"policy"},
     "chunk/server": {"chunk", "config", "request"},
-    "bench": {"request", "trace"},
+    "bench": {"latency", "request", "trace"},
     "profiling": set(),
     "cpu": set(),
     "models": set(),
@@ -43,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
         *("reuse", "storage", "telemetry"),
     },
     "cli": {
-        *("characterize", "chunk", "config", "plan", "policy", "profiling"),
+        *("characterize", "chunk", "config", "latency", "plan", "policy", "profiling"),
         *("report", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
@@ -52,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("config", "request"),
+    *("config", "latency", "request"),
 )
 """Rooms that need neither torch nor sglang."""
 

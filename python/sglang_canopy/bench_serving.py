@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_canopy.bench import client, options, report
-from sglang_canopy.bench.run import Replay
+from sglang_canopy.bench.rates import replay_all
 from sglang_canopy.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
 
@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if result is not None:
         print(report.results_table([result]))
+        print()
+        print(report.latency_table([result]))
     return 0
 
 
@@ -67,7 +69,7 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
         if args.dataset_name not in options.DATASETS:
             return original(args)
         with replaced(upstream, run_benchmark=original):
-            results.append(Replay(upstream, args)())
+            results.append(replay_all(upstream, args))
         return results[-1]
 
     with replaced(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.trace import TraceRequest
 from sglang_canopy.trace.materialise import Planned
+from sglang_canopy.trace.sessions import SessionLinks
 
 
 class _Instant(selectors.DefaultSelector):
@@ -49,12 +50,13 @@ def send(
     offsets: list[float],
     takes_s: list[float],
     limit: int | None = None,
+    loop: SessionLinks | None = None,
 ) -> list[tuple[int, float, float]]:
     """``(ordinal, due, yielded)`` of a replay where request i is answered after ``takes_s[i]``."""
 
     async def main() -> list[tuple[int, float, float]]:
         made = jobs(previous)
-        schedule = Schedule(made, offsets, limit)
+        schedule = Schedule(made, offsets, limit, loop)
         clock = asyncio.get_running_loop().time
         seen, running = [], []
 
@@ -81,6 +83,19 @@ def test_a_turn_waits_for_the_answer_to_the_turn_before() -> None:
     # The trace has turn 2 at 3 s, but turn 1 is answered at 10 s only.
     seen = send([None, 0, None], [0.0, 3.0, 4.0], [10.0, 1.0, 1.0])
     assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (2, 4.0), (1, 10.0)]
+
+
+def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> None:
+    # 1 follows 0 in its conversation; 2, a sub-agent's first, follows 0 as well; 3 begins at 50 s.
+    loop = SessionLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
+    seen = send([None, 0, None, None], [0.0, 99.0, 0.0, 50.0], [10.0, 1.0, 1.0, 1.0], loop=loop)
+    due = {i: round(due, 6) for i, due, _ in seen}
+    assert due == {0: 0.0, 1: 12.0, 2: 15.0, 3: 50.0}
+
+
+def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
+    seen = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
+    assert [(round(due, 6), round(at, 6)) for _, due, at in seen] == [(0.0, 0.0), (1.0, 10.0)]
 
 
 def test_a_quick_answer_does_not_bring_the_next_turn_forward() -> None:

@@ -15,8 +15,11 @@ import numpy as np
 
 from sglang_canopy.bench.schedule import ReplayRequest
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.report import WARM_UP_SHARE
+from sglang_canopy.latency.slo import parse_slo
 from sglang_canopy.trace import TraceRequest, open_trace
 from sglang_canopy.trace.materialise import Materialiser, Planned
+from sglang_canopy.trace.sessions import SessionLinks, session_links
 
 DATASETS = {
     "bailian": "bailian",
@@ -92,6 +95,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Take token ids below N; needs no tokenizer.",
     )
     group.add_argument(
+        "--closed-loop",
+        action="store_true",
+        help="Agents: send a turn after the answer to the one before it and the time to think, "
+        "which the trace says or is the gap between the two, times --time-scale.",
+    )
+    group.add_argument(
+        "--think-cap-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="Of a closed loop: longest time to think, before scaling.",
+    )
+    group.add_argument(
+        "--rates",
+        metavar="R,...",
+        help="Replay at several rates, one after the other, with an empty cache each: requests a "
+        "second, the trace's times stretched to them, or in a closed loop sessions an hour.",
+    )
+    group.add_argument(
+        "--slo",
+        metavar="TARGET",
+        help="A target such as p99_ttft<2s, from when a request was due: says whether it is met, "
+        "and with --rates the highest rate that meets it.",
+    )
+    group.add_argument(
+        "--warm-up-share",
+        type=float,
+        default=WARM_UP_SHARE,
+        metavar="S",
+        help="Leave this share of the requests, the first, out of the report of latencies from "
+        "when they were due.",
+    )
+    group.add_argument(
         "--skip-bad", type=int, default=0, metavar="N", help="Pass over N broken lines."
     )
 
@@ -112,6 +148,16 @@ def check(args: argparse.Namespace) -> None:
         raise CanopyError(f"--time-scale must be 0 or more, got {args.time_scale}")
     if args.num_prompts < 1:
         raise CanopyError(f"--num-prompts must be 1 or more, got {args.num_prompts}")
+    if not 0 <= args.warm_up_share < 1:
+        raise CanopyError(f"--warm-up-share must be from 0 to below 1, got {args.warm_up_share}")
+    if not args.think_cap_s >= 0:
+        raise CanopyError(f"--think-cap-s must be 0 or more, got {args.think_cap_s}")
+    if args.slo is not None:
+        parse_slo(args.slo)
+    if args.rates is not None:
+        rates(args.rates)
+        if args.request_rate != float("inf"):
+            raise CanopyError("--rates and --request-rate both set the rate: drop one of them")
     if not args.dataset_path:
         raise CanopyError(
             "--dataset-path is missing: give the trace's file; docs/reference/traces.md says where traces are"
@@ -208,10 +254,49 @@ def _label(request: TraceRequest) -> dict[str, Any]:
     return said
 
 
+def rates(text: str) -> list[float]:
+    """``0.5,1,2`` as ascending rates. Raises ``CanopyError``."""
+    try:
+        made = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        made = []
+    if not made or not 0 < made[0] <= made[-1] < float("inf"):
+        raise CanopyError(f"--rates takes numbers above 0, like 0.5,1,2; got {text!r}")
+    return made
+
+
+def closed_loop(
+    jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
+) -> SessionLinks:
+    """What each job follows and after how long; times to think are scaled."""
+    links = session_links([job.planned.request for job in jobs], think_cap_s)
+    links.think_s[:] = [think * time_scale for think in links.think_s]
+    return links
+
+
+def session_offsets_s(links: SessionLinks, sessions_per_hour: float, seed: int) -> list[float]:
+    """When sessions begin, at random at a rate; 0 for jobs that follow another."""
+    draw, now, made = random.Random(seed), 0.0, []
+    for before in links.before:
+        now += draw.expovariate(sessions_per_hour / 3600) if before < 0 else 0.0
+        made.append(now if before < 0 else 0.0)
+    return made
+
+
 def offsets_s(
-    jobs: Sequence[ReplayRequest], time_scale: float, request_rate: float, seed: int
+    jobs: Sequence[ReplayRequest],
+    time_scale: float,
+    request_rate: float,
+    seed: int,
+    mean_rate: float | None = None,
 ) -> list[float]:
-    """When each job is due, in seconds from the start of the replay."""
+    """When each job is due, in seconds from the start of the replay.
+
+    With ``mean_rate`` the trace's times are stretched so that so many come a second on average.
+    """
+    if mean_rate is not None:
+        span = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s
+        time_scale = len(jobs) / max(span, 1e-9) / mean_rate
     if request_rate != float("inf"):
         draw = random.Random(seed)
         gaps = [draw.expovariate(request_rate) for _ in jobs]

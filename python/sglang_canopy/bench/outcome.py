@@ -10,23 +10,38 @@ import numpy as np
 
 from sglang_canopy.bench.client import TIERS
 from sglang_canopy.bench.schedule import ReplayRequest
+from sglang_canopy.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
+from sglang_canopy.latency.slo import SLO
+from sglang_canopy.trace.sessions import session_links
 
 PERCENTILES = (50, 90, 95, 99)
 LAST_TURN = 5
 """Turns from here on are one group."""
 
 
-def summarise(jobs: Sequence[ReplayRequest], duration_s: float) -> dict[str, Any]:
+def summarise(
+    jobs: Sequence[ReplayRequest],
+    duration_s: float,
+    *,
+    warm_up_share: float = WARM_UP_SHARE,
+    slo: SLO | None = None,
+) -> dict[str, Any]:
     """Hit rates, latencies, throughput and errors.
 
     ``hit_rate`` is cached prompt tokens over prompt tokens of the requests that succeeded;
     ``ttft_ms`` runs from sending to the first token; ``queued_ttft_ms`` from when the request
     was due (trace time, and previous turn answered), so it has the wait for a free connection
-    under ``--max-concurrency`` in it.
+    under ``--max-concurrency`` in it. ``latency`` is all from when requests were due, without the
+    warm-up: ``latency/report.py``. ``meets_slo`` is ``None`` without one; a run with an error
+    does not meet any.
     """
     good = [job for job in jobs if job.reply is not None and job.reply.ok]
     bad = [job for job in jobs if job.reply is None or not job.reply.ok]
     output = sum(job.reply.output_tokens for job in good)
+    latency = _latency(jobs, good, warm_up_share)
+    met = None
+    if slo is not None:
+        met = latency is not None and not bad and slo.met(latency)
     return {
         "requests": len(jobs),
         "completed": len(good),
@@ -40,11 +55,31 @@ def summarise(jobs: Sequence[ReplayRequest], duration_s: float) -> dict[str, Any
             "input_tokens_per_s": sum(map(_prompt_tokens, good)) / duration_s,
             "output_tokens_per_s": output / duration_s,
         },
+        "latency": None if latency is None else latency.to_json(),
+        "slo": None if slo is None else slo.text,
+        "meets_slo": met,
         "overall": group(good),
         "by_category": _grouped(good, lambda j: j.planned.request.category),
         "by_turn": _grouped(good, _turn_group),
         "by_stop": _grouped(good, lambda j: j.planned.request.stop or "not said"),
     }
+
+
+def _latency(
+    jobs: Sequence[ReplayRequest], good: Sequence[ReplayRequest], warm_up_share: float
+) -> LatencyReport | None:
+    if not good:
+        return None
+    first = session_links([job.planned.request for job in jobs]).first
+    session = {id(job): number for job, number in zip(jobs, first, strict=True)}
+    return latency_report(
+        [job.due_s for job in good],
+        [job.reply.first_s - job.due_s for job in good],
+        [job.reply.done_s for job in good],
+        [_prompt_tokens(job) for job in good],
+        [session[id(job)] for job in good],
+        warm_up_share=warm_up_share,
+    )
 
 
 def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:

@@ -31,12 +31,50 @@ def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> 
         for name in names:
             found = [r[f"by_{grouping}"].get(name) for r in results]
             rows.append([f"{grouping} {name}", *_cells(found)])
+    return "\n".join([_aligned(rows), "", *(_footnote(r) for r in results)])
+
+
+def latency_table(results: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of TTFT from when requests were due: a row for each run and each of its
+    ``--rates``, with sessions, and the mean of the shortest and the longest tenth of the prompts.
+
+    Empty for results written before there was a ``latency``.
+    """
+    rows = [
+        ["from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
+         "sessions/h", "session P99 s", "SLO"]
+    ]  # fmt: skip
+    rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
+    notes = []
+    for result in results:
+        for one in result.get("rates") or [result]:
+            latency = one.get("latency")
+            if latency is None:
+                continue
+            rate = "" if "rate" not in one else f", {one['rate']:g}"
+            ttft, deciles = latency["ttft_s"], latency["deciles"]
+            numbers = [ttft[n] for n in ("mean", "p50", "p95", "p99", "max")]
+            numbers += [deciles[i]["ttft_s"]["mean"] for i in (0, -1)]
+            met = {None: "-", True: "met", False: "missed"}[one["meets_slo"]]
+            rows.append(
+                [result["label"] + rate, *(f"{n:.3f}" for n in numbers),
+                 f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", met]
+            )  # fmt: skip
+        if "goodput_rate" in result:
+            unit = "sessions/h" if result["options"]["closed_loop"] else "requests/s"
+            notes.append(f"{result['label']}: goodput {result['goodput_rate']:g} {unit} with "
+                         f"{result['slo']}")  # fmt: skip
+    if len(rows) == 2:
+        return ""
+    return "\n".join([_aligned(rows), *(["", *notes] if notes else [])])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
+    return "\n".join(
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
         for row in rows
-    ]
-    return "\n".join([*lines, "", *(_footnote(r) for r in results)])
+    )
 
 
 def _cells(groups: Sequence[dict[str, Any] | None]) -> list[str]:
@@ -86,7 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--by", action="append", choices=GROUPINGS, help="default: all that differ")
     args = parser.parse_args(argv)
     try:
-        print(results_table([load(path) for path in args.results], args.by or ()))
+        results = [load(path) for path in args.results]
+        print(results_table(results, args.by or ()))
+        print()
+        print(latency_table(results))
     except CanopyError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

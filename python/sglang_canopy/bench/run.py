@@ -26,6 +26,7 @@ from sglang_canopy.bench import client, forced_output, options, outcome, replay_
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.slo import parse_slo
 from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
 
 _TIMEOUT_S = 6 * 3600
@@ -48,9 +49,12 @@ _SERVER_FACTS = (
 
 
 class Replay:
-    """A replay with the options of one command line. ``upstream`` is the benchmark's module."""
+    """A replay with the options of one command line. ``upstream`` is the benchmark's module.
 
-    def __init__(self, upstream: Any, args: argparse.Namespace) -> None:
+    ``rate`` is one of ``--rates``.
+    """
+
+    def __init__(self, upstream: Any, args: argparse.Namespace, rate: float | None = None) -> None:
         options.check(args)
         if args.backend not in client.DIALECTS:
             raise CanopyError(
@@ -60,6 +64,7 @@ class Replay:
         self.args = args
         self.dialect = client.DIALECTS[args.backend]
         self._upstream = upstream
+        self._rate = rate
         # Tells one replay's clock from another's on a server that sees several.
         self._number = time.time_ns() // 1000
         self._duration_s = 0.0
@@ -105,7 +110,7 @@ class Replay:
                     raise
                 upstreams = {}
         result = self._result(upstreams)
-        if args.output_file:
+        if args.output_file and self._rate is None:
             Path(args.output_file).write_text(json.dumps(result, indent=1) + "\n")
         if result["completed"] == 0:
             kinds = result["errors"]["kinds"]
@@ -172,10 +177,7 @@ class Replay:
 
     def _wrapped(self, original: Any) -> Any:
         async def benchmark(**given: Any) -> Any:
-            offsets = options.offsets_s(
-                self._jobs, self.args.time_scale, self.args.request_rate, self.args.seed
-            )
-            self._schedule = Schedule(self._jobs, offsets, self.args.max_concurrency)
+            self._schedule = self._make_schedule()
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(
@@ -185,6 +187,18 @@ class Replay:
                 return await original(**given)
 
         return benchmark
+
+    def _make_schedule(self) -> Schedule:
+        args, jobs, loop = self.args, self._jobs, None
+        if args.closed_loop:
+            loop = options.closed_loop(jobs, args.time_scale, args.think_cap_s)
+        if loop is not None and self._rate is not None:
+            offsets = options.session_offsets_s(loop, self._rate, args.seed)
+        else:
+            offsets = options.offsets_s(
+                jobs, args.time_scale, args.request_rate, args.seed, self._rate
+            )
+        return Schedule(jobs, offsets, args.max_concurrency, loop)
 
     async def _probe(self, given: Mapping[str, Any]) -> None:
         """One small request before the clock starts: it works, and outputs are forced or not."""
@@ -289,6 +303,10 @@ class Replay:
                 "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
                 "scale_lengths": str(args.scale_lengths),
                 "max_concurrency": args.max_concurrency,
+                "closed_loop": args.closed_loop,
+                "think_cap_s": args.think_cap_s if args.closed_loop else None,
+                "rate": self._rate,
+                "warm_up_share": args.warm_up_share,
                 "placebo": args.placebo,
                 "hints": args.hints,
                 "labels": not args.no_labels and self.dialect.custom_params,
@@ -306,7 +324,12 @@ class Replay:
                 "python": platform.python_version(),
             },
             "server": {k: self._server[k] for k in _SERVER_FACTS if k in self._server},
-            **outcome.summarise(self._jobs, duration_s),
+            **outcome.summarise(
+                self._jobs,
+                duration_s,
+                warm_up_share=args.warm_up_share,
+                slo=None if args.slo is None else parse_slo(args.slo),
+            ),
             "upstream": {
                 k: v for k, v in upstreams.items() if k != "server_info" and not isinstance(v, list)
             },

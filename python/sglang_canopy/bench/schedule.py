@@ -1,7 +1,8 @@
 """When each request of a replay is sent.
 
 A request is due at the trace's time (scaled), but never before its conversation's previous
-request was answered: a user cannot go on with an answer that is not there.
+request was answered: a user cannot go on with an answer that is not there. In a closed loop it is
+due after that answer and the time to think, whatever the trace's times.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.trace.materialise import Planned
+from sglang_canopy.trace.sessions import SessionLinks
 
 _TICK_S = 1e-6
 """A timer may ring this early; waiting for the rest would spin."""
@@ -39,14 +41,21 @@ class Schedule:
     the trace's. Of the jobs that are due, the first in the trace goes first. With ``limit``, no
     more than that many are out at a time: a queue at the client would send them in the order in
     which they became due, and a trace replayed faster than the server serves would lose its order.
+
+    ``loop`` makes it a closed loop: what each job follows, and after how long.
     """
 
     def __init__(
-        self, jobs: Sequence[ReplayRequest], offsets_s: Sequence[float], limit: int | None = None
+        self,
+        jobs: Sequence[ReplayRequest],
+        offsets_s: Sequence[float],
+        limit: int | None = None,
+        loop: SessionLinks | None = None,
     ) -> None:
         self._jobs = jobs
         self._offsets_s = offsets_s
         self._free = limit if limit else len(jobs)
+        self._loop = loop
         self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
         self._after: dict[int, list[int]] = defaultdict(list)
         self._coming: list[tuple[float, int]] = []
@@ -58,7 +67,9 @@ class Schedule:
         """Yield every job when it is due and its predecessor was answered."""
         self._start_s = asyncio.get_running_loop().time()
         for i, job in enumerate(self._jobs):
-            before = self._place.get(job.planned.previous)  # type: ignore[arg-type]
+            before: int | None = self._place.get(job.planned.previous)  # type: ignore[arg-type]
+            if self._loop is not None:
+                before = self._loop.before[i] if self._loop.before[i] >= 0 else None
             if before is None:
                 heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
             else:
@@ -73,7 +84,10 @@ class Schedule:
         """``job`` has its response, or failed: what follows it in its conversation may go."""
         now = asyncio.get_running_loop().time()
         for i in self._after.pop(self._place[job.planned.ordinal], ()):
-            due_s = max(now, self._start_s + self._offsets_s[i])
+            if self._loop is not None:
+                due_s = now + self._loop.think_s[i]
+            else:
+                due_s = max(now, self._start_s + self._offsets_s[i])
             heapq.heappush(self._coming, (due_s, i))
         self._free += 1
         self._changed.set()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 from pathlib import Path
 
+from sglang_canopy.cli.system_loads import parse_loads, run_loads
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.report import WARM_UP_SHARE
+from sglang_canopy.latency.slo import parse_slo
 from sglang_canopy.report.table import bytes_text
 from sglang_canopy.sim.system import (
     EventLog,
@@ -19,8 +24,9 @@ from sglang_canopy.sim.system import (
 )
 from sglang_canopy.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from sglang_canopy.sim.system.config import PREFETCH_POLICIES, ROUTINGS
-from sglang_canopy.sim.system.engine_profile import Bandwidth, profile_names
+from sglang_canopy.sim.system.engine_profile import Bandwidth, EngineProfile, profile_names
 from sglang_canopy.sim.system.gate import SESSION_GATES
+from sglang_canopy.sim.system.loads import LoadedSystem
 from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS
 from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy.sim.system.write_policy import WRITE_POLICIES
@@ -172,6 +178,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="serve one of N equal parts of the trace, whole conversations, as one of N instances",
     )
+    add(
+        "--loads",
+        metavar="SHARES",
+        help="run several loads, as shares of the saturation, which is found: 0.6,0.8,0.95,1.1",
+    )
+    add(
+        "--saturation",
+        type=float,
+        metavar="RATE",
+        help="with --loads: take this as the saturation, in requests a second or, in a closed "
+        "loop, sessions an hour; to compare settings at the same loads",
+    )
+    add("--seeds", type=int, default=1, metavar="N", help="with --loads: runs of each, from --seed")
+    add(
+        "--slo",
+        metavar="TARGET",
+        help="with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
+    )
+    add(
+        "--warm-up-share",
+        type=float,
+        default=WARM_UP_SHARE,
+        metavar="S",
+        help="with --loads: leave out this share of the requests, the first",
+    )
+    add("--requests", type=int, metavar="N", help="only the first N of the trace")
     add("--json", metavar="OUT", help="write the result as JSON")
     add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
 
@@ -207,12 +239,13 @@ def run(args: argparse.Namespace) -> int:
         session_gate=args.session_gate,
         waiting_prefixes=args.waiting_prefixes,
     )
+    if args.loads is not None:
+        return _loads(args, config, profile)
+    for option in ("slo", "saturation"):
+        if getattr(args, option) is not None:
+            raise CanopyError(f"--{option} is for several loads; give --loads as well")
     events = EventLog() if args.chrome_trace else None
-    workload = Workload(
-        one_part(open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of),
-        keep_stamps=args.keep_stamps,
-        seed=args.seed,
-    )
+    workload = _workload(args)
     result = simulate_system(
         workload, config, profile, seed=args.seed, events=events, arrivals=_arrivals(args, workload)
     )
@@ -224,6 +257,53 @@ def run(args: argparse.Namespace) -> int:
         if events.dropped:
             print(f"{args.chrome_trace}: {events.dropped:,} events beyond the first "
                   f"{events.limit:,} are left out")  # fmt: skip
+    return 0
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    if args.requests is not None and args.requests < 1:
+        raise CanopyError(f"--requests must be 1 or more, got {args.requests}")
+    trace = one_part(
+        open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of
+    )
+    return Workload(
+        itertools.islice(trace, args.requests), keep_stamps=args.keep_stamps, seed=args.seed
+    )
+
+
+def _loads(args: argparse.Namespace, config: SystemConfig, profile: EngineProfile) -> int:
+    """Several loads instead of one run."""
+    for option in ("sessions_per_hour", "chrome_trace"):
+        if getattr(args, option) is not None:
+            name = option.replace("_", "-")
+            raise CanopyError(f"--{name} is for one run; leave out it or --loads")
+    if args.seeds < 1:
+        raise CanopyError(f"--seeds must be 1 or more, got {args.seeds}")
+    if args.saturation is not None and not 0 < args.saturation < math.inf:
+        raise CanopyError(f"--saturation must be a rate above 0, got {args.saturation}")
+    loads = parse_loads(args.loads)
+    slo = None if args.slo is None else parse_slo(args.slo)
+    system = LoadedSystem(
+        _workload(args),
+        config,
+        profile,
+        loop="closed" if args.closed_loop else "turns-wait" if args.turns_wait else "open",
+        think_cap_s=args.think_cap_s,
+        warm_up_share=args.warm_up_share,
+        keep_stamps=args.keep_stamps,
+    )
+    made = run_loads(
+        system,
+        loads,
+        range(args.seed, args.seed + args.seeds),
+        unit="sessions/h" if args.closed_loop else "requests/s",
+        saturation=args.saturation,
+        slo=slo,
+    )
+    print(f"profile      {profile.name} ({profile.source})")
+    print(made.text())
+    if args.json:
+        Path(args.json).write_text(json.dumps(made.to_json(), indent=1) + "\n")
     return 0
 
 

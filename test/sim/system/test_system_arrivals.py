@@ -11,6 +11,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.system import SystemConfig, Workload, run, simulate_system
 from sglang_canopy.sim.system.arrivals import ClosedLoop, OpenLoop
 from sglang_canopy.sim.system.stamps import spread_stamps
+from sglang_canopy.trace.sessions import session_links
 from support.systems import profile, request
 
 
@@ -125,7 +126,7 @@ def test_sub_agents_follow_the_turn_of_their_parent():
     assert [index for _, index in loop.begin()] == [0]
     assert sorted(index for _, index in loop.answered(0, 100.0)) == [1, 3]
     assert {i: t for t, i in loop.answered(0, 100.0)}[1] == pytest.approx(104.0)
-    assert list(loop.session) == [0, 0, 0, 0]
+    assert session_links(workload.trace).first == [0, 0, 0, 0]
 
 
 def test_sessions_begin_at_the_given_rate():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.system.workload import Workload
+from sglang_canopy.trace.sessions import session_links
 
 
 class Arrivals(Protocol):
@@ -55,11 +55,8 @@ class ClosedLoop:
     """Agents: a turn is sent after the answer to the one before it and the time to think.
 
     Sessions begin at ``sessions_per_hour``, at random (exponential gaps, from ``seed``) and in the
-    order of the trace; without a rate, at the trace's times. The time to think is
-    ``TraceRequest.think_s`` where the trace has it, else the gap between the two arrivals in the
-    trace, which holds the answer's time too; at most ``think_cap_s``. A sub-agent, whose
-    conversation is named after its parent's (``parent/child``), begins after the answer to the
-    parent's last turn before it in the trace.
+    order of the trace; without a rate, at the trace's times. What follows what and after how long:
+    ``trace/sessions.py``.
     """
 
     def __init__(
@@ -74,20 +71,14 @@ class ClosedLoop:
             _positive("sessions_per_hour", sessions_per_hour)
         if think_cap_s is not None and not think_cap_s >= 0:
             raise CanopyError(f"think_cap_s must be 0 or more, got {think_cap_s!r}")
-        self.session, before = sessions(workload)
-        """For each request, the first request of its session."""
+        links = session_links(workload.trace, think_cap_s)
         self._following: dict[int, list[tuple[float, int]]] = {}
         starts = []
-        for index, earlier in enumerate(before):
+        for index, earlier in enumerate(links.before):
             if earlier < 0:
                 starts.append(index)
-                continue
-            think = workload.trace[index].think_s
-            if think is None or workload.next_turn[earlier] != index:
-                think = workload.times[index] - workload.times[earlier]
-            if think_cap_s is not None:
-                think = min(think, think_cap_s)
-            self._following.setdefault(earlier, []).append((think, index))
+            else:
+                self._following.setdefault(earlier, []).append((links.think_s[index], index))
         if sessions_per_hour is None:
             self._starts = [(workload.times[index], index) for index in starts]
         else:
@@ -101,26 +92,6 @@ class ClosedLoop:
 
     def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
         return [(end_s + think, index) for think, index in self._following.get(request, ())]
-
-
-def sessions(workload: Workload) -> tuple[array[int], array[int]]:
-    """For each request, the first one of its session, and the one that it comes after (or -1)."""
-    count = len(workload)
-    before = array("q", [-1]) * count
-    for index, following in enumerate(workload.next_turn):
-        if following >= 0:
-            before[following] = index
-    first = array("q", range(count))
-    last: dict[str, int] = {}
-    for index in range(count):
-        name = workload.trace[index].conversation
-        if name is not None:
-            if before[index] < 0 and "/" in name:
-                before[index] = last.get(name.rsplit("/", 1)[0], -1)
-            last[name] = index
-        if before[index] >= 0:
-            first[index] = first[before[index]]
-    return first, before
 
 
 def _positive(name: str, value: float) -> None:

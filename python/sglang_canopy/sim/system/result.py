@@ -37,6 +37,9 @@ class SystemResult:
     host_written_bytes: float
     disk_read_bytes: float
     disk_written_bytes: float
+    prefill_s_saved_by_tier: Mapping[str, float]
+    """Seconds of prefill that the tokens of each tier made needless, had each request been
+    computed alone; what is above, with all that is on it, counts first. Copying is not deducted."""
     prefetch_late_bytes: float
     """Read from disk for requests that had begun without it, or had been computed meanwhile."""
     mean_queue_s: float
@@ -54,9 +57,12 @@ class SystemResult:
     """One entry a request, in order of the trace."""
     e2e_s: np.ndarray = field(repr=False)
     cached_tokens: np.ndarray = field(repr=False)
+    due_s: np.ndarray = field(repr=False)
+    """When each request was due; its times count from here."""
+    prompt_tokens: np.ndarray = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """All but the arrays."""
-        arrays = ("ttft_s", "e2e_s", "cached_tokens")
+        arrays = ("ttft_s", "e2e_s", "cached_tokens", "due_s", "prompt_tokens")
         fields = {n: getattr(self, n) for n in type(self).__slots__ if n not in arrays}
         return {n: dict(v) if isinstance(v, Mapping) else v for n, v in fields.items()}

@@ -120,7 +120,11 @@ class _SystemRun:
         self.tpot_sum, self.tpot_count = 0.0, 0
         self.queued = 0.0
         self.cached = array("q", [0]) * count
+        self.due = array("d", [0.0]) * count
+        self.prompts = array("q", [0]) * count
         self.hits = {"device": 0, "host": 0, "disk": 0}
+        self.saved = dict.fromkeys(self.hits, 0.0)
+        self.costs = costs
         self.prompt = self.output = 0
         fixed = arrivals.begin()
         self.first = self.last = fixed[0][0]
@@ -214,6 +218,14 @@ class _SystemRun:
         self.hits["device"] += job.device_hit
         self.hits["host"] += job.host_hit - disk
         self.hits["disk"] += disk
+        self.due[index], self.prompts[index] = job.arrival, job.prompt
+        context, cost = 0, self.costs.prefill([(job.prompt, 0)])
+        for tier, hit in zip(self.hits, (job.device_hit, job.host_hit - disk, disk), strict=True):
+            if hit:
+                context += hit
+                left = self.costs.prefill([(job.prompt - context, context)])
+                self.saved[tier] += cost - left
+                cost = left
         self.prompt += job.prompt
         self.output += job.output
         self.last = max(self.last, end)
@@ -246,6 +258,7 @@ class _SystemRun:
             host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
             disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
             disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
+            prefill_s_saved_by_tier=self.saved,
             prefetch_late_bytes=sum(
                 (i.prefetcher.late_bytes for i in self.instances if i.prefetcher is not None), 0.0
             ),
@@ -259,6 +272,8 @@ class _SystemRun:
             ttft_s=ttft,
             e2e_s=e2e,
             cached_tokens=np.frombuffer(self.cached, dtype=np.int64),
+            due_s=np.frombuffer(self.due),
+            prompt_tokens=np.frombuffer(self.prompts, dtype=np.int64),
         )
 
 

@@ -65,15 +65,22 @@ class Protected(Ignored):
         self.tree.protect(node, job.request.tenant)
 
 
-class Touched(Ignored):
+class TouchedWhenMatched(Ignored):
+    """``matched``: SGLang's for every other policy."""
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        self.tree.touch(node)
+
+    def used(self, leaf: TierNode, request: Request) -> None:
+        self.tree.touch(leaf)
+
+
+class Touched(TouchedWhenMatched):
     """``touched``: SGLang's for its ``lru``."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
         self._steps = 0
-
-    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        self.tree.touch(node)
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
         if matched or not waiting:
@@ -84,13 +91,11 @@ class Touched(Ignored):
             for job in reversed(waiting[:REFRESH_AT_MOST]):
                 self.tree.touch(self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node)
 
-    def used(self, leaf: TierNode, request: Request) -> None:
-        self.tree.touch(leaf)
-
 
 WAITING_PREFIXES: Mapping[str, Callable[[TierNodes], WaitingPrefixes]] = {
     "awaited": Protected,
     "touched": Touched,
+    "matched": TouchedWhenMatched,
     "ignored": Ignored,
 }
 """By the name that ``SystemConfig.waiting_prefixes`` takes."""

@@ -43,9 +43,10 @@ class Workload:
         self.times = array("d")
         self.block_tokens = 0
         self.longest_tokens = 0
-        given = None
-        if not keep_stamps:
-            given = spread_stamps([record.time_s for record in trace], seed)
+        noted = [record.time_s for record in trace]
+        given = noted if keep_stamps else spread_stamps(noted, seed)
+        self.stamped = given != noted
+        """Whether requests of one stamp were spread over its interval."""
         for request in to_requests(trace, times=given):
             if not self.times:
                 self.block_tokens = request.block_tokens
@@ -60,6 +61,7 @@ class Workload:
             )
         if not self.times:
             raise CanopyError("the trace has no requests; give one that has")
+        self.outputs = outputs
         self._after: dict[int, tuple[int, ...]] = dict(outputs or {})
         """What the output's blocks are called, for requests that a later one continues."""
         self.next_turn = array("q", [-1]) * len(self.times)

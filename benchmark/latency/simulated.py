@@ -1,0 +1,304 @@
+"""TTFT under load, simulated: what eviction, order, gate and copies are worth, beside each other.
+
+    python benchmark/latency/simulated.py --data DATA run        # all parts, two at a time
+    python benchmark/latency/simulated.py --data DATA run --minutes 10 --only conversation
+    python benchmark/latency/simulated.py table > benchmark/latency/results/simulated.md
+
+A part is a workload, a profile, a seed and a size of the host tier. Its loads are shares of the
+saturation of SGLang's defaults there, which it finds first. Every run is written as it ends, and
+a run that is there already, of the same settings, is not repeated. Arms are in arms.py.
+
+Workloads, 4,000 requests or fewer each: `conversation` and `synthetic` are Mooncake's traces,
+stretched to the load, a turn no earlier than the answer before it; a seed is another window of
+the first, and other starts of the conversations of the second. `agentic` is 100 conversations of
+the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is that of
+the sessions' beginnings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from arms import ARMS, Arm
+
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_profile
+from sglang_canopy.sim.system.loads import LoadedSystem, LoadRun
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+
+RESULTS = Path(__file__).parent / "results" / "simulated"
+REQUESTS = 4000
+SESSIONS = 100
+LOADS = (0.6, 0.8, 0.95, 1.1)
+SEEDS = (0, 1, 2)
+WORKLOADS = ("conversation", "synthetic", "agentic")
+DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
+"""Profile -> tokens that about 55 GB of KV hold."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is run by one process."""
+
+    workload: str
+    profile: str
+    seed: int
+    host: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.workload}-{self.profile}-{self.seed}-host{self.host:g}"
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.key}.json"
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [a for a in ARMS if a.host == self.host and self.workload in a.workloads]
+
+
+def parts() -> list[Part]:
+    """All of them, every workload before the next seed."""
+    hosts = sorted({arm.host for arm in ARMS})
+    return [
+        Part(workload, profile, seed, host)
+        for seed, host, profile, workload in itertools.product(
+            SEEDS, hosts, DEVICE_TOKENS, WORKLOADS
+        )
+    ]
+
+
+def trace(workload: str, seed: int, data: Path) -> list[TraceRequest]:
+    """The requests of one seed."""
+    if workload == "agentic":
+        archive = data / "agentic_coding" / "traces_500.tar.xz"
+        return list(itertools.islice(overlay(archive, SESSIONS, 3600.0, seed), REQUESTS))
+    if workload == "conversation":
+        path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
+        found = itertools.islice(open_trace(path, "mooncake"), start, start + REQUESTS)
+        return list(found)
+    path = data / "mooncake" / "synthetic_trace.jsonl"
+    made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
+    return made if seed == 0 else shuffled(made, seed)
+
+
+def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
+    """The same conversations, begun at each other's times; gaps between turns stay."""
+    starts: dict[str | None, float] = {}
+    for request in requests:
+        starts.setdefault(request.conversation, request.time_s)
+    others = list(starts.values())
+    random.Random(seed).shuffle(others)
+    moved = dict(zip(starts, others, strict=True))
+    made = [
+        replace(r, time_s=r.time_s - starts[r.conversation] + moved[r.conversation])
+        for r in requests
+    ]
+    return sorted(made, key=lambda r: r.time_s)
+
+
+def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
+    """What an arm is made of."""
+    settings: dict[str, Any] = {"device_tokens": DEVICE_TOKENS[part.profile], **arm.settings}
+    if arm.host:
+        profile = load_profile(part.profile)
+        assert profile.host is not None
+        settings["host"] = TierSpec(
+            arm.host * settings["device_tokens"] * kv_bytes,
+            profile.host.read_bytes_per_s,
+            profile.host.write_bytes_per_s,
+            policy=settings.get("device_policy", "lru"),
+            policy_config=settings.get("device_policy_config", {}),
+        )
+    return SystemConfig(**settings)
+
+
+def fingerprint(arm: Arm) -> str:
+    """Changes with the arm's settings."""
+    text = json.dumps([arm.settings, arm.host], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def run_part(part: Part, data: Path, until: float) -> str:
+    """Run what is missing of a part, and write it after every run."""
+    known: dict[str, Any] = {"saturation": None, "runs": {}}
+    if part.path.exists():
+        known = json.loads(part.path.read_text())
+    missing = [
+        (arm, load)
+        for arm, load in itertools.product(part.arms, LOADS)
+        if known["runs"].get(name(arm, load), {}).get("arm") != fingerprint(arm)
+    ]
+    if not missing or time.time() > until:
+        return f"{part.key}: {len(missing)} runs missing"
+    requests = CompactTrace(trace(part.workload, part.seed, data))
+    workload = Workload(requests, seed=part.seed)
+    profile = load_profile(part.profile)
+    loop = "closed" if part.workload == "agentic" else "turns-wait"
+
+    def system(arm: Arm) -> LoadedSystem:
+        made = config(arm, part, profile.kv_bytes_per_token)
+        return LoadedSystem(workload, made, profile, loop=loop, keep_stamps=True)
+
+    if known["saturation"] is None:
+        known["saturation"] = system(part.arms[0]).saturation(part.seed)
+        write(part.path, known)
+    done = 0
+    for arm, load in missing:
+        if time.time() > until:
+            break
+        made = system(arm).at(load * known["saturation"], part.seed)
+        known["runs"][name(arm, load)] = {"arm": fingerprint(arm), **figures(made)}
+        write(part.path, known)
+        done += 1
+    return f"{part.key}: {done} runs made, {len(missing) - done} missing"
+
+
+def name(arm: Arm, load: float) -> str:
+    """The key of a run in its part."""
+    return f"{arm.key}@{load:g}"
+
+
+def figures(made: LoadRun) -> dict[str, float]:
+    """What is kept of a run, four digits each."""
+    latency, system = made.latency, made.system
+    kept = {
+        "mean": latency.ttft_s.mean,
+        "p50": latency.ttft_s.p50,
+        "p95": latency.ttft_s.p95,
+        "p99": latency.ttft_s.p99,
+        "max": latency.ttft_s.max,
+        "shortest_mean": latency.deciles[0].ttft_s.mean,
+        "longest_mean": latency.deciles[-1].ttft_s.mean,
+        "longest_p99": latency.deciles[-1].ttft_s.p99,
+        "sessions_per_hour": latency.sessions_per_hour,
+        "session_p99": latency.session_s.p99,
+        "hits": system.token_hit_ratio,
+        **{f"saved_{tier}": s for tier, s in system.prefill_s_saved_by_tier.items()},
+    }
+    return {key: float(f"{value:.4g}") for key, value in kept.items()}
+
+
+def write(path: Path, known: dict[str, Any]) -> None:
+    """One run a line; never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = ",\n".join(
+        f" {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(known["runs"].items())
+    )
+    text = f'{{"saturation": {json.dumps(known["saturation"])}, "runs": {{\n{runs}\n}}}}\n'
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def tables() -> Iterator[str]:
+    """Markdown: for every workload and host size each arm against its baseline."""
+    rows: dict[tuple[str, float], dict[str, dict[float, list[tuple]]]] = {}
+    limits: dict[tuple[str, float], dict[str, list[float]]] = {}
+    for part in parts():
+        if not part.path.exists():
+            continue
+        runs = json.loads(part.path.read_text())["runs"]
+        base = part.arms[0]
+        of_arms = rows.setdefault((part.workload, part.host), {})
+        goods = limits.setdefault((part.workload, part.host), {})
+        for arm in part.arms:
+            points = []
+            for load in LOADS:
+                row, beside = runs.get(name(arm, load)), runs.get(name(base, load))
+                if row is None or beside is None or row["arm"] != fingerprint(arm):
+                    continue
+                of_arms.setdefault(arm.key, defaultdict(list))[load].append((row, beside))
+                points.append((load, row["p99"]))
+            target = runs.get(name(base, 0.8))
+            if len(points) == len(LOADS) and target is not None:
+                goods.setdefault(arm.key, []).append(crossing(points, target["p99"]))
+    yield "# TTFT under load, simulated\n"
+    yield (
+        "Change of mean and P99 TTFT against SGLang's defaults at the same load, mean over "
+        "profiles and seeds (the number of runs in parentheses); published profiles. Goodput: the "
+        "load whose P99 is that of the defaults at 80 %, between the loads that were run.\n"
+    )
+    for (workload, host), of_arms in sorted(rows.items()):
+        yield f"## {workload}, {'no host tier' if not host else f'host of {host:g} x the device'}\n"
+        yield "| arm | " + " | ".join(f"{load:.0%}" for load in LOADS) + " | goodput | sessions/h |"
+        yield "|---|" + "---|" * (len(LOADS) + 2)
+        for key, by_load in of_arms.items():
+            cells = []
+            for load in LOADS:
+                pairs = by_load.get(load, [])
+                cells.append(change(pairs, key) if pairs else "")
+            good = limits[workload, host].get(key, [])
+            cells.append(f"{statistics.fmean(good):.0%}" if good else "")
+            top = by_load.get(LOADS[-1], [])
+            ratio = [row["sessions_per_hour"] / beside["sessions_per_hour"] for row, beside in top]
+            cells.append(f"x {statistics.geometric_mean(ratio):.2f}" if ratio else "")
+            yield f"| {key} | " + " | ".join(cells) + " |"
+        yield ""
+
+
+def change(pairs: list[tuple], key: str) -> str:
+    """``mean / P99`` in percent, the geometric mean of the ratios; seconds for a baseline."""
+    if key.startswith("sglang"):
+        mean, p99 = (statistics.fmean(row[of] for row, _ in pairs) for of in ("mean", "p99"))
+        return f"{mean:.3g} / {p99:.3g} s ({len(pairs)})"
+    made = []
+    for of in ("mean", "p99"):
+        ratio = statistics.geometric_mean(row[of] / beside[of] for row, beside in pairs)
+        made.append(f"{ratio - 1:+.0%}")
+    return " / ".join(made) + f" ({len(pairs)})"
+
+
+def crossing(points: list[tuple[float, float]], target: float) -> float:
+    """The load at which a P99 reaches ``target``, its logarithm straight between runs.
+
+    The lowest load if that is above it already, the highest if none is.
+    """
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if before > target:
+            return low
+        if after > target:
+            share = math.log(target / before) / math.log(after / before)
+            return low + share * (high - low)
+    return points[-1][0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder that holds mooncake/ and agentic_coding/")
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after so long")
+    parser.add_argument("--only", default="", help="parts whose name holds this")
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    if args.action == "table":
+        print("\n".join(tables()))
+        return
+    if args.data is None:
+        parser.error("run needs --data")
+    until = time.time() + args.minutes * 60
+    chosen = [part for part in parts() if args.only in part.key]
+    with ProcessPoolExecutor(args.processes) as pool:
+        for said in pool.map(run_part, chosen, itertools.repeat(args.data),
+                             itertools.repeat(until)):  # fmt: skip
+            print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What users feel: TTFT and session times, targets on them, and the load that meets them."""

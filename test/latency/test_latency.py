@@ -1,0 +1,143 @@
+"""Reports of latency, targets on them, and the loads that meet them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.report import LatencyReport, latency_report
+from sglang_canopy.latency.saturation import goodput, saturation
+from sglang_canopy.latency.slo import parse_slo
+
+
+def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -> LatencyReport:
+    due = list(range(len(ttft))) if due is None else due
+    end = [d + t for d, t in zip(due, ttft, strict=True)] if end is None else end
+    prompt = [100] * len(ttft) if prompt is None else prompt
+    sessions = list(range(len(ttft))) if sessions is None else sessions
+    return latency_report(due, ttft, end, prompt, sessions, **options)
+
+
+def test_the_warm_up_is_left_out_by_when_requests_were_due():
+    made = report([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
+    assert made.requests == 3
+    assert made.ttft_s.mean == pytest.approx(5 / 3)
+    assert made.ttft_s.max == 3.0
+
+
+def test_deciles_are_by_the_length_of_prompts():
+    ttft = [float(i % 10) for i in range(100)]
+    made = report(ttft, prompt=[(i % 10) * 50 for i in range(100)], warm_up_share=0.0)
+    assert [d.requests for d in made.deciles] == [10] * 10
+    assert [d.ttft_s.mean for d in made.deciles] == [float(i) for i in range(10)]
+    assert [d.longest_tokens for d in made.deciles] == [i * 50 for i in range(10)]
+
+
+def test_a_session_lasts_from_its_first_request_to_its_last_answer():
+    made = report(
+        [1.0, 1.0, 1.0], due=[0, 10, 4], end=[2, 30, 5], sessions=["a", "a", "b"],
+        warm_up_share=0.0,
+    )  # fmt: skip
+    assert made.sessions == 2
+    assert made.sessions_per_hour == pytest.approx(2 * 3600 / 30)
+    assert made.session_s.max == 30
+    assert made.session_s.p50 == pytest.approx((30 + 1) / 2)
+
+
+@given(ratio=st.floats(0.3, 3.0), seed=st.integers(0, 50))
+def test_growth_is_by_how_much_a_single_server_falls_behind(ratio, seed):
+    # A queue of one server, by Lindley's recursion: arrivals `ratio` times as fast as it serves.
+    draw, now, free, due, wait = random.Random(seed), 0.0, 0.0, [], []
+    for _ in range(4000):
+        now += draw.expovariate(ratio)
+        free = max(free, now) + 1.0
+        due.append(now)
+        wait.append(free - now)
+    growth = report(wait, due=due).growth
+    if ratio < 0.9:
+        assert growth < 0.02
+    elif ratio > 1.1:
+        assert growth == pytest.approx(ratio - 1, rel=0.25, abs=0.03)
+
+
+def test_the_saturation_of_a_single_server_is_its_rate():
+    def growth_at(rate: float) -> float:
+        free, wait = 0.0, []
+        due = np.arange(3000) / rate
+        for time in due:
+            free = max(free, time) + 0.25
+            wait.append(free - time)
+        return report(wait, due=due).growth
+
+    for guess in (0.1, 4.0, 90.0):
+        assert saturation(growth_at, guess) == pytest.approx(4.0 * 1.02, rel=0.03)
+
+
+def test_a_system_without_a_limit_is_named():
+    with pytest.raises(CanopyError, match="no saturation"):
+        saturation(lambda rate: 0.0, 1.0)
+    with pytest.raises(CanopyError, match="the queue grows even at"):
+        saturation(lambda rate: 1.0, 1.0)
+
+
+@given(limit=st.floats(0.05, 2.0), loads=st.lists(st.floats(0.1, 1.5), min_size=1, max_size=5))
+def test_goodput_is_the_highest_load_that_meets_the_target(limit, loads):
+    found = goodput(lambda load: load <= limit, loads)
+    assert found <= limit
+    if min(loads) > limit:
+        assert found == 0
+    elif max(loads) > limit:
+        assert found >= limit / 1.021
+    else:
+        assert found == max(loads)
+
+
+@given(
+    statistic=st.sampled_from(["mean", "p50", "p95", "p99", "max"]),
+    metric=st.sampled_from(["ttft", "session"]),
+    amount=st.floats(0.1, 900),
+    unit=st.sampled_from(["ms", "s", "min", "h"]),
+)
+def test_a_target_is_read_as_it_is_written(statistic, metric, amount, unit):
+    made = report([1.0, 2.0, 50.0, 4.0], warm_up_share=0.0)
+    seconds = round(amount, 3) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit]
+    actual = dataclasses.asdict(made)[f"{metric}_s"][statistic]
+    slo = parse_slo(f"{statistic}_{metric} < {round(amount, 3)}{unit}")
+    assert slo.met(made) == (actual < seconds)
+
+
+def test_several_targets_must_all_be_met():
+    made = report([1.0, 2.0, 3.0], warm_up_share=0.0)
+    assert parse_slo("mean_ttft<3s,max_ttft<4s").met(made)
+    assert not parse_slo("mean_ttft<3s,max_ttft<2s").met(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("p99_ttft", "written like p99_ttft<2s"),
+        ("p98_ttft<2s", "statistic must be one of mean, p50"),
+        ("p99_tpot<2s", "metric must be one of ttft, session"),
+        ("p99_ttft<2", "unit must be one of ms, s, min, h"),
+        ("p99_ttft<0s", "must be above 0"),
+        ("p99_ttft>2s", "written like"),
+        ("", "written like"),
+    ],
+)
+def test_a_target_that_cannot_be_read_is_refused(text, said):
+    with pytest.raises(CanopyError, match=said):
+        parse_slo(text)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
+def test_a_warm_up_must_leave_something(share):
+    with pytest.raises(CanopyError, match="warm-up"):
+        report([1.0], warm_up_share=share)
+    with pytest.raises(CanopyError, match="no request was answered"):
+        report([])

@@ -1,0 +1,139 @@
+"""Several loads: the saturation that is found, goodput, sessions, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.latency.slo import parse_slo
+from sglang_canopy.sim.system import SystemConfig, Workload, simulate_system
+from sglang_canopy.sim.system.loads import LoadedSystem
+from sglang_canopy.trace.agentic import flat_line
+from support.systems import profile, request, rounds
+
+
+def poisson(count: int, rate: float, *, blocks: int = 10):
+    """Prompts of ``blocks`` blocks that share nothing, at random times."""
+    draw, now, made = random.Random(5), 0.0, []
+    for i in range(count):
+        now += draw.expovariate(rate)
+        made.append(request(now, range(i * blocks + 1, (i + 1) * blocks + 1)))
+    return made
+
+
+def system(trace, **options) -> LoadedSystem:
+    config = SystemConfig(device_tokens=5000, max_prefill_tokens=1)
+    return LoadedSystem(Workload(trace), config, profile(), **options)
+
+
+@pytest.mark.parametrize("trace_rate", [2.0, 40.0])
+def test_the_saturation_is_one_over_the_prefill_time_whatever_the_traces_rate(trace_rate):
+    # 100 tokens of 1 ms, one request a step: 10 requests a second.
+    assert system(poisson(1500, trace_rate)).saturation() == pytest.approx(10.0, rel=0.06)
+
+
+def test_agents_saturate_at_their_turns_share_of_the_servers_time():
+    # Four turns of 0.1 s: 2.5 sessions a second, whatever they think in between.
+    trace = []
+    for i in range(400):
+        for turn in range(4):
+            first = (i * 4 + turn) * 10 + 1
+            trace.append(
+                request(
+                    i + turn * 0.2, range(first, first + 10), conversation=str(i), turn=turn + 1
+                )
+            )
+    trace.sort(key=lambda r: r.time_s)
+    found = system(trace, loop="closed").saturation()
+    assert found == pytest.approx(2.5 * 3600, rel=0.12)
+
+
+def test_goodput_is_the_highest_rate_that_meets_the_target():
+    loaded = system(poisson(1500, 5.0))
+    slo = parse_slo("p99_ttft<0.5s")
+    found = loaded.goodput(slo, [4.0, 9.0])
+    assert 4.0 < found < 9.0
+    assert slo.met(loaded.at(found).latency)
+    assert not slo.met(loaded.at(found * 1.15).latency)
+    assert loaded.goodput(slo, [20.0]) == 0.0
+    assert loaded.goodput(parse_slo("mean_ttft<1h"), [4.0, 9.0]) == 9.0
+
+
+def test_seconds_saved_are_those_that_a_prefill_without_the_hit_takes_longer():
+    result = simulate_system(rounds(2, 3), SystemConfig(device_tokens=5000), profile())
+    assert result.prefill_s_saved_by_tier["device"] == pytest.approx(4 * 99 * 0.001)
+    assert result.prefill_s_saved_by_tier["host"] == 0.0
+
+
+def test_the_time_at_the_door_and_before_it_is_part_of_ttft():
+    made = system(poisson(300, 5.0)).at(30.0)
+    assert made.latency.ttft_s.max > 5.0
+    assert made.latency.ttft_s.max == pytest.approx(made.system.ttft_s[60:].max())
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = []
+    for i in range(120):
+        for turn in range(2):
+            first = i * 100 + 1
+            made = request(
+                i * 2.0 + turn, range(first, first + 10 + turn * 5), output=3,
+                conversation=f"c{i}", turn=turn + 1,
+            )  # fmt: skip
+            lines.append(flat_line(made))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def arguments(path, *more):
+    return [
+        "simulate-system", "--trace", str(path), "--format", "agentic",
+        "--profile", "qwen2.5-7b-h100",
+        "--device-tokens", "4000", *more,
+    ]  # fmt: skip
+
+
+def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
+    out = tmp_path / "loads.json"
+    more = ["--closed-loop", "--loads", "0.5,0.9", "--seeds", "2", "--saturation", "4000",
+            "--slo", "p99_ttft<30s", "--think-cap-s", "1", "--json", str(out)]  # fmt: skip
+    assert main(arguments(trace_file, *more)) == 0
+    printed = capsys.readouterr().out
+    assert "saturation   4000 sessions/h" in printed
+    assert "100.0%" not in printed.split("goodput")[0]
+    written = json.loads(out.read_text())
+    assert [row["rate"] for row in written["loads"]] == [2000, 3600]
+    assert [run["seed"] for run in written["loads"][0]["runs"]] == [0, 1]
+    assert len(written["loads"][0]["runs"][0]["latency"]["deciles"]) == 10
+    assert written["slo"]["goodput_load"] == [0.9, 0.9]
+    assert written["loads"][0]["meets_slo"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--loads", "0.6,x"], "--loads takes shares"),
+        (["--loads", "0"], "--loads takes shares"),
+        (["--loads", "0.5", "--slo", "fast"], "an SLO is written like"),
+        (["--slo", "p99_ttft<2s"], "give --loads as well"),
+        (["--saturation", "3"], "give --loads as well"),
+        (["--loads", "0.5", "--saturation", "-1"], "a rate above 0"),
+        (["--loads", "0.5", "--seeds", "0"], "--seeds must be 1 or more"),
+        (["--sessions-per-hour", "3"], "give --closed-loop as well"),
+        (["--requests", "0"], "--requests must be 1 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(trace_file, more, said, capsys):
+    assert main(arguments(trace_file, *more)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_loop_that_does_not_exist_is_refused():
+    with pytest.raises(CanopyError, match="loop must be one of open"):
+        system(poisson(5, 1.0), loop="half")
