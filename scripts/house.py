@@ -21,11 +21,12 @@ ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
+    "schedule": set(),
     "disk": {"policy", "ttl"},
     "config": {"policy", "ttl"},
     "request": set(),
     "trace": set(),
-    "sim": {"policy", "reuse", "trace", "ttl"},
+    "sim": {"policy", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
@@ -40,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "models": set(),
     "server": {
         *("bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
-        *("reuse", "storage", "telemetry"),
+        *("reuse", "schedule", "storage", "telemetry"),
     },
     "cli": {
         *("characterize", "chunk", "config", "plan", "policy", "profiling"),
@@ -52,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("config", "request"),
+    *("config", "request", "schedule"),
 )
 """Rooms that need neither torch nor sglang."""
 
