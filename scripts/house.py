@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "ttl": set(),
     "schedule": set(),
     "disk": {"policy", "ttl"},
-    "config": {"policy", "ttl"},
+    "config": {"policy", "schedule", "ttl"},
     "request": set(),
     "trace": set(),
     "sim": {"policy", "reuse", "schedule", "trace", "ttl"},
