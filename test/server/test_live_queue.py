@@ -83,9 +83,9 @@ def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
     left = [req for req in waiting if req not in (aborted, admitted)]
     again = arranged(tree, left)
     assert set(again) == set(left)
-    assert len(live.order) == len(left) == len(live._waiting)
+    assert len(live.order) == len(left) == len(live._arranged)
     assert sum(live.order.shares._served.values()) == pytest.approx(
-        live.order.cost.seconds(live.prefill_of(admitted))
+        live.cost.seconds(live._requests.prefill(admitted, False))
     )
     # One that was retracted is back, with its first arrival.
     assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
@@ -189,7 +189,7 @@ def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
         new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
         reqs = [SimpleNamespace(host_loaded_length=0, num_matched_prefix_tokens=999)] * 2
         live.computed(batch(reqs, new, cached, clock))
-    base, token, pair, load = live.order.cost.coefficients
+    base, token, pair, load = live.cost.coefficients
     assert (base, token, pair) != (0.0, 1e-4, 0.0)
     assert load == 0.0
 

@@ -151,8 +151,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
             )
         )
     return {
-        "fitted": live.order.cost.fitted(),
-        "used": live.order.cost.coefficients,
+        "fitted": live.cost.fitted(),
+        "used": live.cost.coefficients,
         "orders": orders,
     }
 

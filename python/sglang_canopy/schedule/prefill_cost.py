@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy.optimize import nnls
@@ -41,6 +42,13 @@ class Prefill:
 
 
 Coefficients = tuple[float, float, float, float]
+
+
+class Cost(Protocol):
+    """Tells what a request costs."""
+
+    def seconds(self, request: Prefill) -> float:
+        """What ``request`` costs alone, in seconds, above 0."""
 
 
 class PrefillCost:

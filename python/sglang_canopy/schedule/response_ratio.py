@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
-from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
 OLDEST_SHARE = 0.1
 """Share of a turn's work that is reserved for its oldest request."""
@@ -69,8 +69,8 @@ class _Line:
 class ResponseRatio:
     """The queue. ``cost`` says what a request costs; ``oldest_share`` 0 reserves nothing."""
 
-    def __init__(self, cost: PrefillCost | None = None, oldest_share: float = OLDEST_SHARE) -> None:
-        self.cost = cost or PrefillCost()
+    def __init__(self, cost: Cost | None = None, oldest_share: float = OLDEST_SHARE) -> None:
+        self.cost: Cost = cost or PrefillCost()
         self.oldest_share = oldest_share
         self.shares = FairShares()
         self._numbers = itertools.count()

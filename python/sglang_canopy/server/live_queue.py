@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill, PrefillCost
-from sglang_canopy.schedule.response_ratio import ResponseRatio, Waiting
+from sglang_canopy.schedule.response_ratio import ResponseRatio
 from sglang_canopy.storage.agreement import is_first_rank
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-HEAD_LOOKUPS = 8
-"""Requests at the head of the queue that are looked up again in a pass: their prefixes may have
-been computed or evicted since."""
-ROUND_LOOKUPS = 4
-"""And of the others, in turn."""
 PROTECT_PASSES = 32
 """Passes between two renewals of what is protected (SGLang's own for its LRU)."""
 PROTECTED = 128
@@ -39,15 +34,14 @@ class LiveQueue:
 
     def __init__(self, cache: CanopyRadixCache, options: QueueFlags) -> None:
         self.orders = options.queue_order == RESPONSE_RATIO
-        self.order = ResponseRatio(PrefillCost(), options.oldest_share)
+        self.cost = PrefillCost()
+        self.order = ResponseRatio(self.cost, options.oldest_share)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
-        self._waiting: dict[str, Waiting] = {}
-        """By request id."""
-        self._last: list[Waiting] = []
-        """As arranged last."""
-        self._round = 0
+        self.request_of = self._core.request_of
+        self._requests = _Requests(self)
+        self._arranged = Arranged(self.order, self._requests)
         self._passes = 0
         self._done_at = 0.0
         self._batches = 0
@@ -57,12 +51,6 @@ class LiveQueue:
     def look_up(self, req: Any) -> None:
         """Find what is cached of ``req``, which protects it in the tree."""
         match_kv_cache(req, self._cache)
-
-    def prefill_of(self, req: Any) -> Prefill:
-        """What is to be computed and loaded for ``req``, as it was looked up last."""
-        tokens = len(req.origin_input_ids) + len(req.output_ids)
-        cached = min(req.num_matched_prefix_tokens, tokens - 1)
-        return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
 
     def computed(self, batch: Any) -> None:
         """``batch``'s results are there: note what it took, and agree on the cost model at times.
@@ -80,7 +68,7 @@ class LiveQueue:
                 batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
             )
         ]
-        self.order.cost.add(parts, now - since)
+        self.cost.add(parts, now - since)
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
             self._agree()
@@ -88,63 +76,25 @@ class LiveQueue:
     def _agree(self) -> None:
         """Adopt what the first rank has fitted. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
-            self.order.cost.refit()
+            self.cost.refit()
             self.order.reprice()
             return
         sent = torch.zeros(4, dtype=torch.float64)
-        fitted = self.order.cost.fitted() if is_first_rank(self._cache) else None
+        fitted = self.cost.fitted() if is_first_rank(self._cache) else None
         if fitted is not None:
             sent[:] = torch.tensor(fitted, dtype=torch.float64)
         # Of the first rank's figures, none below 0, and everybody else's zeros.
         self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
         base, token, pair, load = sent.tolist()
-        self.order.cost.adopt((base, token, pair, load))
+        self.cost.adopt((base, token, pair, load))
         self.order.reprice()
 
     # ---- who is next ----
 
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
-        self._leave({req.rid for req in queue})
-        for req in queue:
-            if req.rid not in self._waiting:
-                request = self._core.request_of(req)
-                self._waiting[req.rid] = self.order.add(
-                    request.time, self.prefill_of(req), request.tenant, urgency(req), req
-                )
-        if len(queue) < 2:
-            self._last = [self._waiting[req.rid] for req in queue]
-            return
-        self._refresh()
-        self._last = self.order.order(self._core.clock.now)
-        queue[:] = [waiting.about for waiting in self._last]
-
-    def _leave(self, present: set[str]) -> None:
-        """Who is not in the queue any longer was let in, or given up."""
-        if len(present) == len(self._waiting) and present == self._waiting.keys():
-            return
-        for waiting in self._last:
-            req = waiting.about
-            if req.rid in present:
-                continue
-            del self._waiting[req.rid]
-            if req.finished() or req.to_finish is not None:
-                self.order.remove(waiting)
-            else:
-                self.order.let_in([waiting])
-
-    def _refresh(self) -> None:
-        """Look a few requests up again: those at the head, and of the others some in turn."""
-        waiting = [w for w in islice(self._last, HEAD_LOOKUPS) if w.about.rid in self._waiting]
-        size = len(self._last)
-        for _ in range(min(ROUND_LOOKUPS, size)):
-            self._round = (self._round + 1) % size
-            one = self._last[self._round]
-            if self._round >= HEAD_LOOKUPS and one.about.rid in self._waiting:
-                waiting.append(one)
-        for one in waiting:
-            self.look_up(one.about)
-            self.order.update(one, self.prefill_of(one.about))
+        self._requests.urgency = urgency
+        queue[:] = self._arranged.arrange(queue, self._core.clock.now)
 
     # ---- what is protected ----
 
@@ -158,8 +108,35 @@ class LiveQueue:
         paths = []
         for req in queue[:PROTECTED]:
             self.look_up(req)
-            paths.append((req.best_match_node, self._core.request_of(req)))
+            paths.append((req.best_match_node, self.request_of(req)))
         self._core.protect_queue(paths)
+
+
+class _Requests:
+    """SGLang's ``Req`` as the queue sees it. Reads what ``LiveQueue.look_up`` has left on it."""
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self.urgency: Callable[[Any], int] = lambda _req: 0
+
+    def key(self, req: Any) -> str:
+        return req.rid
+
+    def arrived(self, req: Any) -> float:
+        return self._queue.request_of(req).time
+
+    def tenant(self, req: Any) -> str | None:
+        return self._queue.request_of(req).tenant
+
+    def given_up(self, req: Any) -> bool:
+        return req.finished() or req.to_finish is not None
+
+    def prefill(self, req: Any, again: bool) -> Prefill:
+        if again:
+            self._queue.look_up(req)
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        cached = min(req.num_matched_prefix_tokens, tokens - 1)
+        return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
 
 
 def _loaded(req: Any, cached: int) -> int:
