@@ -21,12 +21,13 @@ ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
+    "schedule": set(),
     "disk": {"policy", "ttl"},
-    "config": {"policy", "ttl"},
+    "config": {"policy", "schedule", "ttl"},
     "request": set(),
     "trace": set(),
     "latency": set(),
-    "sim": {"latency", "policy", "reuse", "trace", "ttl"},
+    "sim": {"latency", "policy", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
@@ -41,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "models": set(),
     "server": {
         *("bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
-        *("reuse", "storage", "telemetry"),
+        *("reuse", "schedule", "storage", "telemetry"),
     },
     "cli": {
         *("characterize", "chunk", "config", "latency", "plan", "policy", "profiling"),
@@ -53,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("config", "latency", "request"),
+    *("config", "latency", "request", "schedule"),
 )
 """Rooms that need neither torch nor sglang."""
 

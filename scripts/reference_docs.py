@@ -32,6 +32,7 @@ from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
 from sglang_canopy.config import declared, refusals
 from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierFlags, TreeSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
@@ -224,7 +225,7 @@ FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
 
 def canopy_flags() -> str:
     short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
-    return table(FLAG_COLUMNS, [short, *declared_flags(flags.RequestFlags, TierFlags)])
+    return table(FLAG_COLUMNS, [short, *declared_flags(flags.RequestFlags, QueueFlags, TierFlags)])
 
 
 def chunk_flags() -> str:

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from sglang.srt.distributed.parallel_state import init_distributed_environment
 
+from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.cache_factory import first_ranks_profile
+from sglang_canopy.server.live_queue import LiveQueue
 from support.disk_tree import DiskTree
+from support.live_tree import LiveTree, fake_req
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -99,6 +106,55 @@ def learnt(rank: int, folder: Path) -> Any:
     except CanopyError as error:
         return {"error": str(error)}
     return {"learnt": live.device_policy.state(), "path": live.profile_path}
+
+
+def queue_orders(rank: int, folder: Path) -> Any:
+    """Each rank times its batches with its own engine's speed, and orders one queue."""
+    draw, own = random.Random(1), random.Random(rank)
+    tree = LiveTree(4096, "wa")
+    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
+    live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
+    orders: list[Any] = []
+    waiting: list[Any] = []
+    for step in range(3 * REFIT_BATCHES):
+        for _ in range(draw.randint(0, 3)):
+            tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
+            req = fake_req(
+                tokens,
+                [],
+                {"time": step / 10},
+                rid=f"{step}-{len(waiting)}-{tokens[0]}",
+                num_matched_prefix_tokens=draw.randint(0, 4),
+                prefix_len=0,
+                host_loaded_length=0,
+                finished=lambda: False,
+                to_finish=None,
+                cache_salt=draw.choice([None, "a", "b"]),
+            )
+            waiting.append(req)
+        live.look_up = lambda req: None
+        live.arrange(waiting, lambda req: 0)
+        orders.append([req.rid for req in waiting])
+        admitted, waiting = waiting[:2], waiting[2:]
+        mode = SimpleNamespace(is_extend=lambda: True)
+        new = [len(req.origin_input_ids) for req in admitted] or [1]
+        launched = time.monotonic() - own.uniform(0.1, 2.0)
+        live._done_at = launched
+        live.computed(
+            SimpleNamespace(
+                reqs=admitted
+                or [fake_req([1], [], num_matched_prefix_tokens=0, host_loaded_length=0)],
+                extend_lens=new,
+                prefix_lens=[0] * len(new),
+                launch_ts=launched,
+                forward_mode=mode,
+            )
+        )
+    return {
+        "fitted": live.cost.fitted(),
+        "used": live.cost.coefficients,
+        "orders": orders,
+    }
 
 
 def main() -> None:

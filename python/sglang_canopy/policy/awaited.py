@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
 
@@ -36,6 +38,10 @@ class Awaited:
         if self.budget.take(tenant, tokens):
             leaf.awaited_until = now + AWAITED_S
             self._charges[leaf] = (leaf.awaited_until, tenant, tokens)
+
+    def __iter__(self) -> Iterator[Leaf]:
+        """The protected leaves, as they are now."""
+        return iter(list(self._charges))
 
     def served(self, leaf: Leaf) -> None:
         """The request was served, or the node has left the tree."""

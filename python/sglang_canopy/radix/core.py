@@ -8,7 +8,7 @@ the disk tier is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -192,6 +192,27 @@ class CanopyTreeCore(TierTrafficCore):
         self.readmit(node)
         self.waiting.protect(leaf, request.tenant, now)
         leaf.last_access = max(leaf.last_access, now)
+
+    def protect_queue(self, queue: Iterable[tuple[int, LiveRequest]]) -> None:
+        """Protect what the waiting requests will use, those first in the queue first.
+
+        ``queue``: handle of the deepest node of each one's path, and the request. What was
+        protected before and is not in it loses its protection, so that the budget always goes to
+        those who are served next. Beyond the budget a path is touched, as SGLang's LRU does.
+        """
+        now = self.clock.now
+        for leaf in self.waiting:
+            self.readmit(leaf.node)  # type: ignore[attr-defined]
+            self.waiting.served(leaf)
+        for node_id, request in queue:
+            node = self.node_by_id(node_id)
+            leaf = node.canopy
+            if node is self.root_node or leaf.awaited_until is not None:
+                continue
+            set_offsets(node)
+            self.readmit(node)
+            self.waiting.protect(leaf, request.tenant, now)
+            leaf.last_access = max(leaf.last_access, now)
 
     # ---- eviction by need ----
 

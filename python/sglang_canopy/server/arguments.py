@@ -13,7 +13,7 @@ from sglang_canopy.config.tiers import PLAN_FLAG, arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints
-from sglang_canopy.server import flags
+from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
 
@@ -64,6 +64,7 @@ def check(server_args: Any, args: Any) -> None:
         if ours:
             _check_policy(server_args)
         flags.apply(server_args, args, ours)
+        queue.note(server_args, args, ours)
     except CanopyError as error:
         stop(str(error))
 

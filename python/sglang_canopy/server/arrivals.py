@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.request.hints import KEY, unpack
+from sglang_canopy.server import queue
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -19,6 +20,7 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler._add_request_to_queue``."""
     if req.multimodal_inputs is not None:
         _announce(scheduler, req)
+    queue.request_queued(scheduler, req)
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:

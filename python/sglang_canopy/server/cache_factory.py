@@ -25,6 +25,8 @@ from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
+from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.queue import options_of
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
 
@@ -83,6 +85,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    cache.canopy_queue = LiveQueue(cache, options_of(ctx.server_args))
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
 

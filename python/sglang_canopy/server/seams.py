@@ -8,7 +8,7 @@ from sglang_canopy.bench import forced_output
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.server import arguments, arrivals, entry, routes
+from sglang_canopy.server import arguments, arrivals, entry, queue, routes
 from sglang_canopy.server.seam import Seam
 from sglang_canopy.server.self_check import check_in_place, stop
 from sglang_canopy.storage import weights
@@ -81,7 +81,22 @@ SEAMS = (
         "before",
         arrivals.request_queued,
         ("self", "req"),
-        "the same for a request with images, once they have become tokens",
+        "the same for a request with images, once they have become tokens; what is cached of a "
+        "request that will wait is protected",
+    ),
+    Seam(
+        _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
+        "around",
+        queue.priorities_calculated,
+        ("self", "waiting_queue", "running_batch", "processed_tokens"),
+        "`--canopy-queue-order`; what is protected of the queue is renewed",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.process_batch_result",
+        "after",
+        queue.batch_computed,
+        ("self", "batch", "result"),
+        "what a prefill costs, for the queue's order",
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",

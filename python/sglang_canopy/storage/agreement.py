@@ -50,7 +50,7 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     text = _packed(runs_of(metas))
     same = xxhash.xxh3_64_intdigest(text) >> 2
     agrees = xxhash.xxh3_64_intdigest(_without_clock(text)) >> 2
-    first = _is_first_rank(cache)
+    first = is_first_rank(cache)
     # The minimum of x and of -x tells whether all have the same x.
     seen = torch.tensor(
         [same, -same, agrees, -agrees, -len(text) if first else 0], dtype=torch.int64
@@ -71,7 +71,7 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     return [meta for pages, meta in runs for _ in range(pages)], agrees_low == -agrees_high
 
 
-def _is_first_rank(cache: Any) -> bool:
+def is_first_rank(cache: Any) -> bool:
     """Whether this is the first rank of the groups over which ``cache._all_reduce`` goes."""
     groups = [
         group

@@ -194,7 +194,7 @@ def test_a_gate_that_never_opens_is_named(monkeypatch):
     [
         ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
         ({"session_gate": "wide"}, "must be one of none, static"),
-        ({"waiting_prefixes": "kept"}, "must be one of awaited, touched, matched, ignored"),
+        ({"waiting_prefixes": "kept"}, "must be one of awaited, by-place"),
         ({"session_gate": "static", "session_gate_config": {"doors": 2}}, "does not take"),
     ],
 )

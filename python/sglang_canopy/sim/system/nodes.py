@@ -8,7 +8,7 @@ children may leave the host. The policy of each tier sees exactly those leaves, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
@@ -183,6 +183,24 @@ class TierNodes:
         self.awaited.protect(node, tenant, now)
         node.last_access = now
         self._reconsider(node)
+
+    def protect_anew(self, wanted: Sequence[tuple[TierNode, str | None]]) -> None:
+        """Protect these nodes, each for its tenant, the first ones first, and no others (as
+        ``radix/core.py``, ``protect_queue``)."""
+        for leaf in self.awaited:
+            assert isinstance(leaf, TierNode)
+            if leaf.ranked:
+                self._unrank(leaf)
+            self.awaited.served(leaf)
+            self._reconsider(leaf)
+        for node, tenant in wanted:
+            if node is self.root or node.awaited_until is not None:
+                continue
+            if node.ranked:
+                self._unrank(node)
+            self.awaited.protect(node, tenant, self.now)
+            node.last_access = max(node.last_access, self.now)
+            self._reconsider(node)
 
     def touch(self, node: TierNode) -> None:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""

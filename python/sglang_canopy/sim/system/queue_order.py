@@ -10,6 +10,9 @@ import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.prefill_cost import LEAST_S, Prefill
+from sglang_canopy.schedule.response_ratio import OLDEST_SHARE, ResponseRatio
 from sglang_canopy.sim.system.job import SimulatedRequest
 
 MATCHED_AT_MOST = 128
@@ -129,6 +132,51 @@ class RandomOrder:
         return shuffled
 
 
+class ResponseRatioInSeconds:
+    """``response-ratio``: the object that orders a server's queue (``--canopy-queue-order``).
+
+    Costs are the profile's; a server fits its own. It sees what the server's sees: a request is
+    looked up when it comes, and a bounded number of them in each pass.
+    """
+
+    def __init__(self, oldest_share: float = OLDEST_SHARE) -> None:
+        self._view: QueueView | None = None
+        self._arranged = Arranged(ResponseRatio(self, oldest_share), self)
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        self._view = view
+        return self._arranged.arrange(waiting, view.now)
+
+    def seconds(self, request: Prefill) -> float:
+        """What ``request`` costs."""
+        assert self._view is not None
+        loading = self._view.load_s(request.loaded) if request.loaded else 0.0
+        return max(self._view.prefill_s(request.uncached, request.cached) + loading, LEAST_S)
+
+    def key(self, job: SimulatedRequest) -> SimulatedRequest:
+        return job
+
+    def arrived(self, job: SimulatedRequest) -> float:
+        return job.arrival
+
+    def tenant(self, job: SimulatedRequest) -> str | None:
+        return job.request.tenant
+
+    def urgency(self, job: SimulatedRequest) -> int:
+        return 0
+
+    def given_up(self, job: SimulatedRequest) -> bool:
+        return False
+
+    def prefill(self, job: SimulatedRequest, again: bool) -> Prefill:
+        assert self._view is not None
+        found = self._view.cached(job)
+        cached = found.device + found.host
+        return Prefill(job.target - cached, cached, found.host)
+
+
 def matches(
     waiting: Sequence[SimulatedRequest], view: QueueView
 ) -> tuple[dict[SimulatedRequest, int], set[SimulatedRequest]]:
@@ -159,6 +207,7 @@ QUEUE_ORDERS: Mapping[str, Callable[..., QueueOrder]] = {
     "hrrn": HighestResponseRatioNext,
     "shortest-prefill-first": ShortestPrefillFirst,
     "random": RandomOrder,
+    "response-ratio": ResponseRatioInSeconds,
 }
 """By the name that ``--schedule-policy`` takes."""
 

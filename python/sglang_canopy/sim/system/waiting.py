@@ -15,6 +15,7 @@ To add one, write a class with these three methods and name it in ``WAITING_PREF
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -75,6 +76,54 @@ class TouchedWhenMatched(Ignored):
         self.tree.touch(leaf)
 
 
+class ProtectedByPlace(Protected):
+    """``by-place``: the live tree's with ``--canopy-protect-waiting on``.
+
+    Who comes is looked up; every 32nd step the budget is given anew, to the head of the queue
+    first.
+    """
+
+    def __init__(self, tree: TierNodes) -> None:
+        super().__init__(tree)
+        self._steps = 0
+        self._known: set[SimulatedRequest] = set()
+
+    def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
+        if not waiting:
+            self._known.clear()
+            return
+        refresh = self._steps % REFRESH_EVERY == 0
+        self._steps += 1
+        if refresh:
+            self._known = set(waiting)
+            self.tree.protect_anew(
+                [(self.path_end(job), job.request.tenant) for job in waiting[:REFRESH_AT_MOST]]
+            )
+            return
+        for job in reversed(waiting):  # whoever came since is at the end, or was looked up
+            if job not in self._known:
+                self._known.add(job)
+                self.tree.protect(self.path_end(job), job.request.tenant)
+
+    def path_end(self, job: SimulatedRequest) -> TierNode:
+        """The deepest node of what is cached of ``job``."""
+        return self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node
+
+
+class ProtectedAtRandom(ProtectedByPlace):
+    """``random-paths``: the same number of paths, drawn from the whole tree: the placebo."""
+
+    def __init__(self, tree: TierNodes) -> None:
+        super().__init__(tree)
+        self._draw = random.Random(0)
+
+    def path_end(self, job: SimulatedRequest) -> TierNode:
+        node = self.tree.root
+        while node.children and (node is self.tree.root or self._draw.random() < 0.9):
+            node = self._draw.choice(list(node.children.values()))
+        return node
+
+
 class Touched(TouchedWhenMatched):
     """``touched``: SGLang's for its ``lru``."""
 
@@ -94,6 +143,8 @@ class Touched(TouchedWhenMatched):
 
 WAITING_PREFIXES: Mapping[str, Callable[[TierNodes], WaitingPrefixes]] = {
     "awaited": Protected,
+    "by-place": ProtectedByPlace,
+    "random-paths": ProtectedAtRandom,
     "touched": Touched,
     "matched": TouchedWhenMatched,
     "ignored": Ignored,

@@ -1,0 +1,146 @@
+"""One scheduler's waiting queue: what each request costs, who is next, and what is protected.
+
+Everything decided here is equal on all ranks: it is made of arrival stamps, the requests' clock,
+the tree, and a cost model whose figures are the first rank's. Timings differ by rank; those of the
+other ranks are never used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.common import match_kv_cache
+
+from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill, PrefillCost
+from sglang_canopy.schedule.response_ratio import ResponseRatio
+from sglang_canopy.storage.agreement import is_first_rank
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.cache import CanopyRadixCache
+
+PROTECT_PASSES = 32
+"""Passes between two renewals of what is protected (SGLang's own for its LRU)."""
+PROTECTED = 128
+"""Requests at the head of the queue whose prefixes are protected (SGLang's number too)."""
+
+
+class LiveQueue:
+    """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
+
+    def __init__(self, cache: CanopyRadixCache, options: QueueFlags) -> None:
+        self.orders = options.queue_order == RESPONSE_RATIO
+        self.cost = PrefillCost()
+        self.order = ResponseRatio(self.cost, options.oldest_share)
+        self._protects = options.protect_waiting == "on"
+        self._cache = cache
+        self._core = cache.tree_core
+        self.request_of = self._core.request_of
+        self._requests = _Requests(self)
+        self._arranged = Arranged(self.order, self._requests)
+        self._passes = 0
+        self._done_at = 0.0
+        self._batches = 0
+
+    # ---- what a request costs ----
+
+    def look_up(self, req: Any) -> None:
+        """Find what is cached of ``req``, which protects it in the tree."""
+        match_kv_cache(req, self._cache)
+
+    def computed(self, batch: Any) -> None:
+        """``batch``'s results are there: note what it took, and agree on the cost model at times.
+
+        Collective every ``REFIT_BATCHES`` prefill batches.
+        """
+        # One batch may be launched while the one before it still runs.
+        now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
+        self._done_at = now
+        if not batch.forward_mode.is_extend() or not batch.extend_lens:
+            return
+        parts = [
+            Prefill(new, cached, _loaded(req, cached))
+            for req, new, cached in zip(
+                batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
+            )
+        ]
+        self.cost.add(parts, now - since)
+        self._batches += 1
+        if self._batches % REFIT_BATCHES == 0:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Adopt what the first rank has fitted. Collective."""
+        if not torch.distributed.is_initialized():  # a cache without a server
+            self.cost.refit()
+            self.order.reprice()
+            return
+        sent = torch.zeros(4, dtype=torch.float64)
+        fitted = self.cost.fitted() if is_first_rank(self._cache) else None
+        if fitted is not None:
+            sent[:] = torch.tensor(fitted, dtype=torch.float64)
+        # Of the first rank's figures, none below 0, and everybody else's zeros.
+        self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
+        base, token, pair, load = sent.tolist()
+        self.cost.adopt((base, token, pair, load))
+        self.order.reprice()
+
+    # ---- who is next ----
+
+    def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
+        """Put ``queue`` into the order in which requests are to be let in, in place."""
+        self._requests.urgency = urgency
+        queue[:] = self._arranged.arrange(queue, self._core.clock.now)
+
+    # ---- what is protected ----
+
+    def protect(self, queue: list[Any]) -> None:
+        """Renew the protection of what ``queue``'s first requests will use, at times."""
+        if not self._protects or not queue:
+            return
+        self._passes += 1
+        if self._passes % PROTECT_PASSES != 1:
+            return
+        paths = []
+        for req in queue[:PROTECTED]:
+            self.look_up(req)
+            paths.append((req.best_match_node, self.request_of(req)))
+        self._core.protect_queue(paths)
+
+
+class _Requests:
+    """SGLang's ``Req`` as the queue sees it. Reads what ``LiveQueue.look_up`` has left on it."""
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self.urgency: Callable[[Any], int] = lambda _req: 0
+
+    def key(self, req: Any) -> str:
+        return req.rid
+
+    def arrived(self, req: Any) -> float:
+        return self._queue.request_of(req).time
+
+    def tenant(self, req: Any) -> str | None:
+        return self._queue.request_of(req).tenant
+
+    def given_up(self, req: Any) -> bool:
+        return req.finished() or req.to_finish is not None
+
+    def prefill(self, req: Any, again: bool) -> Prefill:
+        if again:
+            self._queue.look_up(req)
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        cached = min(req.num_matched_prefix_tokens, tokens - 1)
+        return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
+
+
+def _loaded(req: Any, cached: int) -> int:
+    """Tokens of ``req`` that were loaded from the host for this batch."""
+    # The chunks after a prompt's first one begin beyond what was found.
+    first = cached <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached) if first else 0

@@ -1,0 +1,84 @@
+"""Hooks on SGLang's scheduler around its waiting queue, and the options they act on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_canopy.config.declared import from_args, option_of
+from sglang_canopy.config.queue import FLAG, RESPONSE_RATIO, QueueFlags
+from sglang_canopy.errors import CanopyError
+
+if TYPE_CHECKING:
+    from sglang_canopy.server.live_queue import LiveQueue
+
+NOTE = "_canopy_queue"
+"""Where the options are noted on ``ServerArgs``."""
+
+
+def note(server_args: Any, args: Any, ours: bool) -> None:
+    """Check the options against the rest of the command line. Raises ``CanopyError``.
+
+    ``ours``: whether the device's policy is one of Canopy's.
+    """
+    given = from_args(QueueFlags, args)
+    options = QueueFlags(**given)
+    if given and not ours:
+        flag = option_of(QueueFlags, next(iter(given))).flag
+        raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa")
+    if options.queue_order == RESPONSE_RATIO:
+        if server_args.schedule_policy != "fcfs":
+            raise CanopyError(
+                f"{FLAG} {RESPONSE_RATIO} takes the place of --schedule-policy "
+                f"{server_args.schedule_policy}; drop one"
+            )
+        if (server_args.pp_size or 1) > 1:
+            raise CanopyError(f"{FLAG} {RESPONSE_RATIO} is not verified with --pp-size above 1")
+    setattr(server_args, NOTE, options)
+
+
+def options_of(server_args: Any) -> QueueFlags:
+    """What was noted; the defaults where the server read no command line."""
+    return getattr(server_args, NOTE, None) or QueueFlags()
+
+
+def priorities_calculated(
+    original: Any,
+    policy: Any,
+    waiting_queue: list[Any],
+    running_batch: Any = None,
+    processed_tokens: int = 0,
+) -> None:
+    """Around ``SchedulePolicy.calc_priority``, once a scheduling pass."""
+    queue = _queue(policy.tree_cache)
+    if queue is None or not queue.orders:
+        original(policy, waiting_queue, running_batch, processed_tokens)
+    else:
+        queue.arrange(waiting_queue, _urgency(policy))
+    if queue is not None:
+        queue.protect(waiting_queue)
+
+
+def request_queued(scheduler: Any, req: Any) -> None:
+    """Before ``Scheduler._add_request_to_queue``, once the tree has heard of the request."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is not None and scheduler.waiting_queue:
+        queue.look_up(req)
+
+
+def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler.process_batch_result``."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is not None and queue.orders:
+        queue.computed(batch)
+
+
+def _urgency(policy: Any) -> Any:
+    """From a request to its priority, higher being more urgent."""
+    if not policy.enable_priority_scheduling:
+        return lambda _req: 0
+    sign = -policy.priority_sign
+    return lambda req: sign * (req.priority or 0)
+
+
+def _queue(cache: Any) -> LiveQueue | None:
+    return getattr(cache, "canopy_queue", None)

@@ -1,0 +1,163 @@
+"""Orders of the queue on real servers: SGLang's with our tree, ours, and what they must not change."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+PAGE = 64
+PATIENCE_S = 60.0
+OURS = ("--canopy-queue-order", "response-ratio")
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """Lengths from a few tokens to several chunks; a third continue another one."""
+    draw = random.Random(seed)
+    made: list[list[int]] = []
+    for number in range(count):
+        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
+        made.append([*head[:900], *token_ids(draw.choice([10, 70, 200, 600]), seed + number)])
+    return made
+
+
+def all_at_once(client: Any, asked: Sequence[list[int]], **more: Any) -> list[list[int]]:
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda ids: client.generate(ids, tokens=4, **more), asked))
+    return [answer["output_ids"] for answer in answers]
+
+
+def one_by_one(client: Any, asked: Sequence[list[int]]) -> list[list[int]]:
+    return [client.generate(ids, tokens=4)["output_ids"] for ids in asked]
+
+
+@pytest.fixture
+def ours(shared_server, smollm2):
+    """Chunked prefill, pages of 64, priorities, and so little room that requests wait."""
+    return shared_server(
+        smollm2,
+        *("--radix-eviction", "wa", *OURS, "--page-size", str(PAGE)),
+        *("--chunked-prefill-size", "256", "--max-running-requests", "3"),
+        *("--enable-priority-scheduling", "--disable-priority-preemption"),
+        *("--default-priority-value", "0"),
+        kv_tokens=8192,
+    )
+
+
+def test_every_answer_is_what_it_is_alone(ours) -> None:
+    asked = prompts(24, seed=1)
+    alone = one_by_one(ours, asked)
+    ours.flush()
+    assert all_at_once(ours, asked) == alone
+    assert "Traceback" not in ours.server.log_text()
+
+
+def order_of_answers(client: Any, asked: Sequence[dict[str, Any]]) -> list[int]:
+    """Hold the server with long answers until all of ``asked`` wait; who is answered when."""
+    order: list[int] = []
+
+    def ask(number: int) -> None:
+        client.generate(asked[number].pop("ids"), tokens=1, **asked[number])
+        order.append(number)
+
+    held = [
+        threading.Thread(target=client.generate, args=(token_ids(8, 900 + i), 160))
+        for i in range(3)
+    ]
+    for thread in held:
+        thread.start()
+    wait_for(client, "sglang:num_running_reqs", 3)
+    threads = []
+    for number in range(len(asked)):
+        threads.append(threading.Thread(target=ask, args=(number,)))
+        threads[-1].start()
+        wait_for(client, "sglang:num_queue_reqs", number + 1)
+    for thread in [*held, *threads]:
+        thread.join()
+    return order
+
+
+def wait_for(client: Any, gauge: str, least: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for line in client.get("/metrics").splitlines():
+            if line.startswith(gauge + "{") and float(line.rsplit(" ", 1)[1]) >= least:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"{gauge} never reached {least}")
+
+
+def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
+    long = [{"ids": token_ids(1500, seed)} for seed in (1, 2, 3)]
+    short = [{"ids": token_ids(20, seed)} for seed in (4, 5, 6)]
+    urgent = [{"ids": token_ids(1500, seed), "priority": 5} for seed in (7, 8)]
+    order = order_of_answers(ours, [*long, *short, *urgent])
+    place = {number: at for at, number in enumerate(order)}
+    assert max(place[6], place[7]) < 4  # three run at a time: one more may end beside them
+    assert sum(place[n] for n in (3, 4, 5)) < sum(place[n] for n in (0, 1, 2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["hrrn", "lpm"])
+def test_sglangs_own_orders_work_with_our_tree(shared_server, smollm2, policy: str) -> None:
+    client = shared_server(
+        smollm2,
+        *("--radix-eviction", "wa", "--schedule-policy", policy, "--page-size", str(PAGE)),
+        *("--chunked-prefill-size", "256", "--max-running-requests", "3"),
+        kv_tokens=8192,
+    )
+    asked = prompts(24, seed=2)
+    alone = one_by_one(client, asked)
+    client.flush()
+    assert all_at_once(client, asked) == alone
+    assert "Traceback" not in client.server.log_text()
+
+
+@pytest.mark.long
+def test_answers_survive_retraction(shared_server, smollm2) -> None:
+    client = shared_server(
+        smollm2,
+        *("--radix-eviction", "wa", *OURS),
+        kv_tokens=8192,
+        environment={"SGLANG_TEST_RETRACT": "1"},
+    )
+    asked = prompts(12, seed=3)
+    sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    alone = [client.generate(ids, tokens=24)["output_ids"] for ids in asked]
+    client.flush()
+    with ThreadPoolExecutor(len(asked)) as pool:
+        body = [{"input_ids": ids, "sampling_params": sampling} for ids in asked]
+        together = list(pool.map(lambda one: client.post("/generate", one)["output_ids"], body))
+    assert together == alone
+    assert "retract" in client.server.log_text().lower()
+
+
+@pytest.mark.long
+def test_two_ranks_serve_one_order(shared_server, tiny_model) -> None:
+    import os
+
+    cores = sorted(os.sched_getaffinity(0))
+    client = shared_server(
+        tiny_model,
+        *("--tp-size", "2", "--radix-eviction", "wa", *OURS, "--max-running-requests", "3"),
+        kv_tokens=4096,
+        environment={"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
+    )
+    for seed in range(4):
+        all_at_once(client, prompts(40, seed))
+    (first,) = json.loads(client.get("/canopy/status"))["ranks"]
+    (peer,) = first["peers"]
+    assert first["agreement"]["victims"] > 0
+    assert {k: peer[k] for k in first["agreement"]} == first["agreement"]
+    assert "Traceback" not in client.server.log_text()

@@ -1,0 +1,107 @@
+"""The cost model finds the engine it was fed by, and nothing that an engine does breaks it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.schedule.prefill_cost import PRIOR, Prefill, PrefillCost
+
+ENGINE = (0.004, 3e-5, 2e-9, 4e-6)
+
+
+def engine_seconds(batch: list[Prefill], engine: tuple[float, ...] = ENGINE) -> float:
+    base, token, pair, load = engine
+    return base + sum(
+        token * r.uncached + pair * r.uncached * (r.cached + r.uncached / 2) + load * r.loaded
+        for r in batch
+    )
+
+
+def batches(count: int, seed: int, most: int = 4) -> list[list[Prefill]]:
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        batch = []
+        for _ in range(draw.randint(1, most)):
+            cached = draw.randrange(0, 30_000)
+            batch.append(Prefill(draw.randrange(1, 8_000), cached, draw.randrange(0, cached + 1)))
+        made.append(batch)
+    return made
+
+
+def test_an_engine_that_is_the_model_is_found_exactly() -> None:
+    cost = PrefillCost()
+    for batch in batches(200, seed=1):
+        cost.add(batch, engine_seconds(batch))
+    cost.refit()
+    assert cost.coefficients == pytest.approx(ENGINE, rel=1e-6)
+
+
+def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
+    """Batches of a dozen: what one request saw is twelve times what it costs."""
+    cost = PrefillCost()
+    for batch in batches(200, seed=2, most=12):
+        cost.add(batch, engine_seconds(batch))
+    cost.refit()
+    alone = Prefill(500, 2_000)
+    assert cost.seconds(alone) == pytest.approx(engine_seconds([alone]), rel=1e-6)
+
+
+def test_batches_that_stalled_do_not_move_it_far() -> None:
+    draw, cost = random.Random(3), PrefillCost()
+    for batch in batches(256, seed=3):
+        stalled = draw.random() < 0.03
+        cost.add(batch, engine_seconds(batch) * (100.0 if stalled else draw.uniform(0.9, 1.1)))
+    cost.refit()
+    alone = Prefill(2_000, 8_000)
+    assert cost.seconds(alone) == pytest.approx(engine_seconds([alone]), rel=0.1)
+
+
+def test_it_follows_an_engine_that_becomes_slower() -> None:
+    cost, slower = PrefillCost(), tuple(3 * c for c in ENGINE)
+    for batch in batches(300, seed=4):
+        cost.add(batch, engine_seconds(batch))
+    for batch in batches(300, seed=5):
+        cost.add(batch, engine_seconds(batch, slower))
+    cost.refit()
+    assert cost.coefficients == pytest.approx(slower, rel=1e-6)
+
+
+def test_nothing_changes_before_a_fit_is_adopted() -> None:
+    """Ranks time their batches differently; only what all of them adopt counts."""
+    cost = PrefillCost()
+    for batch in batches(100, seed=6):
+        cost.add(batch, engine_seconds(batch))
+    assert cost.coefficients == PRIOR
+    cost.adopt(None)
+    assert cost.coefficients == PRIOR
+    cost.adopt((0.0, 0.0, 0.0, 0.0))
+    assert cost.coefficients == PRIOR
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 100_000),
+            st.integers(0, 100_000),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+)
+def test_costs_are_finite_above_zero_and_grow_with_work(seen, uncached: int, cached: int) -> None:
+    cost = PrefillCost()
+    for u, p, seconds in seen:
+        cost.add([Prefill(u, p, p // 2)], seconds)
+    cost.refit()
+    assert all(c >= 0.0 and math.isfinite(c) for c in cost.coefficients)
+    one = cost.seconds(Prefill(uncached, cached))
+    assert 0.0 < one < math.inf
+    assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= one

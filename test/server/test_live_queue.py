@@ -1,0 +1,230 @@
+"""The waiting queue of a scheduler on a real cache: order, protection, what it costs to compute."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.server import queue
+from sglang_canopy.server.live_queue import PROTECTED, LiveQueue
+from storage.test_two_ranks_agree import on_two_ranks
+from support.live_tree import LiveTree
+
+PAGE = 4
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1, 2_000) for _ in range(count)]
+
+
+def made(tree: LiveTree, ids: list[int], time: float, **fields: Any) -> Req:
+    """A request as the scheduler makes it, announced to the tree."""
+    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": time}})
+    req = Req(f"r{time}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
+    tree.core.request_of(req)
+    return req
+
+
+def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False) -> SchedulePolicy:
+    return SchedulePolicy("fcfs", tree.cache, False, priorities, low_first)
+
+
+def arranged(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
+    waiting = list(waiting)
+    queue.priorities_calculated(
+        SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0
+    )
+    return waiting
+
+
+@pytest.fixture
+def tree() -> LiveTree:
+    tree = LiveTree(4096, "wa", page_size=PAGE)
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
+    return tree
+
+
+def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    waiting = [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
+    assert arranged(tree, waiting) == waiting
+
+
+def test_what_is_cached_costs_less(tree: LiveTree) -> None:
+    shared = tokens(800, seed=1)
+    tree.serve(shared, 0.5)
+    long, short = made(tree, tokens(400, 2), 1.0), made(tree, [*shared, *tokens(40, 3)], 1.0)
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[long])
+    for req in (long, short):
+        queue.request_queued(scheduler, req)
+    made(tree, [7], 2.0)  # time passes with the requests
+    assert arranged(tree, [long, short]) == [short, long]
+
+
+def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
+    live = tree.cache.canopy_queue
+    waiting = [made(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
+    made(tree, [7], 5.0)
+    order = arranged(tree, waiting)
+    aborted, admitted = order[3], order[0]
+    aborted.to_finish = object()
+    left = [req for req in waiting if req not in (aborted, admitted)]
+    again = arranged(tree, left)
+    assert set(again) == set(left)
+    assert len(live.order) == len(left) == len(live._arranged)
+    assert sum(live.order.shares._served.values()) == pytest.approx(
+        live.cost.seconds(live._requests.prefill(admitted, False))
+    )
+    # One that was retracted is back, with its first arrival.
+    assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
+    assert next(w for w in live.order if w.about is admitted).arrived == admitted.canopy.time
+    assert arranged(tree, []) == []
+    assert len(live.order) == 0
+
+
+@pytest.mark.parametrize("low_first", [False, True])
+def test_sglangs_priorities_go_first(tree: LiveTree, low_first: bool) -> None:
+    waiting = [
+        made(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
+        for n in range(10)
+    ]
+    made(tree, [7], 9.0)
+    order = arranged(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
+    found = [req.priority for req in order]
+    assert found == sorted(found, reverse=not low_first)
+
+
+def test_tenants_alternate(tree: LiveTree) -> None:
+    waiting = [made(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
+    waiting += [made(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
+    made(tree, [7], 9.0)
+    assert waiting.index(next(r for r in arranged(tree, waiting) if r.cache_salt)) == 30
+    place = [req.cache_salt for req in arranged(tree, waiting)].index("t")
+    assert place <= 1
+
+
+def awaited(tree: LiveTree, ids: list[int]) -> bool:
+    """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
+    return any(
+        leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
+        for leaf in tree.core.waiting
+    )
+
+
+@pytest.mark.parametrize("order", ["sglang", RESPONSE_RATIO])
+def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=order))
+    prefix = tokens(400, seed=1)
+    tree.serve(prefix, 0.1)
+    for n in range(8):
+        tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
+    head, tail = made(tree, tokens(50, 2), 2.0), made(tree, [*prefix, 5], 2.1)
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[head])
+    queue.request_queued(scheduler, tail)
+    assert awaited(tree, prefix)
+    tree.evict(2000)
+    assert tree.match(prefix) == 400
+
+
+def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
+    """Those far behind came first and took it all; the next pass gives it to the head."""
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    prefixes = [tokens(400, seed) for seed in range(1, 10)]
+    for n, prefix in enumerate(prefixes):
+        tree.serve(prefix, 0.1 + n / 100)
+    waiting = [made(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=waiting[:1])
+    for req in reversed(waiting):
+        queue.request_queued(scheduler, req)
+    assert awaited(tree, prefixes[-1])
+    assert not awaited(tree, prefixes[0])
+    arranged(tree, waiting)
+    assert awaited(tree, prefixes[0])
+    assert not awaited(tree, prefixes[-1])
+    assert tree.core.waiting.budget.tokens <= tree.core.waiting.budget.tenant_tokens
+
+
+def test_what_nobody_waits_for_any_longer_is_not_protected(tree: LiveTree) -> None:
+    prefix = tokens(400, seed=1)
+    tree.serve(prefix, 0.1)
+    gone, stays = made(tree, [*prefix, 5], 2.0), made(tree, tokens(30, 3), 2.0)
+    queue.request_queued(SimpleNamespace(tree_cache=tree.cache, waiting_queue=[stays]), gone)
+    assert awaited(tree, prefix)
+    arranged(tree, [stays])
+    assert list(tree.core.waiting) == []
+    assert tree.core.waiting.budget.tokens == 0
+
+
+def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = tree.cache.canopy_queue
+    waiting = [made(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
+    arranged(tree, waiting)
+    seen: list[Req] = []
+    monkeypatch.setattr(live, "look_up", seen.append)
+    most, rounds = 0, set()
+    for _ in range(300):
+        seen.clear()
+        waiting = arranged(tree, waiting)
+        most = max(most, len(seen))
+        rounds |= {req.rid for req in seen}
+    assert most <= PROTECTED + 12
+    assert len(rounds) > 900  # everyone in turn
+
+
+def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
+    live, clock = tree.cache.canopy_queue, 100.0
+    for n in range(REFIT_BATCHES):
+        new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
+        reqs = [SimpleNamespace(host_loaded_length=0, num_matched_prefix_tokens=999)] * 2
+        live.computed(batch(reqs, new, cached, clock))
+    base, token, pair, load = live.cost.coefficients
+    assert (base, token, pair) != (0.0, 1e-4, 0.0)
+    assert load == 0.0
+
+
+def batch(reqs: list[Any], new: list[int], cached: list[int], launched: float) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: True)
+    return SimpleNamespace(
+        reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
+    )
+
+
+def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Path) -> None:
+    first, second = on_two_ranks("queue_orders", tmp_path)
+    assert first["fitted"] != second["fitted"]  # each timed its own
+    assert first["used"] == second["used"] == first["fitted"]
+    assert first["orders"] == second["orders"]
+    assert len(first["orders"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("given", "server", "ours", "message"),
+    [
+        ({"canopy_queue_order": RESPONSE_RATIO}, {}, False, "needs --radix-eviction"),
+        ({"canopy_queue_order": RESPONSE_RATIO}, {"schedule_policy": "lpm"}, True, "lpm; drop one"),
+        ({"canopy_queue_order": RESPONSE_RATIO}, {"pp_size": 2}, True, "--pp-size"),
+        ({"canopy_oldest_share": 0.5}, {}, True, "needs --canopy-queue-order"),
+        (
+            {"canopy_oldest_share": 1.5, "canopy_queue_order": RESPONSE_RATIO},
+            {},
+            True,
+            "from 0 to 1",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given, server, ours, message) -> None:
+    server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
+    with pytest.raises(CanopyError, match=message):
+        queue.note(server_args, SimpleNamespace(**given), ours)
