@@ -21,11 +21,12 @@ ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
+    "admission": {"reuse"},
     "disk": {"policy", "ttl"},
-    "config": {"policy", "ttl"},
+    "config": {"admission", "policy", "ttl"},
     "request": set(),
     "trace": set(),
-    "sim": {"policy", "reuse", "trace", "ttl"},
+    "sim": {"admission", "policy", "reuse", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
@@ -39,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "cpu": set(),
     "models": set(),
     "server": {
-        *("bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
+        *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
         *("reuse", "storage", "telemetry"),
     },
     "cli": {
@@ -51,7 +52,18 @@ ROOMS: dict[str, set[str]] = {
 """Room -> the rooms it may import. Directions only: no two rooms import each other."""
 
 LABORATORY = (
-    *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
+    *(
+        "admission",
+        "policy",
+        "reuse",
+        "ttl",
+        "disk",
+        "trace",
+        "sim",
+        "characterize",
+        "plan",
+        "report",
+    ),
     *("config", "request"),
 )
 """Rooms that need neither torch nor sglang."""
