@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
-    "radix": {"config", "policy", "request", "reuse", "ttl"},
+    "radix": {"admission", "config", "policy", "request", "reuse", "ttl"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"policy", "radix", "ttl"},
     "chunk": {"policy"},

@@ -10,6 +10,8 @@ equal calls give equal answers on every rank.
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from itertools import islice
@@ -29,6 +31,7 @@ _GONE = 0.02
 """A session whose probability of return is below this is over."""
 _RAW_CAPACITIES = 4
 """Tokens of sessions that think, whole, in capacities: beyond that the most silent are over."""
+_ENTERED = struct.Struct("<qdd")
 _TRIES = 64
 """Waiting sessions looked at for one place."""
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 120.0
@@ -69,6 +72,7 @@ class SessionGate:
         self._of_tenant: Counter[str | None] = Counter()
         self._over: Session | None = None
         """The session that was admitted without room."""
+        self._order = (0, 0)
         self._numbers = 0
         self._refreshed = -math.inf
         self._changed = False
@@ -209,6 +213,11 @@ class SessionGate:
             "wait_seconds": round(self.wait_sum_s, 3),
         }
 
+    def agreement(self) -> dict[str, Any]:
+        """How many sessions were admitted, and a digest of which and when: equal on all ranks."""
+        count, digest = self._order
+        return {"gate_admitted": count, "gate_digest": f"{digest:08x}"}
+
     # ---- sessions ----
 
     def _forget(self, session: Session) -> None:
@@ -331,6 +340,8 @@ class SessionGate:
         self.footprints.enter(session, self.now)
         waited_s = self._waited_s(session)
         self.admitted += 1
+        entered = _ENTERED.pack(session.number, self.now, waited_s)
+        self._order = (self.admitted, zlib.crc32(entered, self._order[1]))
         if waited_s > 0.0:
             self.delayed += 1
             self.wait_sum_s += waited_s
