@@ -211,6 +211,7 @@ class SessionGate:
             "revoked_sessions": self.revoked,
             "forgotten_sessions": self.forgotten,
             "wait_seconds": round(self.wait_sum_s, 3),
+            "clock_s": round(self.now, 3),
         }
 
     def agreement(self) -> dict[str, Any]:
