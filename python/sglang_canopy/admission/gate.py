@@ -91,6 +91,11 @@ class SessionGate:
         """Whether any session waits: only then the order of requests is the gate's."""
         return bool(self.line)
 
+    @property
+    def refresh_due_s(self) -> float:
+        """When charges will be brought up to date next, if anybody calls ``advance`` then."""
+        return self._refreshed + _REFRESH_S
+
     def holds(self, ticket: Hashable) -> bool:
         """Whether this request's session may not start yet. ``False`` for an unknown one."""
         found = self._by_ticket.get(ticket)
