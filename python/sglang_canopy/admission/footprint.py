@@ -1,8 +1,8 @@
 """How much memory the sessions under way need, in tokens of KV.
 
-A session needs what its next turn will read: its tokens now, and what that turn adds. It counts
-whole while a request of it is under way, and while it thinks with the probability that it returns
-within a horizon, given how long it has been silent: the survival curve of its category
+A session needs what its next turn will read, its tokens now, and soon what the turns after it add.
+It counts whole while a request of it is under way, and while it thinks with the probability that
+it returns within a horizon, given how long it has been silent: the survival curve of its category
 (``reuse/survival.py``). A prefix that several sessions share counts once.
 """
 
@@ -24,8 +24,9 @@ _NOTHING = 1e-6
 class Footprints:
     """The charges of the active sessions, and their sum. Deterministic: the caller gives times."""
 
-    def __init__(self, model: ReuseModel, horizon_s: float) -> None:
+    def __init__(self, model: ReuseModel, horizon_s: float, turns_ahead: int) -> None:
         self.model = model
+        self.turns_ahead = turns_ahead
         self.horizon_s = horizon_s
         self.charged = 0.0
         """Sum of the sessions' own charges."""
@@ -66,8 +67,12 @@ class Footprints:
 
     def moved(self, session: Session, now: float) -> None:
         """``session``'s path or tokens are others than before."""
-        before, session.blocks = session.blocks, session.path
-        touched = self._use(session.blocks, session.number) | self._free(before, session.number)
+        before, after = session.blocks, session.path
+        same = _common(before, after)
+        session.blocks = after
+        touched = self._use(after[same:], session.number) | self._free(
+            before[same:], session.number
+        )
         self._update_all(touched - {session.number}, now)
         self.update(session, now)
 
@@ -94,9 +99,15 @@ class Footprints:
         return 1.0 - survival(curve, silent + self.horizon_s) / alive if alive > 0.0 else 0.0
 
     def _growth(self, session: Session) -> float:
-        """Tokens that the session is about to add: an answer, or its next turn's."""
-        growth = mean_growth(session.category.current) if self.model.version else 0.0
-        return growth + self.mean_output
+        """Tokens that the session will add in its next turns, each as likely as that the one
+        before it is followed by another."""
+        if not self.model.version:
+            return self.mean_output
+        category = session.category.current
+        again = 1.0 - category.curve[BINS - 1]
+        most = self.turns_ahead
+        turns = most if again >= 1.0 else again * (1.0 - again**most) / (1.0 - again)
+        return self.mean_output + turns * (mean_growth(category) + self.mean_output)
 
     def _charge(self, session: Session, charge: float) -> None:
         more = charge - session.charge
@@ -132,6 +143,14 @@ class Footprints:
                 self.shared_blocks -= 1
                 touched.add(numbers - number)
         return touched
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix of two paths of chained hashes."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:  # most turns append
+        return most
+    return bisect_left(range(most), True, key=lambda i: one[i] != other[i])
 
 
 def survival(curve: Sequence[float], age_s: float) -> float:

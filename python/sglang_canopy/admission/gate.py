@@ -28,7 +28,8 @@ from sglang_canopy.reuse.learner import ReuseModel
 _REFRESH_S = 1.0
 """Charges are brought up to date this often."""
 _GONE = 0.02
-"""A session whose probability of return is below this is over."""
+"""A session that was silent for the horizon, and whose probability of return is below this, is
+over. Until then it keeps its place, however little it is charged."""
 _RAW_CAPACITIES = 4
 """Tokens of sessions that think, whole, in capacities: beyond that the most silent are over."""
 _ENTERED = struct.Struct("<qdd")
@@ -51,7 +52,7 @@ class SessionGate:
         self.capacity_tokens = capacity_tokens
         self.now = 0.0
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
-        self.footprints = Footprints(self.model, settings.horizon_s)
+        self.footprints = Footprints(self.model, settings.horizon_s, settings.turns_ahead)
         self.line = Line()
         self.index = SessionIndex()
         self.admitted = 0
@@ -169,7 +170,7 @@ class SessionGate:
         session, _ = found
         label = self.model.finish(request)
         session.category = self.model.categories.get(label)
-        session.ticket, session.answered = None, True
+        session.ticket, session.answered, session.seen = None, True, self.now
         self.footprints.answered(request.output_tokens)
         self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
         if session.over or request.over:
@@ -264,7 +265,8 @@ class SessionGate:
             if session.ticket is not None:
                 continue
             raw += session.tokens
-            gone = self.footprints.return_probability(session, self.now) < _GONE
+            gone = self.now - session.seen > self.settings.horizon_s
+            gone = gone and self.footprints.return_probability(session, self.now) < _GONE
             if gone or raw > limit:
                 self._forget(session)
                 self.forgotten += 1

@@ -45,7 +45,7 @@ class Session:
         self.waits_since = now
         """Since when it waits for admission, if it does."""
         self.seen = now
-        """Arrival of its last request."""
+        """When it was last heard of: a request came, or was answered."""
         self.category = category
         self.ticket: Hashable | None = None
         """The request that is under way."""

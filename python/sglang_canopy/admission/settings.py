@@ -23,6 +23,9 @@ class GateSettings:
     """After so many seconds a waiting session is passed by no other."""
     horizon_s: float = 120.0
     """A session that thinks counts with the probability that it returns within so many seconds."""
+    turns_ahead: int = 20
+    """The growth of so many turns counts beside a session's tokens, as far as they are likely: a
+    session that is let in stays, and outgrows its first prompt."""
     over_age_s: float = 900.0
     """After so many seconds one waiting session may start without room; the next one only when the
     footprints are within the budget again."""
