@@ -22,16 +22,17 @@ ROOMS: dict[str, set[str]] = {
     "reuse": set(),
     "ttl": set(),
     "schedule": set(),
+    "admission": {"reuse"},
     "disk": {"policy", "ttl"},
-    "config": {"policy", "schedule", "ttl"},
+    "config": {"admission", "policy", "schedule", "ttl"},
     "request": set(),
     "trace": set(),
     "latency": set(),
-    "sim": {"latency", "policy", "reuse", "schedule", "trace", "ttl"},
+    "sim": {"admission", "latency", "policy", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"characterize", "plan", "sim"},
-    "radix": {"config", "policy", "request", "reuse", "ttl"},
+    "radix": {"admission", "config", "policy", "request", "reuse", "ttl"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"policy", "radix", "ttl"},
     "chunk": {"policy"},
@@ -41,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "cpu": set(),
     "models": set(),
     "server": {
-        *("bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
+        *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
         *("reuse", "schedule", "storage", "telemetry"),
     },
     "cli": {
@@ -54,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("config", "latency", "request", "schedule"),
+    *("admission", "config", "latency", "request", "schedule"),
 )
 """Rooms that need neither torch nor sglang."""
 

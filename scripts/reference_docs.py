@@ -31,6 +31,7 @@ from sglang_canopy.chunk import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
 from sglang_canopy.config import declared, refusals
+from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierFlags, TreeSettings
@@ -225,7 +226,8 @@ FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
 
 def canopy_flags() -> str:
     short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
-    return table(FLAG_COLUMNS, [short, *declared_flags(flags.RequestFlags, QueueFlags, TierFlags)])
+    kinds = (flags.RequestFlags, QueueFlags, TierFlags, GateFlags)
+    return table(FLAG_COLUMNS, [short, *declared_flags(*kinds)])
 
 
 def chunk_flags() -> str:
@@ -233,13 +235,14 @@ def chunk_flags() -> str:
 
 
 def refused() -> str:
-    """What stops the start, for policies and for documents."""
+    """What stops the start, for policies, documents and the session gate."""
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = [(why or "").format("N") for why in (one.policies, one.chunks)]
+        reasons = [(why or "").format("N") for why in (one.policies, one.chunks, one.gate)]
         rows.append([name, *reasons, one.instead])
-    return table(["`ServerArgs`, model or variable", "policies", "documents", "instead"], rows)
+    header = ["`ServerArgs`, model or variable", "policies", "documents", "session gate", "instead"]
+    return table(header, rows)
 
 
 def seams_table() -> str:

@@ -263,9 +263,7 @@ def run(args: argparse.Namespace) -> int:
 def _workload(args: argparse.Namespace) -> Workload:
     if args.requests is not None and args.requests < 1:
         raise CanopyError(f"--requests must be 1 or more, got {args.requests}")
-    trace = one_part(
-        open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of
-    )
+    trace = one_part(open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of)
     return Workload(
         itertools.islice(trace, args.requests), keep_stamps=args.keep_stamps, seed=args.seed
     )

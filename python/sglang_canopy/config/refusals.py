@@ -11,10 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-POLICIES, CHUNKS = "policies", "chunks"
-"""What may be refused: Canopy's eviction policies, and the reuse of documents' KV."""
+POLICIES, CHUNKS, GATE = "policies", "chunks", "gate"
+"""What may be refused: Canopy's eviction policies, the reuse of documents' KV, and the session
+gate, which needs one of the policies and is refused where they are."""
 
-_WITHOUT = {POLICIES: "use --radix-eviction lru", CHUNKS: "leave out --canopy-chunks"}
+_WITHOUT = {
+    POLICIES: "use --radix-eviction lru",
+    CHUNKS: "leave out --canopy-chunks",
+    GATE: "leave out --canopy-session-gate",
+}
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _TRUE = ("1", "true", "yes", "y")
 """What SGLang takes for true in a variable."""
@@ -22,7 +27,7 @@ _TRUE = ("1", "true", "yes", "y")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One option that policies, chunk reuse, or both cannot be used with."""
+    """One option that policies, chunk reuse or the session gate cannot be used with."""
 
     option: str | None
     """A field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
@@ -36,6 +41,8 @@ class Refusal:
     """An environment variable that sets the same."""
     instead: str = "drop that option"
     """What to do about it; empty where nothing helps."""
+    gate: str | None = None
+    """Why the session gate cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -67,7 +74,11 @@ REFUSALS = (
     _for_both("enable_lmcache", "--enable-lmcache brings its own cache"),
     Refusal("enable_flexkv", "--enable-flexkv brings its own cache"),
     Refusal("enable_unified_cache_external_linker", "the external cache linker is not verified"),
-    Refusal("enable_dp_attention", chunks="data-parallel attention is not verified"),
+    Refusal(
+        "enable_dp_attention",
+        chunks="data-parallel attention is not verified",
+        gate="data-parallel attention is not verified",
+    ),
     _for_both("enable_streaming_session", "--enable-streaming-session keeps KV outside the tree"),
     Refusal(
         "enable_return_hidden_states", chunks="hidden states of reused tokens are never computed"
@@ -90,7 +101,14 @@ REFUSALS = (
         _above_one,
         instead="use 1",
     ),
-    Refusal("pp_size", None, "--pp-size {} is not supported yet", _above_one, instead="use 1"),
+    Refusal(
+        "pp_size",
+        None,
+        "--pp-size {} is not supported yet",
+        _above_one,
+        instead="use 1",
+        gate="--pp-size {} is not supported yet",
+    ),
     Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
     Refusal(
         "kv_cache_dtype",
@@ -123,7 +141,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature`` (``POLICIES`` or ``CHUNKS``) cannot run; ``None`` if it can.
+    """Why ``feature`` (``POLICIES``, ``CHUNKS`` or ``GATE``) cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -36,6 +37,8 @@ class LiveCache:
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
+    gate: SessionGate | None = None
+    """Who may start, with ``--canopy-session-gate``."""
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """From the tree core to the tier below the host."""
 

@@ -6,9 +6,13 @@ import argparse
 import sys
 from typing import Any
 
+from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.bench import forced_output
 from sglang_canopy.config.declared import from_args
-from sglang_canopy.config.refusals import POLICIES, unsupported
+from sglang_canopy.config.gate import FLAG as GATE_FLAG
+from sglang_canopy.config.gate import NOTE as GATE_NOTE
+from sglang_canopy.config.gate import GateFlags, gate_settings
+from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
 from sglang_canopy.config.tiers import PLAN_FLAG, arguments_of_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
@@ -65,6 +69,7 @@ def check(server_args: Any, args: Any) -> None:
             _check_policy(server_args)
         flags.apply(server_args, args, ours)
         queue.note(server_args, args, ours)
+        _note_gate(server_args, gate_settings(GateFlags(**from_args(GateFlags, args))), ours)
     except CanopyError as error:
         stop(str(error))
 
@@ -78,6 +83,18 @@ def _note(server_args: Any, typed: flags.RequestFlags) -> None:
         )
     setattr(server_args, client_hints.ATTRIBUTE, typed.client_hints)
     client_hints.rule_of(server_args)
+
+
+def _note_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:
+    if gate is not None:
+        if not ours:
+            raise CanopyError(
+                f"{GATE_FLAG} needs {flags.SHORT} with a policy of Canopy's, such as canopy-lru"
+            )
+        refusal = unsupported(GATE, server_args)
+        if refusal:
+            raise CanopyError(f"{GATE_FLAG} {gate.mode}: {refusal}")
+    setattr(server_args, GATE_NOTE, gate)
 
 
 def _check_policy(server_args: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.request.hints import KEY, unpack
 from sglang_canopy.server import queue
+from sglang_canopy.server.session_gate import gate_of, time_told
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -26,17 +27,25 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent, commands over chunks, or
     SGLang's own. One hook for all, since SGLang warns of two around one function."""
+    if time_told(scheduler, recv_req.server_args):
+        return _answer(True)
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
         return chunk_hooks.run_commands(original, scheduler, recv_req)
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-
-    core = _core(scheduler)
+    core, gate = _core(scheduler), gate_of(scheduler)
     if core is not None:
         for key in packed:
             for hint in unpack(key):
                 core.hint(hint)
-    return SetInternalStateReqOutput(updated=core is not None)
+                if gate is not None and hint.get("over"):
+                    gate.gate.hint_over(hint["tenant"], hint["conversation"])
+    return _answer(core is not None)
+
+
+def _answer(updated: bool) -> Any:
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    return SetInternalStateReqOutput(updated=updated)
 
 
 def _announce(scheduler: Any, req: Any) -> None:

@@ -14,6 +14,9 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_canopy.admission.capacity import capacity_tokens
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.refusals import POLICIES, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
@@ -86,8 +89,23 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     cache.canopy_queue = LiveQueue(cache, options_of(ctx.server_args))
+    live.gate = session_gate(ctx.server_args, cache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
+
+
+def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
+    """The gate for a scheduler with this cache, if its server has one."""
+    settings = getattr(server_args, GATE_NOTE, None)
+    if settings is None:
+        return None
+    controller = cache.cache_controller
+    capacity = capacity_tokens(
+        cache.token_to_kv_pool_allocator.size,
+        0 if controller is None else controller.mem_pool_host.size,
+        exclusive=server_args.hicache_write_policy == "write_back",
+    )
+    return SessionGate(settings, capacity)
 
 
 def first_ranks_profile(path: str) -> Any:

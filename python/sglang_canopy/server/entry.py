@@ -10,11 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request.client_hints import ClientHints
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
+from sglang_canopy.server.gate_http import see_to_time
 
 hint_rule = ClientHints()
 """Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
@@ -48,6 +50,8 @@ def generation_begins(
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
         stamp(obj, {"category": "generate"}, _headers(request))
+    if getattr(self.server_args, GATE_NOTE, None) is not None:
+        see_to_time(self)
     return original(self, obj, request, *args, **kwargs)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang_canopy.config import declared
 from sglang_canopy.config.declared import declare, from_args, option_of
+from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import (
     OTHERS,
@@ -82,6 +83,7 @@ def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Act
     declared.add_flags(group, RequestFlags)
     declared.add_flags(group, QueueFlags)
     declared.add_flags(group, TierFlags)
+    declared.add_flags(group, GateFlags)
     backend = options.get("--hicache-storage-backend")
     if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
         backend.choices = [*backend.choices, BACKEND]

@@ -8,12 +8,16 @@ import time
 from typing import Any
 
 from sglang_canopy import __version__
+from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.chunk.server.options import COMMAND
+from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry
 from sglang_canopy.server.access_log import hide_queries
+from sglang_canopy.server.gate_http import Refusals
+from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
 
@@ -39,6 +43,9 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     new_shown_key()
     hide_queries()
     entry.hint_rule = client_hints.rule_of(server_args)
+    gate = getattr(server_args, GATE_NOTE, None)
+    if gate is not None and gate.mode == REJECT:
+        app.add_middleware(Refusals)
     started = time.monotonic()
 
     async def status(_request: Any) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
-_OWN_KEYS = {KEY: "/canopy/hint", COMMAND: "/canopy/chunks"}
+_OWN_KEYS = {KEY: "/canopy/hint", COMMAND: "/canopy/chunks", TIME_KEY: "/canopy/status"}
 """How keys begin that only Canopy's own routes may send to the schedulers."""
 
 

@@ -8,7 +8,15 @@ from sglang_canopy.bench import forced_output
 from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.server import arguments, arrivals, entry, queue, routes
+from sglang_canopy.server import (
+    arguments,
+    arrivals,
+    entry,
+    gate_http,
+    queue,
+    routes,
+    session_gate,
+)
 from sglang_canopy.server.seam import Seam
 from sglang_canopy.server.self_check import check_in_place, stop
 from sglang_canopy.storage import weights
@@ -99,6 +107,27 @@ SEAMS = (
         "what a prefill costs, for the queue's order",
     ),
     Seam(
+        _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
+        "around",
+        session_gate.queue_limited,
+        ("self", "recv_req"),
+        "`--canopy-session-gate`: the gate hears of a request, and may refuse it",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        "around",
+        session_gate.prefill_chosen,
+        ("self", "prefill_delayer_single_pass", "running_batch"),
+        "the same: batches are chosen among the requests that it lets through",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason",
+        "before",
+        gate_http.request_aborted,
+        ("self", "out", "state", "is_stream"),
+        "the same: refusals get a `Retry-After` header",
+    ),
+    Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
         "after",
         entry.chat_converted,
@@ -159,6 +188,9 @@ SEAMS = (
 
 RELIED_ON = (
     _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
+    _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+    _SRT + "managers.scheduler.Scheduler.on_idle",
+    _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
     _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
     _SRT + "mem_cache.cache_init_params.CacheInitParams",
     _SRT + "mem_cache.registry.TreeCacheBuildContext",

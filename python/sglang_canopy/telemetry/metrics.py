@@ -132,6 +132,31 @@ METRICS = (
         "all ranks then use the first rank's",
     ),
     Metric(
+        "gate_waiting_sessions",
+        "gauge",
+        (),
+        "sessions that the session gate holds, or has refused and keeps a place for",
+    ),
+    Metric("gate_active_sessions", "gauge", (), "sessions that it has admitted and not forgotten"),
+    Metric("gate_footprint_tokens", "gauge", (), "KV that these are expected to need"),
+    Metric("gate_budget_tokens", "gauge", (), "what that may add up to"),
+    Metric("gate_admitted_sessions_total", "counter", (), "sessions that it admitted"),
+    Metric("gate_delayed_sessions_total", "counter", (), "those of them that had to wait"),
+    Metric("gate_wait_seconds_total", "counter", (), "their waits added up"),
+    Metric("gate_refused_requests_total", "counter", (), "requests answered with status 429"),
+    Metric(
+        "gate_revoked_sessions_total",
+        "counter",
+        (),
+        "sessions of tenants above their share that lost their place to another tenant's",
+    ),
+    Metric(
+        "gate_forgotten_sessions_total",
+        "counter",
+        (),
+        "sessions taken for over after a silence, or because there were too many",
+    ),
+    Metric(
         "reporting_seconds_total",
         "counter",
         (),
@@ -180,6 +205,7 @@ class Metrics:
         self._set("tree_nodes", status["nodes"])
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
+        self._update_gate(status.get("session_gate"))
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 
@@ -244,6 +270,17 @@ class Metrics:
         self._count("disk_written_bytes_total", disk["written_bytes"])
         for kind, times in disk["faults"].items():
             self._count("disk_faults_total", times, kind)
+
+    def _update_gate(self, gate: Mapping[str, Any] | None) -> None:
+        if gate is None:
+            return
+        for name in ("waiting_sessions", "active_sessions", "footprint_tokens", "budget_tokens"):
+            self._set(f"gate_{name}", gate[name])
+        for name in (
+            *("admitted_sessions", "delayed_sessions", "wait_seconds", "refused_requests"),
+            *("revoked_sessions", "forgotten_sessions"),
+        ):
+            self._count(f"gate_{name}_total", gate[name])
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))

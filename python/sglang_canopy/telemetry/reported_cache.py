@@ -23,8 +23,20 @@ class ReportedProfile(Protocol):
         """Whether this server is the one that writes it."""
 
 
+class ReportedGate(Protocol):
+    """The session gate."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def agreement(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+
+
 class ReportedPolicies(Protocol):
     """The policy of each tier in memory."""
+
+    @property
+    def gate(self) -> ReportedGate | None: ...
 
     @property
     def device_policy(self) -> Policy: ...

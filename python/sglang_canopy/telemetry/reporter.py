@@ -51,7 +51,8 @@ class Reporter:
     def report(self) -> dict[str, Any]:
         """One report, now. Returns the status."""
         if self.peer:
-            status = agreement(self.status.counters)
+            gate = self.status.cache.tree_core.live.gate
+            status = agreement(self.status.counters, gate)
             status_file.write(self.status.rank, status, self.peer)
             return status
         status = self.status.take(time.monotonic(), lambda: time.sleep(_SLICE_PAUSE_S))

@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
-from sglang_canopy.telemetry.reported_cache import ReportedCache
+from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
 
 WINDOW_S = 60.0
@@ -100,7 +100,8 @@ class Status:
             "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
             "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
             "disk": disk,
-            "agreement": agreement(self.counters),
+            "session_gate": self._gate(),
+            "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
         }
 
@@ -164,6 +165,11 @@ class Status:
                 names[TIERS[DISK]] = disk["policy"] if disk is not None else backend
         return names
 
+    def _gate(self) -> dict[str, Any] | None:
+        """What the session gate says of itself; ``None`` without one."""
+        gate = self.cache.tree_core.live.gate
+        return None if gate is None else gate.stats()
+
     def _profile(self) -> dict[str, Any] | None:
         """The device policy's profile, and whether this server is the one that saves it."""
         profile = self.cache.tree_core.live.profile
@@ -226,14 +232,16 @@ class Status:
         return held
 
 
-def agreement(counters: Counters) -> dict[str, Any]:
-    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves."""
+def agreement(counters: Counters, gate: ReportedGate | None = None) -> dict[str, Any]:
+    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves (and
+    admitted equally many sessions)."""
     count, digest = counters.victims.sum
     return {
         "victims": count,
         "victims_digest": f"{digest:016x}",
         "records_compared": counters.records_compared,
         "records_disagreed": counters.records_disagreed,
+        **({} if gate is None else gate.agreement()),
     }
 
 

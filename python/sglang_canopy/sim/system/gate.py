@@ -8,9 +8,15 @@ but for the two capacities, as ``session_gate_config``.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from sglang_canopy.admission import gate as admission
+from sglang_canopy.admission.capacity import capacity_tokens
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.records import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,8 @@ class Turn:
     prompt_tokens: int
     due_s: float
     """When it came."""
+    request: Request
+    """As policies see it; ``output_tokens`` and ``stop`` are known when it has ended."""
 
 
 class SessionGate(Protocol):
@@ -48,6 +56,10 @@ class SessionGate(Protocol):
         raises ``CanopyError`` at the end of the run.
         """
 
+    def seniority(self, number: int) -> int | None:
+        """Where a turn that has entered comes among the others, lowest first, before the queue's
+        own order; ``None`` while the gate does not care."""
+
 
 class OpenGate:
     """``none``: everyone enters."""
@@ -63,6 +75,9 @@ class OpenGate:
 
     def wake_at(self, now: float) -> float:
         return math.inf
+
+    def seniority(self, number: int) -> int | None:
+        return None
 
 
 class StaticCap:
@@ -97,8 +112,82 @@ class StaticCap:
     def wake_at(self, now: float) -> float:
         return min(self._until.values(), default=now)
 
+    def seniority(self, number: int) -> int | None:
+        return None
 
-SESSION_GATES: Mapping[str, Callable[..., SessionGate]] = {"none": OpenGate, "static": StaticCap}
+
+class RandomCap(StaticCap):
+    """``random``: the same number of sessions, but a free place goes to any that waits."""
+
+    def __init__(
+        self,
+        device_tokens: int,
+        host_tokens: int,
+        sessions: int = 12,
+        idle_s: float = 120.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(device_tokens, host_tokens, sessions, idle_s)
+        self._draw = random.Random(seed)
+        self._refused: dict[int, Turn] = {}
+        self._chosen: int | None = None
+
+    def enter(self, turn: Turn, now: float) -> bool:
+        if turn.session in self._until:
+            return super().enter(turn, now)
+        self._refused.setdefault(turn.number, turn)
+        if self._chosen is None:
+            self._chosen = self._draw.choice(list(self._refused))
+        if turn.number != self._chosen or not super().enter(turn, now):
+            return False
+        del self._refused[turn.number]
+        self._chosen = None
+        return True
+
+    def wake_at(self, now: float) -> float:
+        free = sum(until > now for until in self._until.values()) < self.sessions
+        return now if free else super().wake_at(now)
+
+
+class Footprint:
+    """``footprint``: the gate of a server with ``--canopy-session-gate queue``, the same object.
+
+    ``exclusive``: whether the host holds what the device does not (copies at eviction). ``config``:
+    of ``GateSettings``.
+    """
+
+    def __init__(
+        self, device_tokens: int, host_tokens: int, exclusive: bool = False, **config: Any
+    ) -> None:
+        capacity = capacity_tokens(device_tokens, host_tokens, exclusive=exclusive)
+        self.gate = admission.SessionGate(GateSettings(**config), capacity)
+        self._known: set[int] = set()
+
+    def enter(self, turn: Turn, now: float) -> bool:
+        if turn.number not in self._known:
+            self._known.add(turn.number)
+            self.gate.arrive(turn.number, turn.request)
+        self.gate.advance(now)
+        return not self.gate.holds(turn.number)
+
+    def ended(self, turn: Turn, tokens: int, now: float) -> None:
+        self._known.discard(turn.number)
+        self.gate.finish(turn.number, turn.request)
+        self.gate.advance(now)
+
+    def wake_at(self, now: float) -> float:
+        return self.gate.refresh_due_s
+
+    def seniority(self, number: int) -> int | None:
+        return self.gate.seniority(number) if self.gate.pressed else None
+
+
+SESSION_GATES: Mapping[str, Callable[..., SessionGate]] = {
+    "none": OpenGate,
+    "static": StaticCap,
+    "random": RandomCap,
+    "footprint": Footprint,
+}
 """By the name that ``SystemConfig.session_gate`` takes."""
 
 

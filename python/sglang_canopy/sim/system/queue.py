@@ -92,8 +92,14 @@ class Queue:
         """Put the waiting jobs in order for a step that may let somebody in."""
         self.now, self._asked = now, False
         if self.jobs:
+            self._oldest_sessions_first()
             self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._asked)
+
+    def _oldest_sessions_first(self) -> None:
+        """If the gate says so. Jobs of one rank stay in their order."""
+        rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
+        self.jobs.sort(key=lambda job: rank[job.index] or 0)
 
     def cached(self, job: SimulatedRequest) -> Cached:
         """``QueueView.cached``."""
@@ -118,4 +124,4 @@ class Queue:
 
 def _turn(job: SimulatedRequest) -> Turn:
     request = job.request
-    return Turn(job.index, request.conversation, request.tenant, job.prompt, job.arrival)
+    return Turn(job.index, request.conversation, request.tenant, job.prompt, job.arrival, request)

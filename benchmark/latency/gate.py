@@ -1,0 +1,179 @@
+"""Simulated agents at the cliff: sessions an hour with and without a session gate.
+
+    python benchmark/latency/gate.py --data DIR --out FILE.json [--rates 30,40,60] [--seeds 1,2]
+        [--arms "none;footprint, wa;..."] [--only-table]
+
+DIR holds ``agentic_coding/traces_500.tar.xz``. Of an overlay of 100 conversations those are taken,
+up to the first request beyond a context of 128 ki tokens. They run in a closed loop: a turn is sent
+after the answer to the one before it and the time to think, at most 120 s; sessions begin at random
+at the offered rate. One instance, profile qwen2.5-7b-h100, 1 M tokens of device memory, LRU.
+
+``sessions_per_hour``: between the 20th and the 80th of 100 sessions that ended. ``p99_session_s``:
+from when a session's first turn was due to its last answer. ``new_p99_ttft_s`` is of first turns,
+``later_mean_ttft_s`` of all others; waits at the gate count in both.
+
+Runs are added to FILE.json, each once; the table is of all that is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
+from sglang_canopy.sim.system.arrivals import ClosedLoop
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+
+CONVERSATIONS = 100
+CONTEXT_TOKENS = 131_072
+DEVICE_TOKENS = 1_000_000
+HOST = "host"
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "max-running 8": {"max_running": 8},
+    "static 8": {"session_gate": "static", "session_gate_config": {"sessions": 8}},
+    "static 12": {"session_gate": "static", "session_gate_config": {"sessions": 12}},
+    "static 16": {"session_gate": "static", "session_gate_config": {"sessions": 16}},
+    "random 12": {"session_gate": "random", "session_gate_config": {"sessions": 12}},
+    "footprint": {"session_gate": "footprint"},
+    "footprint .85": {"session_gate": "footprint", "session_gate_config": {"share": 0.85}},
+    "lpm": {"schedule_policy": "lpm"},
+    "hrrn": {"schedule_policy": "hrrn"},
+    "footprint, hrrn": {"session_gate": "footprint", "schedule_policy": "hrrn"},
+    "wa": {"device_policy": "wa"},
+    "footprint, wa": {"session_gate": "footprint", "device_policy": "wa"},
+    "host 2x": {HOST: 2.0},
+    "host 2x, footprint": {HOST: 2.0, "session_gate": "footprint"},
+    "host 2x, write_back": {HOST: 2.0, "write_policy": "write_back"},
+    "host 2x, write_back, footprint": {
+        HOST: 2.0,
+        "write_policy": "write_back",
+        "session_gate": "footprint",
+        "session_gate_config": {"exclusive": True},
+    },
+}
+"""Name -> arguments of ``SystemConfig``; ``host`` in multiples of the device's memory."""
+
+
+class Timed:
+    """Arrivals that remember when each session began and was last answered."""
+
+    def __init__(self, inner: ClosedLoop) -> None:
+        self.inner = inner
+        self.begun = {request: due for due, request in inner.begin()}
+        self.ended: dict[int, float] = {}
+
+    def begin(self) -> Any:
+        return self.inner.begin()
+
+    def answered(self, request: int, end_s: float) -> Any:
+        self.ended[self.inner.session[request]] = end_s
+        return self.inner.answered(request, end_s)
+
+
+def sessions(archive: Path, seed: int) -> Iterator[TraceRequest]:
+    """Requests of the overlay, each session up to the first one that the context cannot hold."""
+    over: set[str | None] = set()
+    for request in overlay(archive, CONVERSATIONS, 7200.0, seed):
+        if request.input_tokens + request.output_tokens > CONTEXT_TOKENS:
+            over.add(request.user)
+        if request.user not in over:
+            yield request
+
+
+def run(workload: Workload, arm: str, rate: float, seed: int) -> dict[str, Any]:
+    """One simulation."""
+    profile = load_profile("qwen2.5-7b-h100", None)
+    settings = {"device_tokens": DEVICE_TOKENS, **ARMS[arm]}
+    size, speed = settings.pop(HOST, 0.0), profile.host
+    if size:
+        assert speed is not None
+        settings["host"] = TierSpec(
+            size * DEVICE_TOKENS * profile.kv_bytes_per_token,
+            speed.read_bytes_per_s,
+            speed.write_bytes_per_s,
+        )
+    timed = Timed(ClosedLoop(workload, sessions_per_hour=rate, seed=seed))
+    began = time.perf_counter()
+    result = simulate_system(workload, SystemConfig(**settings), profile, arrivals=timed, seed=seed)
+    first = sorted(timed.ended)
+    ends = sorted(timed.ended.values())
+    low, high = int(0.2 * len(ends)), int(0.8 * len(ends))
+    lasted = [timed.ended[session] - timed.begun[session] for session in first]
+    new, later = result.ttft_s[first], np.delete(result.ttft_s, first)
+    return {
+        "arm": arm,
+        "offered_per_hour": rate,
+        "seed": seed,
+        "sessions_per_hour": round((high - low) / (ends[high] - ends[low]) * 3600, 2),
+        "p99_session_s": round(float(np.percentile(lasted, 99)), 1),
+        "mean_session_s": round(statistics.fmean(lasted), 1),
+        "new_p99_ttft_s": round(float(np.percentile(new, 99)), 2),
+        "new_mean_ttft_s": round(float(new.mean()), 2),
+        "later_mean_ttft_s": round(float(later.mean()), 3),
+        "later_p99_ttft_s": round(float(np.percentile(later, 99)), 2),
+        "token_hit_ratio": round(result.token_hit_ratio, 4),
+        "sessions": len(ends),
+        "cpu_s": round(time.perf_counter() - began, 1),
+    }
+
+
+COLUMNS = (
+    ("sessions/h", "sessions_per_hour", "{:.1f}"),
+    ("P99 session", "p99_session_s", "{:,.0f} s"),
+    ("P99 TTFT, new", "new_p99_ttft_s", "{:,.0f} s"),
+    ("mean TTFT, later", "later_mean_ttft_s", "{:.2f} s"),
+    ("token hits", "token_hit_ratio", "{:.1%}"),
+)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over seeds, in Markdown."""
+    lines = [
+        "| offered | arm | " + " | ".join(name for name, _, _ in COLUMNS) + " | seeds |",
+        "| --- " * (len(COLUMNS) + 3) + "|",
+    ]
+    for rate in sorted({row["offered_per_hour"] for row in rows}):
+        for arm in ARMS:
+            found = [r for r in rows if r["offered_per_hour"] == rate and r["arm"] == arm]
+            if found:
+                cells = [
+                    text.format(statistics.fmean(r[key] for r in found)) for _, key, text in COLUMNS
+                ]
+                lines.append(f"| {rate:g} | {arm} | {' | '.join(cells)} | {len(found)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rates", default="30,40,60")
+    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--arms", default="none,max-running 8,static 12,footprint")
+    parser.add_argument("--only-table", action="store_true")
+    args = parser.parse_args()
+    rows = json.loads(args.out.read_text()) if args.out.exists() else []
+    done = {(row["arm"], row["offered_per_hour"], row["seed"]) for row in rows}
+    for seed in map(int, args.seeds.split(",")) if not args.only_table else ():
+        archive = args.data / "agentic_coding" / "traces_500.tar.xz"
+        workload = Workload(sessions(archive, seed))
+        for rate in map(float, args.rates.split(",")):
+            for arm in map(str.strip, args.arms.split(";" if ";" in args.arms else ",")):
+                if (arm, rate, seed) in done:
+                    continue
+                rows.append(run(workload, arm, rate, seed))
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

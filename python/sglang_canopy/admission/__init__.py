@@ -1,0 +1,1 @@
+"""Admission of sessions: who may start while those under way need the memory."""

@@ -1,0 +1,162 @@
+"""How much memory the sessions under way need, in tokens of KV.
+
+A session needs what its next turn will read, its tokens now, and soon what the turns after it add.
+It counts whole while a request of it is under way, and while it thinks with the probability that
+it returns within a horizon, given how long it has been silent: the survival curve of its category
+(``reuse/survival.py``). A prefix that several sessions share counts once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sglang_canopy.admission.session import Session
+from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
+from sglang_canopy.reuse.learner import ReuseModel, mean_growth
+
+_NEWEST = 0.05
+"""Weight of the newest output in the mean."""
+_UNUSED = (0, 0)
+_NOTHING = 1e-6
+
+
+class Footprints:
+    """The charges of the active sessions, and their sum. Deterministic: the caller gives times."""
+
+    def __init__(self, model: ReuseModel, horizon_s: float, turns_ahead: int) -> None:
+        self.model = model
+        self.turns_ahead = turns_ahead
+        self.horizon_s = horizon_s
+        self.charged = 0.0
+        """Sum of the sessions' own charges."""
+        self.shared_blocks = 0
+        """Blocks that two active sessions or more run through."""
+        self.block_tokens = 1
+        self.mean_output = 0.0
+        self.of_tenant: dict[str | None, float] = {}
+        """The own charges by tenant."""
+        self._sessions: dict[int, Session] = {}
+        self._uses: dict[int, tuple[int, int]] = {}
+        """Of each block: how many active sessions run through it, and the sum of their numbers,
+        which is the one session's where there is one."""
+
+    @property
+    def tokens(self) -> float:
+        """What all active sessions need."""
+        return self.charged + self.shared_blocks * self.block_tokens
+
+    def need(self, session: Session) -> float:
+        """What a session that is not active would add."""
+        uses = self._uses
+        known = bisect_left(session.path, True, key=lambda block: block not in uses)
+        return max(0, session.tokens - known * self.block_tokens) + self._growth(session)
+
+    def enter(self, session: Session, now: float) -> None:
+        """``session`` is active from now on."""
+        self._sessions[session.number] = session
+        self.moved(session, now)
+
+    def leave(self, session: Session, now: float) -> None:
+        """``session`` needs nothing any more."""
+        self._charge(session, 0.0)
+        self.of_tenant = {t: tokens for t, tokens in self.of_tenant.items() if tokens > _NOTHING}
+        blocks, session.blocks = session.blocks, ()
+        del self._sessions[session.number]
+        self._update_all(self._free(blocks, session.number), now)
+
+    def moved(self, session: Session, now: float) -> None:
+        """``session``'s path or tokens are others than before."""
+        before, after = session.blocks, session.path
+        same = _common(before, after)
+        session.blocks = after
+        touched = self._use(after[same:], session.number) | self._free(
+            before[same:], session.number
+        )
+        self._update_all(touched - {session.number}, now)
+        self.update(session, now)
+
+    def update(self, session: Session, now: float) -> None:
+        """Charge ``session`` as of ``now``."""
+        uses = self._uses
+        shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
+        own = max(0, session.tokens - shared * self.block_tokens) + self._growth(session)
+        self._charge(session, own * self.return_probability(session, now))
+
+    def answered(self, output_tokens: int) -> None:
+        """Learn from an answer of so many tokens."""
+        self.mean_output += _NEWEST * (output_tokens - self.mean_output)
+
+    def return_probability(self, session: Session, now: float) -> float:
+        """P(the session's next request comes within the horizon), 1 while one is under way."""
+        if session.ticket is not None:
+            return 1.0
+        silent = max(0.0, now - session.seen)
+        if not self.model.version:
+            return 1.0 if silent < self.horizon_s else 0.0
+        curve = session.category.current.curve
+        alive = survival(curve, silent)
+        return 1.0 - survival(curve, silent + self.horizon_s) / alive if alive > 0.0 else 0.0
+
+    def _growth(self, session: Session) -> float:
+        """Tokens that the session will add in its next turns, each as likely as that the one
+        before it is followed by another."""
+        if not self.model.version:
+            return self.mean_output
+        category = session.category.current
+        again = 1.0 - category.curve[BINS - 1]
+        most = self.turns_ahead
+        turns = most if again >= 1.0 else again * (1.0 - again**most) / (1.0 - again)
+        return self.mean_output + turns * (mean_growth(category) + self.mean_output)
+
+    def _charge(self, session: Session, charge: float) -> None:
+        more = charge - session.charge
+        self.charged += more
+        self.of_tenant[session.tenant] = self.of_tenant.get(session.tenant, 0.0) + more
+        session.charge = charge
+
+    def _update_all(self, numbers: set[int], now: float) -> None:
+        for number in sorted(numbers):  # sums of floats depend on the order
+            self.update(self._sessions[number], now)
+
+    def _use(self, blocks: Sequence[int], number: int) -> set[int]:
+        """Count a session's blocks; the sessions that had one of them alone."""
+        uses, touched = self._uses, set()
+        for block in blocks:
+            count, numbers = uses.get(block, _UNUSED)
+            uses[block] = count + 1, numbers + number
+            if count == 1:
+                self.shared_blocks += 1
+                touched.add(numbers)
+        return touched
+
+    def _free(self, blocks: Sequence[int], number: int) -> set[int]:
+        """Count them no more; the sessions that have one of them alone now."""
+        uses, touched = self._uses, set()
+        for block in blocks:
+            count, numbers = uses[block]
+            if count == 1:
+                del uses[block]
+                continue
+            uses[block] = count - 1, numbers - number
+            if count == 2:
+                self.shared_blocks -= 1
+                touched.add(numbers - number)
+        return touched
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix of two paths of chained hashes."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:  # most turns append
+        return most
+    return bisect_left(range(most), True, key=lambda i: one[i] != other[i])
+
+
+def survival(curve: Sequence[float], age_s: float) -> float:
+    """S at an age in seconds: between two edges of the bins along the straight line."""
+    i = age_bin(age_s)
+    if i >= BINS - 1:
+        return curve[BINS - 1]
+    part = (age_s - EDGES[i]) / (EDGES[i + 1] - EDGES[i])
+    return curve[i] + part * (curve[i + 1] - curve[i])

@@ -1,0 +1,37 @@
+"""What a session gate is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OFF, QUEUE, REJECT = "off", "queue", "reject"
+MODES = (OFF, QUEUE, REJECT)
+SHARE = 0.95
+AGE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """``mode``: what becomes of a request whose session may not start yet: it waits (``queue``) or
+    is refused (``reject``)."""
+
+    mode: str = QUEUE
+    share: float = SHARE
+    """Most that the footprints of the sessions under way may add up to, as a share of the
+    capacity."""
+    age_s: float = AGE_S
+    """After so many seconds a waiting session is passed by no other."""
+    horizon_s: float = 120.0
+    """A session that thinks counts with the probability that it returns within so many seconds."""
+    turns_ahead: int = 20
+    """The growth of so many turns counts beside a session's tokens, as far as they are likely: a
+    session that is let in stays, and outgrows its first prompt."""
+    over_age_s: float = 900.0
+    """After so many seconds one waiting session may start without room; the next one only when the
+    footprints are within the budget again."""
+    tenant_floor: float = 0.25
+    """Share of the budget that a tenant's sessions keep whatever other tenants ask for."""
+    max_sessions: int = 4096
+    """Sessions remembered, waiting requests not counted."""
+    max_refused: int = 1024
+    """Refused sessions whose place in the line is kept."""

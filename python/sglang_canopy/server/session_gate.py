@@ -1,0 +1,158 @@
+"""The session gate in a scheduler: SGLang's queue is shown to it without what the gate holds.
+
+A held request stays in SGLang's waiting queue, so that aborts, time limits, the limit on queued
+requests and every count of it work as ever; only while a prefill batch is chosen the queue is
+without it. All that happens here follows from the requests, their stamps and the scheduler's own
+state, which are equal on all tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import REJECT
+
+TIME_KEY = "canopy_time:"
+"""How a message's key begins in ``SetInternalStateReq.server_args`` that tells schedulers the
+time, in seconds on the requests' clock: sessions fade while no request comes."""
+RETRY_AFTER = "canopy_retry_after_s"
+"""Key of a finish reason: after how many seconds the client may try again."""
+_ATTRIBUTE = "canopy_session_gate"
+
+
+class ServerGate:
+    """One scheduler's gate: which requests it knows, and what became of them."""
+
+    def __init__(self, gate: SessionGate) -> None:
+        self.gate = gate
+        self._requests: dict[str, Any] = {}
+        """SGLang's ``Req`` by id: waiting, or under way."""
+
+    def request_comes(self, scheduler: Any, req: Any) -> float | None:
+        """A request is about to enter the queue. Returns after how many seconds its client may try
+        again, if it may not enter."""
+        if not self._is_gated(req):
+            return None
+        self.settle(scheduler)
+        self.gate.arrive(req.rid, req.canopy)
+        self._requests[req.rid] = req
+        if self.gate.settings.mode != REJECT or not self.gate.holds(req.rid):
+            return None
+        retry_s = self.gate.retry_after_s(req.rid)
+        self.gate.refuse(req.rid)
+        del self._requests[req.rid]
+        return retry_s
+
+    def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
+        """Run ``choose`` while the scheduler's queue has only what the gate lets through."""
+        gate = self.gate
+        if not gate.pressed:
+            return choose()
+        self.settle(scheduler, *batches)
+        before = scheduler.waiting_queue
+        held = [req for req in before if gate.holds(req.rid)]
+        admitted = [req for req in before if not gate.holds(req.rid)]
+        admitted.sort(key=lambda req: gate.seniority(req.rid))
+        scheduler.waiting_queue = admitted
+        try:
+            return choose()
+        finally:
+            left = {id(req): req for req in (*scheduler.waiting_queue, *held)}
+            # In the order in which they came; requests that were put back come last.
+            queue = [left.pop(id(req)) for req in before if id(req) in left]
+            scheduler.waiting_queue = [*queue, *left.values()]
+
+    def settle(self, scheduler: Any, *batches: Any) -> None:
+        """Tell the gate of all requests that have ended since it was last told."""
+        if self._requests:
+            present = {id(req) for req in scheduler.waiting_queue}
+            present.add(id(scheduler.chunked_req))
+            for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
+                present.update(id(req) for req in getattr(batch, "reqs", None) or ())
+            for rid, req in list(self._requests.items()):
+                if req.finished() and req.canopy.done:
+                    del self._requests[rid]
+                    self.gate.finish(rid, req.canopy)
+                elif req.finished() or id(req) not in present:
+                    del self._requests[rid]
+                    self.gate.leave(rid)
+        self.gate.advance(self.gate.now)
+
+    def time_is(self, scheduler: Any, time: float) -> None:
+        """The HTTP process says what time it is."""
+        self.settle(scheduler)
+        if math.isfinite(time):
+            self.gate.advance(time)
+
+    def _is_gated(self, req: Any) -> bool:
+        """Not those that came back from a batch, that only carry an error, or that ask whether
+        the server is well."""
+        from sglang.srt.managers.utils import is_health_check_generate_req
+
+        return (
+            req.rid not in self._requests
+            and getattr(req, "canopy", None) is not None
+            and not req.finished()
+            and req.to_finish is None
+            and not is_health_check_generate_req(req)
+        )
+
+
+def gate_of(scheduler: Any) -> ServerGate | None:
+    """The scheduler's gate; ``None`` without ``--canopy-session-gate``."""
+    if not hasattr(scheduler, _ATTRIBUTE):
+        live = getattr(getattr(scheduler.tree_cache, "tree_core", None), "live", None)
+        gate = getattr(live, "gate", None)
+        setattr(scheduler, _ATTRIBUTE, None if gate is None else ServerGate(gate))
+    return getattr(scheduler, _ATTRIBUTE)
+
+
+def time_told(scheduler: Any, messages: Iterable[str]) -> bool:
+    """Whether one of ``messages`` says what time it is; the gate is told."""
+    told = [key for key in messages if str(key).startswith(TIME_KEY)]
+    gate = gate_of(scheduler) if told else None
+    if gate is not None:
+        for key in told:
+            with contextlib.suppress(ValueError):
+                gate.time_is(scheduler, float(key.removeprefix(TIME_KEY)))
+    return bool(told)
+
+
+def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
+    """Around ``Scheduler._abort_on_queued_limit``: whether ``req`` is refused, with the answer
+    sent."""
+    if original(scheduler, req):
+        return True
+    gate = gate_of(scheduler)
+    retry_s = None if gate is None else gate.request_comes(scheduler, req)
+    if retry_s is None:
+        return False
+    from sglang.srt.managers.scheduler import _make_abort_req
+
+    message = (
+        "No room for another session now: those under way need the memory. "
+        f"Try again in {retry_s:.0f} seconds."
+    )
+    reason = {
+        "type": "abort",
+        "status_code": HTTPStatus.TOO_MANY_REQUESTS,
+        "message": message,
+        RETRY_AFTER: int(retry_s),
+    }
+    scheduler.send_abort_output(_make_abort_req(req, finished_reason=reason), req)
+    req.time_stats.trace_ctx.abort(abort_info={"reason": message})
+    return True
+
+
+def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around ``Scheduler._get_new_batch_prefill_raw``."""
+    gate = gate_of(scheduler)
+    if gate is None:
+        return original(scheduler, *args, **kwargs)
+    batch = kwargs.get("running_batch", args[-1] if args else None)
+    return gate.with_admitted(scheduler, (batch,), lambda: original(scheduler, *args, **kwargs))

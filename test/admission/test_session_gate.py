@@ -1,0 +1,442 @@
+"""The session gate by itself: who is admitted, in which order, and what is given back."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.records import Request
+
+BLOCK = 10
+_blocks = itertools.count(1)
+
+
+class Agent:
+    """A session that grows by ``growth`` tokens a turn and shares its first ``shared`` blocks."""
+
+    def __init__(
+        self,
+        name: str | None,
+        tokens: int,
+        growth: int = 0,
+        tenant: str | None = None,
+        shared: tuple[int, ...] = (),
+    ) -> None:
+        self.name, self.tokens, self.growth, self.tenant = name, tokens, growth, tenant
+        self.path = list(shared)
+        self.turns = 0
+        self._extend()
+
+    def _extend(self) -> None:
+        missing = self.tokens // BLOCK - len(self.path)
+        self.path += itertools.islice(_blocks, max(0, missing))
+
+    def request(self, time: float) -> Request:
+        self.turns += 1
+        return Request(
+            time=time,
+            path=tuple(self.path),
+            block_tokens=BLOCK,
+            prompt_tokens=self.tokens,
+            conversation=self.name,
+            tenant=self.tenant,
+            turn=self.turns,
+            stop="tool",
+        )
+
+    def grow(self) -> None:
+        self.tokens += self.growth
+        self._extend()
+
+
+def gate_of(capacity: int, **others: float) -> SessionGate:
+    return SessionGate(GateSettings(share=1.0, **others), capacity)  # type: ignore[arg-type]
+
+
+def arrive(gate: SessionGate, agent: Agent, time: float) -> tuple[str, Request]:
+    """Send the agent's next turn; its ticket."""
+    request = agent.request(time)
+    ticket = f"{agent.tenant}/{agent.name or id(agent)}/{agent.turns}"
+    gate.arrive(ticket, request)
+    return ticket, request
+
+
+def turn(gate: SessionGate, agent: Agent, time: float) -> bool:
+    """A whole turn, answered at once; whether it was let in."""
+    ticket, request = arrive(gate, agent, time)
+    if gate.holds(ticket):
+        gate.leave(ticket)
+        return False
+    gate.finish(ticket, request)
+    agent.grow()
+    return True
+
+
+def test_new_sessions_wait_while_those_that_think_fill_the_memory() -> None:
+    gate = gate_of(100)
+    assert turn(gate, Agent("a", 50), 0.0)
+    assert turn(gate, Agent("b", 50), 1.0)
+    ticket, _ = arrive(gate, Agent("c", 10), 2.0)
+    assert gate.holds(ticket)
+    assert gate.stats()["waiting_sessions"] == 1
+    gate.hint_over(None, "a")
+    gate.advance(2.0)
+    assert not gate.holds(ticket)
+
+
+def test_a_turn_of_an_admitted_session_never_waits() -> None:
+    gate = gate_of(100)
+    agent = Agent("a", 60, growth=60)
+    for time in range(5):
+        assert turn(gate, agent, float(time))
+    assert gate.stats()["footprint_tokens"] > 100
+
+
+def test_a_session_without_a_name_is_known_by_its_prompt() -> None:
+    gate = gate_of(100)
+    agent = Agent(None, 60, growth=20)
+    assert turn(gate, agent, 0.0)
+    ticket, _ = arrive(gate, Agent(None, 60), 1.0)
+    assert gate.holds(ticket)
+    assert turn(gate, agent, 2.0), "it goes on with a session that is inside"
+
+
+def test_prompts_that_begin_alike_are_sessions_of_their_own() -> None:
+    gate = gate_of(100)
+    system = tuple(itertools.islice(_blocks, 2))
+    first, other = Agent(None, 60, shared=system), Agent(None, 80, shared=system)
+    assert turn(gate, first, 0.0)
+    ticket, _ = arrive(gate, other, 1.0)
+    assert gate.holds(ticket)
+
+
+def test_a_shared_prefix_counts_once() -> None:
+    system = tuple(itertools.islice(_blocks, 5))
+    gate = gate_of(100)
+    for name in "abcde":
+        assert turn(gate, Agent(name, 60, shared=system), 0.0), name
+    assert gate.stats()["footprint_tokens"] == 50 + 5 * 10
+    assert not turn(gate, Agent("f", 60, shared=system), 0.0)
+
+
+def test_parallel_requests_of_one_conversation_are_sessions_of_their_own() -> None:
+    """A client that names everything alike takes no more memory than one that does not."""
+    gate = gate_of(100)
+    arrive(gate, Agent("same", 40), 0.0)
+    for i in range(3):
+        request = Agent("same", 40).request(1.0)
+        gate.arrive(f"more {i}", request)
+    held = [gate.holds(f"more {i}") for i in range(3)]
+    assert held == [False, True, True]
+
+
+def test_a_session_that_never_returns_gives_its_place_up() -> None:
+    gate = gate_of(100)
+    assert turn(gate, Agent("a", 100), 0.0)
+    ticket, _ = arrive(gate, Agent("b", 100), 1.0)
+    assert gate.holds(ticket)
+    for time in range(2, 1000):
+        gate.advance(float(time))
+        if not gate.holds(ticket):
+            break
+    assert not gate.holds(ticket)
+    assert time <= gate.settings.horizon_s + 2
+
+
+def test_what_is_learnt_says_how_long_a_silent_session_counts() -> None:
+    """After turns that all came within two seconds, ten seconds of silence are an end."""
+    gate = gate_of(1000)
+    for n in range(60):
+        agent = Agent(f"fast {n}", 10)
+        for i in range(4):
+            assert turn(gate, agent, 10.0 * n + i)
+        gate.hint_over(None, f"fast {n}")
+    assert turn(gate, Agent("silent", 900), 700.0)
+    ticket, _ = arrive(gate, Agent("new", 900), 700.5)
+    assert gate.holds(ticket)
+    gate.advance(760.0)
+    assert not gate.holds(ticket)
+
+
+def test_aborted_requests_give_back_what_they_hold() -> None:
+    gate = gate_of(100)
+    first, _ = arrive(gate, Agent("a", 90), 0.0)
+    second, _ = arrive(gate, Agent("b", 90), 0.0)
+    third, _ = arrive(gate, Agent("c", 90), 0.0)
+    gate.leave(second)  # while it waits
+    gate.leave(first)  # under way, never answered
+    gate.advance(0.0)
+    assert not gate.holds(third)
+    gate.leave(third)
+    stats = gate.stats()
+    assert (stats["footprint_tokens"], stats["active_sessions"], stats["waiting_sessions"]) == (
+        *(0, 0, 0),
+    )
+
+
+def test_an_aged_session_takes_the_next_room_before_smaller_ones() -> None:
+    gate = gate_of(100, age_s=30.0)
+    for name in "ab":
+        arrive(gate, Agent(name, 45), 0.0)
+    large, _ = arrive(gate, Agent("large", 80), 1.0)
+    small, _ = arrive(gate, Agent("small", 10), 2.0)
+    assert gate.holds(large)
+    assert not gate.holds(small), "it has room that the large one cannot use"
+    later, _ = arrive(gate, Agent("later", 10), 40.0)
+    gate.leave("None/a/1")
+    gate.advance(41.0)
+    assert gate.holds(large)
+    assert gate.holds(later), "what is free is kept for the aged one"
+    gate.leave("None/b/1")
+    gate.leave(small)
+    gate.advance(42.0)
+    assert not gate.holds(large)
+
+
+def test_at_most_one_session_starts_without_room() -> None:
+    gate = gate_of(100, age_s=10.0, over_age_s=50.0)
+    arrive(gate, Agent("long", 100), 0.0)
+    tickets = [arrive(gate, Agent(f"n{i}", 100), 1.0)[0] for i in range(5)]
+    for time in range(2, 500):
+        gate.advance(float(time))
+        assert sum(not gate.holds(t) for t in tickets) <= 1
+    assert not gate.holds(tickets[0]), "the oldest one, though the other never ends"
+
+
+def test_a_session_larger_than_the_memory_starts_when_it_is_alone() -> None:
+    gate = gate_of(100)
+    ticket, _ = arrive(gate, Agent("huge", 500), 0.0)
+    assert not gate.holds(ticket)
+
+
+def admitted_in_turn(gate: SessionGate, tickets: list[str]) -> Iterator[str]:
+    """End one session after the other; yield each that gets in."""
+    inside = [t for t in tickets if not gate.holds(t)]
+    waiting = [t for t in tickets if gate.holds(t)]
+    while waiting:
+        gate.leave(inside.pop(0))
+        gate.advance(gate.now)
+        for ticket in [t for t in waiting if not gate.holds(t)]:
+            waiting.remove(ticket)
+            inside.append(ticket)
+            yield ticket
+
+
+def test_a_flood_of_sessions_costs_its_tenant_alone() -> None:
+    gate = gate_of(100)
+    mine, _ = arrive(gate, Agent("first", 25, tenant="honest"), 0.0)
+    flood = [arrive(gate, Agent(f"f{i}", 25, tenant="flood"), 0.1)[0] for i in range(50)]
+    mine2, _ = arrive(gate, Agent("second", 25, tenant="honest"), 0.2)
+    order = list(admitted_in_turn(gate, [*flood, mine2]))
+    assert order.index(mine2) <= 1
+    assert not gate.holds(mine)
+
+
+def test_a_flood_of_invented_tenants_shares_one_turn() -> None:
+    gate = gate_of(100)
+    arrive(gate, Agent("first", 25, tenant="honest"), 0.0)
+    flood = [arrive(gate, Agent("x", 25, tenant=f"t{i}"), 0.1)[0] for i in range(50)]
+    mine = [arrive(gate, Agent(f"m{i}", 25, tenant="honest"), 0.2)[0] for i in range(5)]
+    order = list(admitted_in_turn(gate, [*flood, *mine]))
+    assert max(order.index(ticket) for ticket in mine) <= 2 * len(mine)
+
+
+def test_a_tenant_above_its_share_makes_room_for_an_aged_session_of_another() -> None:
+    gate = gate_of(100, age_s=10.0)
+    hogs = [Agent(f"h{i}", 20, tenant="hog") for i in range(5)]
+    for hog in hogs:
+        assert turn(gate, hog, 0.0)
+    ticket, _ = arrive(gate, Agent("mine", 20, tenant="honest"), 1.0)
+    time = 1.0
+    while gate.holds(ticket) and time < 100.0:
+        time += 1.0
+        for hog in hogs:
+            if time % 5 == 0:
+                turn(gate, hog, time)  # they never end
+        gate.advance(time)
+    assert not gate.holds(ticket)
+    assert time <= 20.0
+    assert gate.stats()["revoked_sessions"] == 1
+
+
+def test_a_refused_session_keeps_its_place_for_a_while() -> None:
+    gate = gate_of(100, age_s=5.0)
+    arrive(gate, Agent("a", 100), 0.0)
+    agent = Agent("b", 100)
+    tries = 0
+    for time in range(1, 31):
+        ticket, _ = arrive(gate, agent, float(time))
+        assert gate.holds(ticket)
+        assert 1.0 <= gate.retry_after_s(ticket) <= 120.0
+        gate.refuse(ticket)
+        tries += 1
+    gate.leave("None/a/1")
+    gate.advance(30.5)
+    other, _ = arrive(gate, Agent("c", 60), 30.6)
+    assert gate.stats()["refused_requests"] == tries
+    assert gate.stats()["active_sessions"] == 1, "nothing is kept free in an empty cache"
+    assert not gate.holds(other)
+
+
+def test_what_is_kept_of_refused_sessions_is_bounded() -> None:
+    gate = gate_of(100, max_refused=8)
+    arrive(gate, Agent("a", 100, tenant="honest"), 0.0)
+    mine, _ = arrive(gate, Agent("b", 100, tenant="honest"), 0.0)
+    gate.refuse(mine)
+    for i in range(200):
+        ticket, _ = arrive(gate, Agent(f"x{i}", 100, tenant="flood"), 0.1)
+        gate.refuse(ticket)
+    assert gate.stats()["waiting_sessions"] == 8
+    assert next(s.who for s in gate.line.sessions.values()) == ("honest", "b")
+
+
+def test_what_is_remembered_of_sessions_is_bounded() -> None:
+    gate = gate_of(10_000, max_sessions=50)
+    assert turn(gate, Agent("mine", 10, tenant="honest"), 0.0)
+    for i in range(300):
+        assert turn(gate, Agent(f"x{i}", 10, tenant="flood"), 0.1)
+    stats = gate.stats()
+    assert stats["active_sessions"] == 50
+    assert stats["forgotten_sessions"] == 251
+    assert gate.index.of_conversation("honest", "mine") is not None
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["new", "new", "return", "finish", "finish", "leave", "refuse", "over"]),
+        st.integers(0, 30),
+        st.integers(1, 60),
+        st.sampled_from([None, "t1", "t2"]),
+        st.floats(0.0, 20.0),
+    ),
+    max_size=120,
+)
+
+
+class World:
+    """Clients and a server: what the gate is told, and a count of its own beside it."""
+
+    def __init__(self) -> None:
+        self.gate = gate_of(200, age_s=20.0, over_age_s=200.0, max_sessions=1000)
+        self.agents: list[Agent] = []
+        self.open: dict[str, tuple[Agent, Request]] = {}
+        self.time = 0.0
+        self.log: list[tuple[str, bool]] = []
+
+    def play(self, events: list) -> None:
+        for event in events:
+            before = self.gate.admitted, self.gate._over
+            self.step(*event)
+            self.gate.advance(self.time)
+            self.log += [(t, self.gate.holds(t)) for t in self.open]
+            self.check(*before)
+
+    def step(self, kind: str, pick: int, tokens: int, tenant: str | None, gap: float) -> None:
+        self.time += gap
+        tickets = list(self.open)
+        busy = {id(agent) for agent, _ in self.open.values()}
+        idle = [a for a in self.agents if id(a) not in busy]
+        if kind == "new" or (kind == "return" and not idle):
+            agent = Agent(f"s{len(self.agents)}", tokens, growth=tokens // 4, tenant=tenant)
+            self.agents.append(agent)
+            self.send(agent)
+        elif kind == "return":
+            self.send(idle[pick % len(idle)])
+        elif kind == "over":
+            if self.agents:
+                agent = self.agents[pick % len(self.agents)]
+                self.gate.hint_over(agent.tenant, agent.name)
+        elif tickets:
+            ticket = tickets[pick % len(tickets)]
+            held = self.gate.holds(ticket)
+            agent, request = self.open[ticket]
+            if kind == "refuse" and held:
+                self.gate.refuse(ticket)
+            elif kind == "finish" and not held:
+                self.gate.finish(ticket, request)
+                agent.grow()
+            elif kind == "leave":
+                self.gate.leave(ticket)
+            else:
+                return
+            del self.open[ticket]
+
+    def send(self, agent: Agent) -> None:
+        request = agent.request(self.time)
+        ticket = f"{agent.name}/{agent.turns}"
+        self.gate.arrive(ticket, request)
+        self.open[ticket] = agent, request
+
+    def check(self, admitted: int, over: object) -> None:
+        gate = self.gate
+        active = list(gate._active.values())
+        charged = sum(s.charge for s in active)
+        assert gate.footprints.charged == pytest.approx(charged, abs=1e-6)
+        uses = Counter(block for s in active for block in s.blocks)
+        assert uses == Counter({block: n for block, (n, _) in gate.footprints._uses.items()})
+        own = Counter[str | None]()
+        for session in active:
+            own[session.tenant] += session.charge  # type: ignore[assignment]
+        held = {t: tokens for t, tokens in own.items() if tokens > 1e-6}
+        assert {t: n for t, n in gate.footprints.of_tenant.items() if n > 1e-6} == pytest.approx(
+            held
+        )
+        assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
+        assert gate._of_tenant == Counter(s.tenant for s in active)
+        assert all(s.ticket is None or s.ticket in self.open for s in active)
+        assert set(gate._by_ticket) == set(self.open)
+        assert not {s.number for s in active} & set(gate.line.sessions)
+        if gate.admitted > admitted and len(active) > 1 and gate._over is over:
+            assert gate.footprints.tokens <= gate.budget_tokens + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS)
+def test_sums_agree_with_a_recount_and_admissions_fit(events: list) -> None:
+    World().play(events)
+
+
+@settings(max_examples=20, deadline=None)
+@given(EVENTS)
+def test_equal_calls_give_equal_answers(events: list) -> None:
+    one, other = World(), World()
+    one.play(events)
+    other.play(events)
+    assert one.log == other.log
+    assert one.gate.stats() == other.gate.stats()
+
+
+@settings(max_examples=30, deadline=None)
+@given(EVENTS)
+def test_everything_waiting_gets_in_while_others_end(events: list) -> None:
+    world = World()
+    world.play(events)
+    for _ in range(len(world.open) + 1):
+        inside = [t for t in world.open if not world.gate.holds(t)]
+        for ticket in inside:
+            world.gate.finish(ticket, world.open.pop(ticket)[1])
+        world.time += 30.0
+        world.gate.advance(world.time)
+    for _ in range(60):  # those that think fade, refused ones expire
+        for ticket in [t for t in world.open if not world.gate.holds(t)]:
+            world.gate.finish(ticket, world.open.pop(ticket)[1])
+        world.time += 30.0
+        world.gate.advance(world.time)
+    assert not world.open
+
+
+@settings(max_examples=20, deadline=None)
+@given(EVENTS)
+def test_below_pressure_nobody_waits(events: list) -> None:
+    world = World()
+    world.gate = SessionGate(GateSettings(share=1.0), 1_000_000)
+    world.play(events)
+    assert not any(held for _, held in world.log)
+    assert world.gate.stats()["delayed_sessions"] == 0

@@ -1,0 +1,143 @@
+"""Real servers with ``--canopy-session-gate``: a new session waits, or is told when to try again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GATED = ("--radix-eviction", "canopy-lru", "--canopy-session-gate")
+KV_TOKENS = 2048
+PROMPT = 900
+WAIT_S = 120.0
+
+
+def token_ids(seed: int, count: int = PROMPT) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def turn(client: Any, name: str, prompt: list[int], tokens: int = 4, **body: Any) -> dict[str, Any]:
+    return client.generate(prompt, tokens, {"canopy_conversation": name}, **body)
+
+
+def gate_status(client: Any) -> dict[str, Any]:
+    return json.loads(client.get("/canopy/status"))["ranks"][0]["session_gate"]
+
+
+def until(client: Any, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The gate's status once it is as it should be: it is shown once a second."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        status = gate_status(client)
+        if reached(status):
+            return status
+        time.sleep(0.2)
+    raise AssertionError(f"the gate never came to this: {gate_status(client)}")
+
+
+def post(client: Any, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    """An answer whatever its status."""
+    host = client.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=WAIT_S)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call, *arguments)
+    pool.shutdown(wait=False)
+    return future
+
+
+@pytest.mark.long
+def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smollm2: Path):
+    prompts = {name: token_ids(seed) for seed, name in enumerate("abc")}
+    with server(smollm2, "--radix-eviction", "canopy-lru", kv_tokens=KV_TOKENS) as client:
+        plain = {name: turn(client, name, prompt)["text"] for name, prompt in prompts.items()}
+    with server(smollm2, *GATED, "queue", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
+        texts = {name: turn(client, name, prompts[name])["text"] for name in "ab"}
+        third = in_thread(turn, client, "c", prompts["c"])
+        until(client, lambda gate: gate["waiting_sessions"] == 1)
+        first = gate_status(client)["clock_s"]
+        assert (
+            turn(client, "a", prompts["a"] + token_ids(9, 20))["meta_info"]["cached_tokens"] >= 900
+        )
+        until(client, lambda gate: gate["clock_s"] > first + 2.0)  # no request comes
+        assert not third.done()
+        with urllib.request.urlopen(client.url + "/health", timeout=WAIT_S) as answer:
+            assert answer.status == 200
+        client.post("/canopy/hint", {"conversation": "b", "over": True})
+        texts["c"] = third.result(timeout=WAIT_S)["text"]
+        assert texts == plain
+        status = until(client, lambda gate: gate["delayed_sessions"] == 1)
+        assert status["waiting_sessions"] == 0
+        assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
+
+
+@pytest.mark.long
+def test_requests_that_go_away_while_they_wait_leave_nothing(server, tiny_model: Path):
+    with server(tiny_model, *GATED, "queue", kv_tokens=KV_TOKENS) as client:
+        for seed, name in enumerate("ab"):
+            turn(client, name, token_ids(seed))
+        sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": "c"}}
+        body = {"input_ids": token_ids(2), "sampling_params": sampling, "rid": "gone"}
+        waiting = in_thread(post, client, "/generate", body)
+        until(client, lambda gate: gate["waiting_sessions"] == 1)
+        client.post("/abort_request", {"rid": "gone"})
+        waiting.result(timeout=WAIT_S)
+        status = until(client, lambda gate: gate["waiting_sessions"] == 0)
+        assert status["active_sessions"] == 2
+        stop = threading.Event()
+        held = in_thread(turn, client, "d", token_ids(3))
+        until(client, lambda gate: gate["waiting_sessions"] == 1)
+        stop.set()
+        client.post("/abort_request", {"abort_all": True, "rid": ""})
+        held.exception(timeout=WAIT_S)
+        until(client, lambda gate: gate["waiting_sessions"] == 0)
+        assert "Traceback" not in client.server.log_text()
+
+
+@pytest.mark.long
+def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(server, smollm2: Path):
+    prompts = {name: token_ids(seed) for seed, name in enumerate("abc")}
+    with server(smollm2, "--radix-eviction", "canopy-lru", kv_tokens=KV_TOKENS) as client:
+        plain = turn(client, "c", prompts["c"])["text"]
+    with server(smollm2, *GATED, "reject", kv_tokens=KV_TOKENS) as client:
+        for name in "ab":
+            turn(client, name, prompts[name])
+        sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": "c"}}
+        words = " ".join(str(number) for number in range(400))
+        refused = {
+            "/generate": {"input_ids": prompts["c"], "sampling_params": sampling},
+            "/v1/chat/completions": {
+                "model": "m",
+                "messages": [{"role": "user", "content": words}],
+                "max_tokens": 4,
+            },
+            "/v1/completions": {"model": "m", "prompt": words, "max_tokens": 4},
+        }
+        for path, body in refused.items():
+            for stream in (False, True):
+                answer = post(client, path, {**body, "stream": stream})
+                text = answer.read().decode()
+                assert answer.status == 429, (path, stream, text)
+                assert 1 <= int(answer.getheader("Retry-After") or 0) <= 120
+                assert "another session" in text
+        until(client, lambda gate: gate["refused_requests"] == 2 * len(refused))
+        ok = post(client, "/generate", {"input_ids": [5, 6], "sampling_params": sampling})
+        assert ok.status in (200, 429)
+        client.post("/canopy/hint", {"conversation": "a", "over": True})
+        until(client, lambda gate: gate["active_sessions"] == 1)
+        assert turn(client, "c", prompts["c"])["text"] == plain
+        assert "Traceback" not in client.server.log_text()
