@@ -232,13 +232,20 @@ def chunk_flags() -> str:
 
 
 def refused() -> str:
-    """What stops the start, for policies and for documents."""
+    """What stops the start, for policies, for documents and for copies ahead."""
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = [(why or "").format("N") for why in (one.policies, one.chunks)]
+        reasons = [(why or "").format("N") for why in (one.policies, one.chunks, one.copy_ahead)]
         rows.append([name, *reasons, one.instead])
-    return table(["`ServerArgs`, model or variable", "policies", "documents", "instead"], rows)
+    columns = [
+        "`ServerArgs`, model or variable",
+        "policies",
+        "documents",
+        "copies ahead",
+        "instead",
+    ]
+    return table(columns, rows)
 
 
 def seams_table() -> str:

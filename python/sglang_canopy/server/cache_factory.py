@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_canopy.config.refusals import POLICIES, unsupported
+from sglang_canopy.config.refusals import COPY_AHEAD, POLICIES, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -71,6 +71,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "was started without one; start it with python -m sglang.launch_server, or leave the "
             "disk tier out"
         )
+    _check_copy_ahead(ctx)
     install_core()
     prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
     live = ctx.params.canopy
@@ -85,6 +86,14 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
+
+
+def _check_copy_ahead(ctx: TreeCacheBuildContext) -> None:
+    tiers = getattr(ctx.server_args, NOTE, None)
+    if tiers is not None and tiers.copy_ahead is not None:
+        refusal = unsupported(COPY_AHEAD, ctx.server_args, ctx)
+        if refusal:
+            raise CanopyError(f"--canopy-copy-ahead: {refusal}")
 
 
 def first_ranks_profile(path: str) -> Any:
