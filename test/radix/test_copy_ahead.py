@@ -190,6 +190,19 @@ def test_a_full_host_that_may_give_up_nothing_leaves_eviction_as_it_was() -> Non
     check_copies(tree)
 
 
+def test_a_full_host_keeps_the_copies_that_are_needed_next() -> None:
+    tree = copying(32, host=32, ahead=8)
+    for name in range(1, 17):
+        tree.serve(path(name, 8), time=name)
+        for _ in range(4):
+            step(tree)
+    counts = tree.core.ahead.counts
+    assert (counts.stalls, counts.wasted) == (0, 0)
+    assert counts.used >= 8 * 10
+    check(tree)
+    check_copies(tree)
+
+
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa", "s3fifo", "canopy-tlru"])
 def test_looking_ahead_names_the_victims_that_come(policy: str) -> None:
     """Whole nodes, so that no cut changes the leaves; against the evictions themselves."""

@@ -66,11 +66,26 @@ class CopiedCore(TierTrafficCore):
 
     # ---- which copies the host gives up ----
 
+    def drive_host_eviction(self, component_type: ComponentType, num_tokens: int) -> Any:
+        result = super().drive_host_eviction(component_type, num_tokens)
+        if self.ahead is not None and not self.ahead.busy and self.is_write_back:
+            # The last resort of a full host: copies of what is the next to leave the device.
+            super()._reclaim_full_host_duplicates(
+                num_tokens,
+                result.tracker,
+                result.device_frees,
+                result.host_frees,
+                cache_actions=result.cache_actions,
+            )
+        return result
+
     def _reclaim_full_host_duplicates(
         self, num_tokens: int, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
     ) -> None:
+        # SGLang gives up every copy of what the device has before anything that it has not.
         if self.ahead is not None:
             self._give_up(num_tokens, tracker, device_frees, host_frees, cache_actions)
+            return
         super()._reclaim_full_host_duplicates(
             num_tokens, tracker, device_frees, host_frees, cache_actions=cache_actions
         )

@@ -29,8 +29,6 @@ AUTO = "auto"
 """Instead of a window's size: let it follow the rate of eviction."""
 MAX_FOR_DISK = 4096
 """Nodes that wait to be passed on to the disk. More are left to their eviction."""
-MAX_WRITES = 64
-"""Writes on their way to the disk above which no more are passed on."""
 
 
 class CopiedTree(Protocol):
@@ -84,9 +82,11 @@ class CopyAhead:
         """Made when the host pool is known."""
         self._cache: UnifiedRadixCache | None = None
         self._window: dict[UnifiedTreeNode, None] = {}
-        """Nodes that have a copy, or get one now, and go next; the first to go first."""
+        """Nodes that go next and have a copy, or get one now."""
         self._covered = 0
         """Tokens of ``_window``."""
+        self.busy = False
+        """Whether copies are being chosen now: none is worth giving up another of the window."""
         self._missed = False
         """Whether a victim had no copy since the window was last looked at."""
         self._for_disk: dict[UnifiedTreeNode, None] = {}
@@ -133,32 +133,40 @@ class CopyAhead:
         loading = bool(cache.ongoing_load_back)
         if loading and 4 * self._covered >= target:
             return
-        if target > 0 and (self._missed or 4 * self._covered < 3 * target):
-            self._refill(cache, target)
-        elif not loading:
-            self._pass_on(cache)
+        self.busy = True
+        try:
+            if target > 0 and (self._missed or 4 * self._covered < 3 * target):
+                self._refill(cache, target)
+            elif not loading:
+                self._pass_on(cache)
+        finally:
+            self.busy = False
         cache.cache_controller.start_writing()
 
     def _refill(self, cache: UnifiedRadixCache, target: int) -> None:
         """Bring the window's copies to ``target`` tokens, by at most a batch."""
         self._missed = False
-        self._window, self._covered = {}, 0
+        victims = self.core.evictable_device_leaves.lowest_ranked(target)
+        # First what has its copy, so that no copy is given up for another of the same window.
+        self._window = dict.fromkeys(node for node, _ in victims if node.backuped)
+        self._covered = sum(len(node.key) for node in self._window)
         room = self._batch()
         actions: list[Any] = []
-        for node, keep in self.core.evictable_device_leaves.lowest_ranked(target):
-            if not node.backuped:
-                need = min(target - self._covered, room)
-                if need <= 0:
-                    break
-                # Only the tail of a long leaf; the rest has its turn in another batch.
-                node = self.core.cut(node, keep, need, actions)
-                cache._apply_cache_actions(actions)
-                copied = self._copy(cache, node)
-                if not copied:
-                    break
-                room -= copied
-                self.counts.copied += len(node.key)
-                node.canopy.copied_ahead = True
+        for node, keep in victims:
+            need = min(target - self._covered, room)
+            if need <= 0:
+                break
+            if node.backuped:
+                continue
+            # Only the tail of a long leaf; the rest has its turn in another batch.
+            node = self.core.cut(node, keep, need, actions)
+            cache._apply_cache_actions(actions)
+            copied = self._copy(cache, node)
+            if not copied:
+                break
+            room -= copied
+            self.counts.copied += len(node.key)
+            node.canopy.copied_ahead = True
             self._window[node] = None
             self._covered += len(node.key)
 
@@ -186,36 +194,39 @@ class CopyAhead:
     def _pass_on(self, cache: UnifiedRadixCache) -> None:
         """Copy some of what the disk lacks; SGLang writes it there at the acknowledgement.
 
-        Takes no host memory but what is free or holds copies of what the device has as well.
+        One batch at a time is between the device and the disk, prefixes first. Its copies are the
+        first that the host gives up afterwards, so that it costs the host no more than a batch.
         """
-        room = self._batch()
-        while self._for_disk and room > 0 and len(cache.ongoing_backup) < MAX_WRITES:
+        under_way = [self.core.node_by_id(node_id) for node_id, _ in cache.ongoing_backup.values()]
+        room = self._batch() - sum(len(node.key) for node in under_way)
+        while self._for_disk and room > 0:
             node = next(iter(self._for_disk))
-            on_the_way = node.write_through_pending_id is not None
-            if node.evicted or node.canopy.on_disk or on_the_way:
+            if self._is_written(node) or node.evicted:
                 del self._for_disk[node]
                 continue
+            while node.parent.parent is not None and not self._is_written(node.parent):
+                node = node.parent
+            self._for_disk.pop(node, None)
             if node.backuped:
                 cache.write_backup_storage(node.id)
-                del self._for_disk[node]
+                room -= len(node.key)
                 continue
-            if not self._make_room(cache, len(node.key)):
-                return
-            del self._for_disk[node]
-            copied = self._copy(cache, node)
-            if not copied:
-                return
-            room -= copied
+            copied = self._copy_for_disk(cache, node)
             self.counts.for_disk += copied
+            room -= copied
 
-    def _make_room(self, cache: UnifiedRadixCache, tokens: int) -> bool:
-        """Whether the host has room, giving up copies of what is well ranked on the device."""
+    def _is_written(self, node: UnifiedTreeNode) -> bool:
+        """Whether the disk has ``node``, or is to get it at an acknowledgement on its way."""
+        return node.canopy.on_disk or node.write_through_pending_id is not None
+
+    def _copy_for_disk(self, cache: UnifiedRadixCache, node: UnifiedTreeNode) -> int:
+        """Start copying ``node``; returns its tokens, 0 if the host has no room for so many."""
         assert cache.cache_controller is not None
         pool = cache.cache_controller.mem_pool_host
-        short = tokens - pool.available_size()
+        short = len(node.key) - pool.available_size()
         if short > 0:
             cache._apply_eviction_result(self.core.give_up_copies(short))
-        return pool.available_size() >= tokens
+        return self._copy(cache, node) if len(node.key) <= pool.size // 2 else 0
 
     # ---- what happens to the tree ----
 
