@@ -14,18 +14,19 @@ from sglang_canopy.records import Leaf
 
 FLOOR_SHARE, CEILING_SHARE = 1 / 64, 1 / 4
 """Least and greatest share of the smaller tier that a window of its own choice takes."""
-STEPS_AHEAD = 2
-"""Eviction steps of recent size that the window covers."""
-_ONE, _MOST = 16, 128
-"""The margin in sixteenths: once and eight times what was seen."""
+STEPS_AHEAD = 3
+"""Eviction steps of recent size that the window covers. A wider one costs the host what it holds
+twice, a narrower one has evictions wait (benchmark/latency/copies.py)."""
+_ONE, _MOST = 64, 256
+"""The margin in 64ths: once and four times what was seen."""
 
 
 class CopyWindow:
     """Tokens next in line for eviction that should have a copy below already.
 
     ``fixed``: tokens, or ``None`` to follow the rate of eviction: ``STEPS_AHEAD`` times the most
-    that one recent step evicted (a peak that fades by 1/32 a step that evicts), doubled after each
-    step in which an eviction found no copy, and taken back by 1/16 a step in which all were found.
+    that one recent step evicted (a peak that fades by 1/32 a step that evicts), and a quarter more
+    after each step in which an eviction waited for a copy, taken back by 1/64 a step without.
     ``least``: tokens of the smaller of the two tiers, which bounds it either way.
     """
 
@@ -36,7 +37,7 @@ class CopyWindow:
         self._peak = 0
         self._margin = _ONE
         self._evicted = 0
-        self._missed = False
+        self._waited = False
 
     @property
     def tokens(self) -> int:
@@ -50,17 +51,17 @@ class CopyWindow:
         """So many tokens left the device."""
         self._evicted += tokens
 
-    def missed(self) -> None:
-        """A leaf without a copy was chosen for eviction."""
-        self._missed = True
+    def waited(self) -> None:
+        """An eviction waited for a copy."""
+        self._waited = True
 
     def step(self) -> None:
         """A scheduling step is over."""
         if self._evicted:
             self._peak = max(self._evicted, self._peak - self._peak // 32)
-            change = 2 * self._margin if self._missed else self._margin - 1
-            self._margin = min(max(change, _ONE), _MOST)
-        self._evicted, self._missed = 0, False
+            change = _ONE // 4 if self._waited else -1
+            self._margin = min(max(self._margin + change, _ONE), _MOST)
+        self._evicted, self._waited = 0, False
 
 
 def lowest_ranked(

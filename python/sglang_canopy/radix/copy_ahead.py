@@ -238,18 +238,19 @@ class CopyAhead:
         if node.backuped or self.size is None:
             return node, keep
         self._missed = True
-        self.size.missed()
         leaves = self.core.evictable_device_leaves
         for other in self._window:
             if other in leaves and other.backuped:
                 self.counts.passed_over += 1
                 return other, 0
-        self.counts.stalls += 1
+        self.waited()
         return node, keep
 
     def waited(self) -> None:
-        """An eviction had to wait for copies in flight."""
+        """An eviction waits: for its own copy, or for those in flight."""
         self.counts.stalls += 1
+        if self.size is not None:
+            self.size.waited()
 
     def spares(self, node: UnifiedTreeNode) -> bool:
         """Whether the host is to give up other copies before that of ``node``."""

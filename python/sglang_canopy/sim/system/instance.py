@@ -67,6 +67,7 @@ class Instance:
             write_back=write_policy.at_eviction,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
+            copies=write_policy.copies,
         )
         prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
         self.queue = Queue(
@@ -205,7 +206,7 @@ class Instance:
     def _copies_wait(self, now: float) -> bool:
         """Copy what ``write_back`` has evicted; whether the step planned, or over, waits for it:
         its room is not free before."""
-        if not self.tree.demoted:
+        if not self.tree.demoted and not self.tree.overtaken:
             return False
         until = self.placement.write_demoted(now)
         if self.end == math.inf or until <= now:
