@@ -85,9 +85,9 @@ def cells(works: list[Workload], args: argparse.Namespace) -> Iterator[dict[str,
             continue
         rate = saturation(work, profile, args.device_tokens)
         span = work.times[-1] - work.times[0]
-        for share in SHARES:
+        for share in SHARES if args.load is None else (args.load,):
             stretch = len(work) / (share * rate) / span
-            for policy in POLICIES:
+            for policy in POLICIES if args.policy is None else (args.policy,):
                 for times in (0, *HOSTS):
                     for arm in ARMS if times else ("no host",):
                         config = config_of(arm, policy, args.device_tokens, times, profile)
@@ -143,6 +143,8 @@ def main() -> None:
     parser.add_argument("--device-tokens", type=int, default=1_000_000)
     parser.add_argument("--requests", type=int, default=2500, help="in each of the two halves")
     parser.add_argument("--half", type=int, choices=(0, 1), help="only this one")
+    parser.add_argument("--load", type=float, help="only this share of saturation")
+    parser.add_argument("--policy", help="only this one")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, nargs="+", help="of these results, nothing is run")
     args = parser.parse_args()

@@ -148,9 +148,13 @@ class Instance:
         """Whether no step is under way."""
         return self.decoding.segment is None and not self.prefilling.batch
 
+    def copying(self, now: float) -> bool:
+        """Whether copies ahead are in flight, after which others may begin."""
+        return self.placement.copies_end(now) < math.inf
+
     def wake_at(self, now: float) -> float:
-        """When an idle instance must look again: at its door, at its prefetches."""
-        due = self.queue.gate_due(now)
+        """When an idle instance must look again: at its door, at its prefetches, at its copies."""
+        due = min(self.queue.gate_due(now), self.placement.copies_end(now))
         if self.queue.jobs and self.prefetcher is not None:
             due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
         return max(due, now + 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 from sglang_canopy.records import Request
@@ -69,6 +70,13 @@ class Placement:
         if self.host_link is not None:
             for node in self.write_policy.ahead(self.tree, self.host_link, now):
                 self._back_up(node, now, alone=self.write_policy.at_eviction)
+
+    def copies_end(self, now: float) -> float:
+        """When the copies ahead that are in flight end, and others may begin; infinity: none."""
+        link = self.host_link
+        if link is None or self.write_policy.copies is None or link.idle(now):
+            return math.inf
+        return link.copied_at
 
     def _back_up(self, node: TierNode, now: float, alone: bool = False) -> None:
         assert self.host_link is not None
