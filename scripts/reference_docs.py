@@ -235,14 +235,14 @@ def chunk_flags() -> str:
 
 
 def refused() -> str:
-    """What stops the start, for policies, documents and the session gate."""
+    """What stops the start, for policies, documents, the session gate and copies ahead."""
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = [(why or "").format("N") for why in (one.policies, one.chunks, one.gate)]
-        rows.append([name, *reasons, one.instead])
-    header = ["`ServerArgs`, model or variable", "policies", "documents", "session gate", "instead"]
-    return table(header, rows)
+        reasons = (one.policies, one.chunks, one.gate, one.copy_ahead)
+        rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
+    features = ["policies", "documents", "session gate", "copies ahead"]
+    return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 
 def seams_table() -> str:

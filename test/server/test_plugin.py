@@ -11,7 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.refusals import CHUNKS, POLICIES, REFUSALS, unsupported
+from sglang_canopy.config.refusals import (
+    CHUNKS,
+    COPY_AHEAD,
+    POLICIES,
+    REFUSALS,
+    unsupported,
+)
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server import arguments, self_check
@@ -84,6 +90,44 @@ def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
     assert refusal in str(stop.value)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("hicache_write_policy", "write_through"),
+        ("hicache_write_policy", "write_through_selective"),
+        ("hicache_host_memory_mode", "buffer_only"),
+        ("pp_size", 2),
+    ],
+)
+def test_what_cannot_copy_ahead_is_refused_by_name_on_every_way_in(
+    option: str, value: object
+) -> None:
+    from sglang_canopy.config.tiers import TierOptions
+    from sglang_canopy.server.cache_factory import build
+    from sglang_canopy.server.flags import NOTE
+
+    refusal = unsupported(COPY_AHEAD, supported(**{option: value}), environment={})
+    assert refusal is not None
+    assert f"--{option.replace('_', '-')} {value}" in refusal
+    assert "--canopy-copy-ahead" in refusal
+    server_args = supported(
+        **{option: value, NOTE: TierOptions(copy_ahead=64)}, hicache_storage_backend=None
+    )
+    ctx = SimpleNamespace(server_args=server_args, params=SimpleNamespace(eviction_policy="wa"))
+    with pytest.raises(CanopyError) as stop:
+        build(ctx)  # type: ignore[arg-type]
+    assert refusal in str(stop.value)
+
+
+def test_sglangs_switch_that_keeps_duplicates_is_refused() -> None:
+    name = "SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM"
+    refusal = unsupported(COPY_AHEAD, supported(), environment={name: "1"})
+    assert refusal is not None
+    assert name in refusal
+    assert unsupported(COPY_AHEAD, supported(), environment={name: "0"}) is None
+    assert unsupported(POLICIES, supported(), environment={name: "1"}) is None
+
+
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT"])
 def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
     refusal = unsupported(POLICIES, supported(grpc_port=None), environment={name: "1"})
@@ -117,7 +161,7 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
 
 
 def test_a_plain_set_up_is_supported() -> None:
-    for feature in (POLICIES, CHUNKS):
+    for feature in (POLICIES, CHUNKS, COPY_AHEAD):
         assert unsupported(feature, supported(), environment={}) is None
 
 

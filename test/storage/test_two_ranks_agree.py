@@ -78,3 +78,10 @@ def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(tmp_p
     first, second = on_two_ranks("learnt", tmp_path)
     assert first == second
     assert "a profile must be a JSON file" in first["error"]
+
+
+def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(tmp_path: Path) -> None:
+    first, second = on_two_ranks("copies", tmp_path)
+    assert first == second
+    assert first["ahead"]["used"] > 0
+    assert first["victims"][0] > 10

@@ -163,7 +163,8 @@ class LiveTree:
     def settle(self) -> None:
         """Let every copy between the tiers finish."""
         if self.cache.cache_controller is not None:
-            self.cache.writing_check(write_back=True)
+            # SGLang's own: ours does not wait for copies ahead.
+            UnifiedRadixCache.writing_check(self.cache, write_back=True)
             self.cache.loading_check()
 
     def load_back(self, tokens: list[int]) -> int:

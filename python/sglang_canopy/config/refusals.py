@@ -1,4 +1,4 @@
-"""Set-ups that Canopy's policies or chunk reuse cannot run with: one table and one check.
+"""Set-ups that Canopy's policies, chunk reuse or copies ahead cannot run with: one table, one check.
 
 Asked on the command line, for a short answer at once, and where each scheduler builds its cache,
 which no way of starting SGLang goes round (``sglang.Engine`` reads no command line).
@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-POLICIES, CHUNKS, GATE = "policies", "chunks", "gate"
-"""What may be refused: Canopy's eviction policies, the reuse of documents' KV, and the session
-gate, which needs one of the policies and is refused where they are."""
+POLICIES, CHUNKS, GATE, COPY_AHEAD = "policies", "chunks", "gate", "copy_ahead"
+"""What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
+and host copies ahead of eviction. The last two need one of the policies and are refused where they
+are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
     CHUNKS: "leave out --canopy-chunks",
     GATE: "leave out --canopy-session-gate",
+    COPY_AHEAD: "leave out --canopy-copy-ahead",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _TRUE = ("1", "true", "yes", "y")
@@ -43,6 +45,8 @@ class Refusal:
     """What to do about it; empty where nothing helps."""
     gate: str | None = None
     """Why the session gate cannot."""
+    copy_ahead: str | None = None
+    """Why copies ahead cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -108,6 +112,7 @@ REFUSALS = (
         _above_one,
         instead="use 1",
         gate="--pp-size {} is not supported yet",
+        copy_ahead="--pp-size {}: the stages do not copy at the same point of a step",
     ),
     Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
     Refusal(
@@ -128,6 +133,27 @@ REFUSALS = (
         _other_than("null"),
     ),
     Refusal(
+        "hicache_write_policy",
+        copy_ahead="--hicache-write-policy {} copies at insertion, so that the host holds what the "
+        "device holds",
+        refused=_other_than("write_back"),
+        instead="use write_back",
+    ),
+    Refusal(
+        "hicache_host_memory_mode",
+        copy_ahead="--hicache-host-memory-mode {} keeps no copies in host memory",
+        refused=_other_than("cache"),
+        instead="use cache",
+    ),
+    Refusal(
+        None,
+        copy_ahead="SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM keeps copies of what the device "
+        "holds",
+        refused=lambda value: str(value).lower() in _TRUE,
+        variable="SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM",
+        instead="unset that variable",
+    ),
+    Refusal(
         None,
         f"SGLANG_RUST_SERVER {_BYPASSES}",
         refused=lambda value: str(value).lower() in _TRUE,
@@ -141,7 +167,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature`` (``POLICIES``, ``CHUNKS`` or ``GATE``) cannot run; ``None`` if it can.
+    """Why ``feature``, one of the four above, cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

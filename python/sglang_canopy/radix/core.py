@@ -1,8 +1,8 @@
 """SGLang's Python tree core with Canopy's policies, one for each tier.
 
 The tree mechanism is all SGLang's. Added here, each in a file of its own: metadata on every node
-(``node_metadata``), counters (``tier_traffic``), hints (``conversations``); and in this one
-requests, eviction by need, which cuts a leaf's tail instead of dropping the whole node, and what
+(``node_metadata``), counters (``tier_traffic``), host copies ahead of eviction (``copied_core``),
+hints (``conversations``); and in this one requests, eviction by need, which cuts a leaf's tail instead of dropping the whole node, and what
 the disk tier is told.
 """
 
@@ -15,12 +15,12 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
+from sglang_canopy.radix.copied_core import CopiedCore
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
 from sglang_canopy.radix.scoped import Scoped
-from sglang_canopy.radix.tier_traffic import TierTrafficCore
 from sglang_canopy.radix.ttl_groups import LiveGroups
 from sglang_canopy.radix.ttl_window import TtlWindow
 from sglang_canopy.records import Leaf, Request
@@ -37,7 +37,7 @@ BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""
 
 
-class CanopyTreeCore(TierTrafficCore):
+class CanopyTreeCore(CopiedCore):
     """A tree core that asks a ``Policy`` for its victims.
 
     ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
@@ -159,6 +159,10 @@ class CanopyTreeCore(TierTrafficCore):
                 self._stamp(node, request)
                 if done:
                     self.disk.node_used(node)
+                    if self.ahead is not None:
+                        self.ahead.finished_use(node)
+            if self.ahead is not None:
+                self.ahead.used_again(node)
             node = node.parent
         if done:
             self.disk.request_finished(request)  # type: ignore[arg-type]

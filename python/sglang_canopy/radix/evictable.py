@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.copy_window import lowest_ranked
 from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.ttl_groups import HostExpiry
+from sglang_canopy.records import Leaf
 from sglang_canopy.ttl.table import TTLTable
 
 if TYPE_CHECKING:
@@ -61,12 +65,7 @@ class EvictableLeaves(set):
         if not self.pending:
             return
         for node, since in self.pending.items():
-            leaf = node.canopy
-            set_offsets(node)
-            if leaf.hits == 0:
-                _inherit_from_parent(leaf, node, since)
-            if leaf.policy is not self.policy:
-                leaf.policy, leaf.slot = self.policy, None
+            leaf = self._ready(node, since)
             self.policy.admit(leaf, since)
             if self.expiry is not None:
                 self.expiry.add(leaf, self)
@@ -82,6 +81,38 @@ class EvictableLeaves(set):
                 return leaf.node, 0
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
+
+    def lowest_ranked(self, tokens: int) -> list[tuple[UnifiedTreeNode, int]]:
+        """The next victims, ``tokens`` in all, and what the policy keeps of each. None is evicted.
+
+        A node counts as the next one's parent would after its children are gone from the device.
+        """
+        self.admit_pending()
+        victims = lowest_ranked(self.policy, tokens, self.clock.now, self._exposed)
+        return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
+
+    def _exposed(self, leaf: Leaf, gone: set[Leaf]) -> Leaf | None:
+        """The parent of ``leaf``, if nothing but ``gone`` keeps it from being evictable."""
+        node = leaf.node.parent  # type: ignore[attr-defined]
+        data = node.component_data[BASE_COMPONENT_TYPE]
+        if node.parent is None or data.lock_ref or data.value is None or node in self:
+            return None
+        for child in node.children.values():
+            if child.component_data[BASE_COMPONENT_TYPE].value is None:
+                continue
+            if child.canopy not in gone:
+                return None
+        return self._ready(node, self.clock.now)
+
+    def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
+        """``node``'s leaf as the policy may see it, for the first time ``since`` then."""
+        leaf = node.canopy
+        set_offsets(node)
+        if leaf.hits == 0:
+            _inherit_from_parent(leaf, node, since)
+        if leaf.policy is not self.policy:
+            leaf.policy, leaf.slot = self.policy, None
+        return leaf
 
     def empty(self) -> None:
         """Take every leaf back from the policy (the tree is being reset)."""

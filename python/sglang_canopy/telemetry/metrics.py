@@ -125,6 +125,33 @@ METRICS = (
         "faults of the disk tier that were answered by recomputation",
     ),
     Metric(
+        "copy_ahead_tokens_total",
+        "counter",
+        ("outcome",),
+        "tokens that `--canopy-copy-ahead` copied to the host (`copied`); of these, evicted without "
+        "a wait (`used`) and given up by the host before (`wasted`); copied for the disk alone "
+        "(`for_disk`)",
+    ),
+    Metric(
+        "copy_ahead_stalls_total",
+        "counter",
+        (),
+        "evictions that waited for a copy, since none was ready",
+    ),
+    Metric(
+        "copy_ahead_passed_over_total",
+        "counter",
+        (),
+        "evictions that took a leaf with a copy before one of lower rank without",
+    ),
+    Metric(
+        "copy_ahead_window_tokens",
+        "gauge",
+        ("part",),
+        "tokens next in line for eviction that are to have a copy (`wanted`) and that have one "
+        "(`covered`)",
+    ),
+    Metric(
         "rank_disagreements_total",
         "counter",
         (),
@@ -206,6 +233,7 @@ class Metrics:
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
         self._update_gate(status.get("session_gate"))
+        self._update_copies(status.get("copy_ahead"))
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 
@@ -281,6 +309,16 @@ class Metrics:
             *("revoked_sessions", "forgotten_sessions"),
         ):
             self._count(f"gate_{name}_total", gate[name])
+
+    def _update_copies(self, ahead: Mapping[str, int] | None) -> None:
+        if ahead is None:
+            return
+        for outcome in ("copied", "used", "wasted", "for_disk"):
+            self._count("copy_ahead_tokens_total", ahead[outcome], outcome)
+        for what in ("stalls", "passed_over"):
+            self._count(f"copy_ahead_{what}_total", ahead[what])
+        self._set("copy_ahead_window_tokens", ahead["window_tokens"], "wanted")
+        self._set("copy_ahead_window_tokens", ahead["covered_tokens"], "covered")
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))

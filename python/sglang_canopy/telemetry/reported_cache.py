@@ -65,6 +65,12 @@ class ReportedWaiting(Protocol):
     def budget(self) -> TokenBudget: ...
 
 
+class ReportedCopies(Protocol):
+    """Host copies made ahead of eviction."""
+
+    def status(self) -> dict[str, int]: ...
+
+
 class ReportedTree(Protocol):
     """The tree core: its nodes, its policies, and what it counts."""
 
@@ -85,6 +91,9 @@ class ReportedTree(Protocol):
 
     @property
     def waiting(self) -> ReportedWaiting: ...
+
+    @property
+    def ahead(self) -> ReportedCopies | None: ...
 
     @property
     def _node_arena(self) -> Mapping[int, Any]:

@@ -81,7 +81,7 @@ class Status:
             self._held = self._count_held(pause)
             self._next_walk = now + max(POINT_S, 200 * self._walk_s)
         last_minute = self.history.last_minute()
-        disk = self._disk()
+        disk, ahead = self._disk(), self.cache.tree_core.ahead
         return {
             "rank": self.rank,
             "time": time.time(),
@@ -99,6 +99,7 @@ class Status:
             "groups": list(self._groups()),
             "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
             "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
+            "copy_ahead": None if ahead is None else ahead.status(),
             "disk": disk,
             "session_gate": self._gate(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),

@@ -39,6 +39,15 @@ class Link:
         """Whether every copy from the device that was asked for is done."""
         return self._write_free_s <= now
 
+    def reading(self, now: float) -> bool:
+        """Whether a transfer to the device is under way."""
+        return self._read_free_s > now
+
+    @property
+    def copied_at(self) -> float:
+        """When every copy from the device that was asked for is done."""
+        return self._write_free_s
+
     def write(self, now: float, size: float) -> tuple[float, float]:
         """The same for a copy from the device."""
         spec = self._spec

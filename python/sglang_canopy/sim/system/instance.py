@@ -67,6 +67,7 @@ class Instance:
             write_back=write_policy.at_eviction,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
+            copies=write_policy.copies,
         )
         prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
         self.queue = Queue(
@@ -147,9 +148,13 @@ class Instance:
         """Whether no step is under way."""
         return self.decoding.segment is None and not self.prefilling.batch
 
+    def copying(self, now: float) -> bool:
+        """Whether copies ahead are in flight, after which others may begin."""
+        return self.placement.copies_end(now) < math.inf
+
     def wake_at(self, now: float) -> float:
-        """When an idle instance must look again: at its door, at its prefetches."""
-        due = self.queue.gate_due(now)
+        """When an idle instance must look again: at its door, at its prefetches, at its copies."""
+        due = min(self.queue.gate_due(now), self.placement.copies_end(now))
         if self.queue.jobs and self.prefetcher is not None:
             due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
         return max(due, now + 1e-6)
@@ -205,7 +210,7 @@ class Instance:
     def _copies_wait(self, now: float) -> bool:
         """Copy what ``write_back`` has evicted; whether the step planned, or over, waits for it:
         its room is not free before."""
-        if not self.tree.demoted:
+        if not self.tree.demoted and not self.tree.overtaken:
             return False
         until = self.placement.write_demoted(now)
         if self.end == math.inf or until <= now:

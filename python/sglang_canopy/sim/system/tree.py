@@ -6,13 +6,33 @@ tail is cut only as far as room is needed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
+
+
+class CopyChoices(Protocol):
+    """What a write policy that copies before eviction is asked, and told, by the tree."""
+
+    def choose(self, node: TierNode, keep: int) -> tuple[TierNode, int, bool]:
+        """The victim to take instead of ``node``, what to keep of it, and whether its copy is in
+        flight."""
+
+    def spares(self, node: TierNode) -> bool:
+        """Whether the host gives up other copies of what the device has before this one."""
+
+    def evicted(self, tokens: int) -> None:
+        """So many tokens left the device."""
+
+    def used_again(self, node: TierNode) -> None:
+        """A request used ``node``."""
+
+    def split(self, node: TierNode, head: TierNode) -> None:
+        """``head`` holds the first blocks of ``node`` now."""
 
 
 class TieredTree(TierNodes):
@@ -30,6 +50,7 @@ class TieredTree(TierNodes):
         write_back: bool = False,
         whole_nodes: bool = False,
         quantum_tokens: int = QUANTUM_TOKENS,
+        copies: CopyChoices | None = None,
     ) -> None:
         super().__init__(
             device_policy, device_tokens, block_tokens, host_policy, host_tokens, host_expiry
@@ -39,6 +60,11 @@ class TieredTree(TierNodes):
         self.quantum_tokens = quantum_tokens
         self.host_written = 0
         """Tokens copied to the host so far."""
+        self.copies = copies
+        self.duplicates: dict[TierNode, None] = {}
+        """Under ``write_back``: every node on both tiers, and some that no longer are."""
+        self.overtaken = False
+        """Whether a node left the device while its copy was in flight, until somebody clears it."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
 
@@ -65,6 +91,8 @@ class TieredTree(TierNodes):
         above = node
         while not above.device:
             above.device = True
+            if self.write_back:
+                self.duplicates[above] = None
             above.parent.device_children += 1
             added += above.length
             if not above.locks:
@@ -76,7 +104,7 @@ class TieredTree(TierNodes):
             self._reconsider(above)
             missing = min(found.blocks * self.block_tokens, tokens) - found.tokens
             if missing > 0:
-                if node.host and self._host_room(missing):
+                if node.host and self._host_room(missing) and node.host:
                     self.host_used += missing
                 elif node.host:
                     node.host = False
@@ -110,6 +138,8 @@ class TieredTree(TierNodes):
         loaded = 0
         while not node.device:
             node.device = True
+            if self.write_back:
+                self.duplicates[node] = None
             node.parent.device_children += 1
             loaded += node.length
             if not node.locks:
@@ -118,19 +148,23 @@ class TieredTree(TierNodes):
         self.device_used += loaded
         return loaded
 
-    def back_up(self, node: TierNode) -> int:
-        """Copy ``node``, and its ancestors first, to the host (write-through); returns tokens."""
+    def back_up(self, node: TierNode, alone: bool = False) -> int:
+        """Copy ``node``, and unless ``alone`` its ancestors first, to the host; returns tokens."""
         if self.host_policy is None:
             return 0
         chain = []
         while node is not self.root and not node.host:
             chain.append(node)
+            if alone:
+                break
             node = node.parent
         copied = 0
         for node in reversed(chain):
             if not self._host_room(node.length):
                 break
             node.host = True
+            if self.write_back:
+                self.duplicates[node] = None
             self.host_used += node.length
             copied += node.length
         self.host_written += copied
@@ -174,6 +208,8 @@ class TieredTree(TierNodes):
         while node is not self.root:
             if node.awaited_until is not None:
                 self.awaited.served(node)
+            if self.copies is not None:
+                self.copies.used_again(node)
             if node.served == number:
                 node.refresh(request)
             else:
@@ -192,8 +228,14 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            kept = self._kept(node, victim.keep, need - freed)
+            keep = victim.keep
+            if self.copies is not None:
+                node, keep, overtaken = self.copies.choose(node, keep)
+                self.overtaken |= overtaken
+            kept = self._kept(node, keep, need - freed)
             gone = node.length - kept * size
+            if self.copies is not None:
+                self.copies.evicted(gone)
             if self.write_back and not node.host:
                 if kept:
                     self._split(node, kept)
@@ -265,9 +307,44 @@ class TieredTree(TierNodes):
 
     # ---- private ----
 
+    def cut_tail(self, node: TierNode, keep: int, need: int) -> None:
+        """Let ``node`` be the tail that an eviction of ``need`` tokens would take."""
+        kept = self._kept(node, keep, need)
+        if kept:
+            self._split(node, kept)
+
     def _host_room(self, tokens: int) -> bool:
         short = tokens - (self.host_tokens - self.host_used)
+        if short > 0 and self.write_back:
+            short -= self._give_up_copies(short)
         return short <= 0 or self.evict_host(short) >= short
+
+    def _give_up_copies(self, need: int) -> int:
+        """Drop host copies of what the device has, in any order but for those that the write
+        policy spares; returns tokens (SGLang's ``_reclaim_full_host_duplicates``)."""
+        freed, gone = 0, []
+        for node in self.duplicates:
+            if freed >= need:
+                break
+            both = node.host and node.device and node.parent is not None
+            if both and self.copies is not None and self.copies.spares(node):
+                continue
+            gone.append(node)
+            if both:
+                node.host = False
+                self.host_used -= node.length
+                freed += node.length
+        for node in gone:
+            del self.duplicates[node]
+        return freed
+
+    def _split(self, node: TierNode, at: int) -> TierNode:
+        head = super()._split(node, at)
+        if node in self.duplicates:
+            self.duplicates[head] = None
+        if self.copies is not None:
+            self.copies.split(node, head)
+        return head
 
     def _copy_down(self, node: TierNode) -> None:
         """``write_back``: copy a node to the host on its way out, if there is room."""

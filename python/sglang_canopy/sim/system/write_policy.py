@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from sglang_canopy.sim.system.channel import Link
-from sglang_canopy.sim.system.nodes import TierNode, TierNodes
+from sglang_canopy.sim.system.copy_ahead import CopyAhead
+from sglang_canopy.sim.system.nodes import TierNode
+from sglang_canopy.sim.system.tree import CopyChoices, TieredTree
 
 
 class WritePolicy(Protocol):
@@ -27,27 +29,31 @@ class WritePolicy(Protocol):
     """A victim without a copy on the host is copied before it goes, and the step waits for it;
     else it is gone."""
 
-    def used(self, tree: TierNodes, leaf: TierNode) -> TierNode | None:
+    copies: CopyChoices | None
+    """What chooses among victims those whose copies are there; ``None``: the device's policy."""
+
+    def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
         """A request has used the path to ``leaf`` (``leaf.hits`` counts requests): the node to
         be copied now, with all above it that is not on the host, beside the next step."""
 
-    def ahead(self, tree: TierNodes, link: Link, now: float) -> Iterable[TierNode]:
-        """Nodes to be copied in the background, each with what is above it; asked at the end of
-        every step. ``link.idle(now)`` tells whether copies made before are done."""
+    def ahead(self, tree: TieredTree, link: Link, now: float) -> Iterable[TierNode]:
+        """Nodes to be copied in the background, each with what is above it unless ``at_eviction``;
+        asked at the end of every step. ``link.idle(now)`` tells whether copies made before are done."""
 
 
 class WriteThrough:
     """``write_through``: everything, after it was inserted."""
 
     at_eviction: bool = False
+    copies: CopyChoices | None = None
     threshold: int = 1
 
-    def used(self, tree: TierNodes, leaf: TierNode) -> TierNode | None:
+    def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
         while leaf is not tree.root and leaf.hits < self.threshold:
             leaf = leaf.parent
         return None if leaf is tree.root else leaf
 
-    def ahead(self, tree: TierNodes, link: Link, now: float) -> Iterable[TierNode]:
+    def ahead(self, tree: TieredTree, link: Link, now: float) -> Iterable[TierNode]:
         return ()
 
 
@@ -61,11 +67,12 @@ class WriteBack:
     """``write_back``: what leaves the device, when it leaves."""
 
     at_eviction: bool = True
+    copies: CopyChoices | None = None
 
-    def used(self, tree: TierNodes, leaf: TierNode) -> TierNode | None:
+    def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
         return None
 
-    def ahead(self, tree: TierNodes, link: Link, now: float) -> Iterable[TierNode]:
+    def ahead(self, tree: TieredTree, link: Link, now: float) -> Iterable[TierNode]:
         return ()
 
 
@@ -73,8 +80,9 @@ WRITE_POLICIES: Mapping[str, Callable[..., WritePolicy]] = {
     "write_through": WriteThrough,
     "write_through_selective": WriteThroughSelective,
     "write_back": WriteBack,
+    "copy_ahead": CopyAhead,
 }
-"""By SGLang's names."""
+"""By SGLang's names; ``copy_ahead`` is ``write_back`` with ``--canopy-copy-ahead``."""
 
 
 def make_write_policy(name: str, config: Mapping[str, Any]) -> WritePolicy:
