@@ -23,6 +23,7 @@ CAPACITY = 40
 CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [{}, {"model": "exponential"}],
     "canopy-tlru": [{"threshold_tokens": 20}],
+    "sglang-tlru": [{"threshold_tokens": 20, "next_prompt_tokens": 4}],
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],
 }
