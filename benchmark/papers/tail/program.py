@@ -82,10 +82,15 @@ class Model:
     depend on lambda-bar."""
     forced: bool = False
     """Forced caching (Appendix C): the served conversation is cached whole, as far as room goes."""
+    chosen_by: Callable[[float, int], float] | None = None
+    """Another belief that ET-LRU goes by; ``None``: the true one."""
 
-    def rates(self, ages: Sizes) -> list[float]:
+    def rates(
+        self, ages: Sizes, belief: Callable[[float, int], float] | None = None
+    ) -> list[float]:
         """lambda_i = pi_i x lambda-bar_i."""
-        return [r * self.belief(r, age) for r, age in zip(self.turn_rates, ages, strict=True)]
+        known = belief or self.belief
+        return [r * known(r, age) for r, age in zip(self.turn_rates, ages, strict=True)]
 
 
 def silent_posterior(end_rate: float) -> Callable[[float, int], float]:
@@ -146,7 +151,7 @@ def values(model: Model, history: Sizes, turns: int) -> tuple[float, float]:
                 yield kept
 
     def etlru(ages: Sizes, grown: Sizes, most: Sizes, i: int) -> Iterator[Sizes]:
-        rates = model.rates(ages)
+        rates = model.rates(ages, model.chosen_by)
         if not model.forced:
             yield greedy(rates, grown, most, model.growth, model.xi, model.room)
             return
