@@ -31,12 +31,12 @@ def latencies(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], tit
             shares = [100 * row[q] / rows[0][q] for q in QUANTILES]
             axis.bar(at, shares, width, label=row["arm"], color=f"C{i}")
         axis.axhline(100, color="black", lw=0.8, ls="--")
-        axis.set_ylim(bottom=50)
         names = [f"{q[:3].upper()}\n{rows[0][q]:,.0f} ms" for q in QUANTILES]
         axis.set_xticks(range(len(QUANTILES)), names)
         axis.set_title(name, fontsize=10)
         axis.grid(axis="y", alpha=0.3)
     np.atleast_1d(axes)[0].set_ylabel("TTFT without queue, % of lru's")
+    np.atleast_1d(axes)[0].set_ylim(bottom=0)
     handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
