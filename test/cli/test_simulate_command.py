@@ -62,6 +62,13 @@ def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
     assert "belady" in printed
 
 
+def test_the_bound_is_higher_where_a_request_need_not_be_cached(trace):
+    arguments = ("--policy", "belady", "--capacity", "0.05")
+    _, (forced,) = simulate(trace, *arguments)
+    _, (optional,) = simulate(trace, *arguments, "--optional-caching")
+    assert optional["block_hit_ratio"] > forced["block_hit_ratio"]
+
+
 def test_processes_change_nothing(trace):
     arguments = ("--policy", "lru,wa,tail-belady", "--capacity", "0.05,0.2", "--placebo")
     _, alone = simulate(trace, *arguments)

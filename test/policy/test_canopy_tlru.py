@@ -48,6 +48,18 @@ def test_a_server_that_must_cache_what_it_serves_cannot_reach_it():
     assert worst_next_turn("canopy-tlru", {"threshold_tokens": 150}) == 200
 
 
+def test_figure_1_where_room_is_made_after_the_request_as_algorithm_1_does():
+    waits = []
+    for asked in (1, 2):
+        options = {"threshold_tokens": 150, "next_prompt_tokens": 100}
+        tree = RadixTree(make_policy("canopy-tlru", options), 100, 1, optional_caching=True)
+        serve(tree, conversation(1, 100), 2.0)
+        serve(tree, conversation(2, 100), 3.0)
+        waits.append(serve(tree, conversation(asked, 200), 4.0))
+        tree.verify()
+    assert waits == [150, 150]
+
+
 def leaf_of(policy, history, length, offset=0, time=0.0):
     leaf = Leaf(offset, length)
     leaf.history, leaf.last_access = history, time
@@ -60,6 +72,33 @@ def test_trims_a_leaf_at_the_budget():
     leaf = leaf_of(policy, history=100, length=100)
     # No prompt growth is known yet: 100 + 0 - 60 tokens are needed.
     assert policy.victim(0.0) == (leaf, 40)
+
+
+def test_a_fixed_estimate_is_planned_for_whatever_was_seen():
+    policy = make_policy("canopy-tlru", {"threshold_tokens": 60, "next_prompt_tokens": 25})
+    tree = RadixTree(policy, 10_000, 1)
+    serve(tree, conversation(9, 100), 0.0)
+    serve(tree, conversation(9, 900), 1.0)  # another conversation grows by 800
+    policy.model.fit(1.0)
+    for leaf in list(policy.leaves()):
+        policy.drop(leaf)
+    leaf = leaf_of(policy, history=100, length=100)
+    assert policy.victim(2.0) == (leaf, 100 + 25 - 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"next_prompt_tokens": -1.0}, "'next_prompt_tokens' must be 0 or above, got -1.0"),
+        (
+            {"next_prompt_tokens": 5.0, "growth_quantile": 0.5},
+            "only one of 'growth_quantile' and 'next_prompt_tokens'",
+        ),
+    ],
+)
+def test_a_fixed_estimate_is_checked(options, said):
+    with pytest.raises(CanopyError, match=said):
+        make_policy("canopy-tlru", options)
 
 
 def test_free_tokens_of_a_young_leaf_go_before_needed_ones_of_an_old_leaf():

@@ -13,7 +13,10 @@ from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names
 from sglang_canopy.trace.record import TraceRequest
 
-OPTIONS = {name: {"threshold_tokens": 100} for name in ("threshold-lru", "canopy-tlru", "etlru")}
+OPTIONS = {
+    name: {"threshold_tokens": 100}
+    for name in ("threshold-lru", "sglang-tlru", "canopy-tlru", "etlru")
+}
 
 
 def trace() -> list[TraceRequest]:

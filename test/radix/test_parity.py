@@ -27,6 +27,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"model": "exponential", "cdf": "reused", "categories": "type-turn"},
     ],
     "canopy-tlru": [{"threshold_tokens": 20}],
+    "sglang-tlru": [{"threshold_tokens": 20, "next_prompt_tokens": 4}],
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],
 }

@@ -45,12 +45,12 @@ def tail_excess(trace, threshold):
     return cost
 
 
-def hindsight(name, trace, capacity, threshold=None):
+def hindsight(name, trace, capacity, threshold=None, **settings):
     config = (
         {"threshold_tokens": float(threshold)} if hindsight_class(name).takes_tail_target else {}
     )
     policy = make_hindsight(name, Future(trace), config)
-    return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1)
+    return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1, **settings)
 
 
 def test_the_future_knows_the_next_use_of_every_block():
@@ -95,6 +95,42 @@ def test_tail_belady_is_no_bound_where_a_shorter_prompt_comes_between():
     trace = [record(t, path) for t, path in enumerate(paths)]
     assert hindsight("tail-belady", trace, 5, 10).tel_tokens == 50
     assert best(paths, 5, tail_excess(trace, 10)) == 40
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
+def test_belady_hits_as_much_as_any_choice_can_where_a_request_need_not_be_cached(make, capacity):
+    gained = 0
+    for seed in range(20):
+        trace = make(seed)[:7]
+        paths = [r.blocks for r in trace]
+        optimum = -best(paths, capacity, lambda _, hit: -hit, optional=True)
+        got = hindsight("belady", trace, capacity, optional_caching=True).block_hits
+        assert got == optimum, f"seed {seed}"
+        gained += got - hindsight("belady", trace, capacity).block_hits
+    assert gained > 0
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_tail_belady_has_the_least_excess_where_a_request_need_not_be_cached(capacity):
+    # arXiv 2510.15152, Theorem 1, with the constraints it is stated for.
+    for seed in range(20):
+        trace = growing_conversations(seed, requests=7)
+        for threshold in (10, 20):
+            excess = tail_excess(trace, threshold)
+            optimum = best([r.blocks for r in trace], capacity, excess, optional=True)
+            got = hindsight("tail-belady", trace, capacity, threshold, optional_caching=True)
+            assert got.tel_tokens == optimum, f"seed {seed}, threshold {threshold}"
+
+
+@pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
+def test_no_online_policy_beats_the_bounds_of_its_caching(make):
+    for seed in range(10):
+        trace = make(seed)
+        most = hindsight("belady", trace, 3, optional_caching=True).block_hits
+        for name in policy_names():
+            online = simulate(trace, make_policy(name), 3, optional_caching=True, verify_every=1)
+            assert online.block_hits <= most, f"{name}, seed {seed}"
 
 
 @pytest.mark.parametrize("make", [growing_conversations, branching_prompts])

@@ -6,12 +6,13 @@ from functools import cache
 from itertools import combinations
 
 
-def best(paths, capacity, cost):
+def best(paths, capacity, cost, optional=False):
     """Least total cost of serving ``paths`` (tuples of chained block ids) from an empty cache.
 
     ``cost(index, hit)`` is what request ``index`` costs when ``hit`` leading blocks are cached.
     As in the tree: each request is cached whole, or its first ``capacity`` blocks, what is
-    evicted are ends of paths, and a request cannot evict its own blocks.
+    evicted are ends of paths, and a request cannot evict its own blocks. With ``optional`` what
+    is kept after a request is any choice of its blocks and of those that were cached.
     """
     parent = {}
     for path in paths:
@@ -29,8 +30,8 @@ def best(paths, capacity, cost):
         hit = 0
         while hit < len(path) and path[hit] in cached:
             hit += 1
-        kept = frozenset(path[:capacity])
-        others = cached - kept
+        kept = frozenset() if optional else frozenset(path[:capacity])
+        others = (cached | frozenset(path) if optional else cached) - kept
         room = min(capacity - len(kept), len(others))
         after = (
             kept | frozenset(chosen)

@@ -92,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="evict whole nodes as SGLang does, not only what is needed",
     )
+    add(
+        "--optional-caching",
+        action="store_true",
+        help="a request need not be cached, as no server can have it; the bound is higher then",
+    )
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
 
 
@@ -153,6 +158,7 @@ def make_plan(args: argparse.Namespace) -> SweepPlan:
         ttft_model=ttft_model,
         model=load_model_shape(args.model) if args.model else None,
         whole_nodes=args.whole_nodes,
+        optional_caching=args.optional_caching,
     )
 
 

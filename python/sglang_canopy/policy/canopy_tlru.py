@@ -4,7 +4,7 @@ A conversation of ``L`` tokens whose next prompt brings ``Q`` more meets the tar
 ``xi`` tokens are left to prefill, that is if its first L + Q - xi tokens are cached. What lies
 beyond is free: evicting it costs no target. Free tokens go first, then plain LRU. ``L`` is the
 conversation's high-water mark (``Leaf.history``); ``Q`` comes from the history of the
-conversation's own category.
+conversation's own category, or is a constant as in the paper's experiments.
 
 Forced or optional caching: in the paper's forced model a conversation is cached whole when it
 is served, as in a server, whose KV is in memory when a request ends. In the optional one a
@@ -38,6 +38,8 @@ class Config:
     """Or: tokens that may be left to prefill (simulator)."""
     growth_quantile: float | None = None
     """Plan for this quantile (0 to 1) of the next prompt's new tokens; null: for their mean."""
+    next_prompt_tokens: float | None = None
+    """Or: plan for this many, learnt from nothing (the paper's fixed estimate of Q)."""
     caching: str = "forced"
     """``forced``, or ``optional`` (simulator only): needed tokens never make room for free ones."""
 
@@ -47,6 +49,11 @@ class Config:
             raise ValueError(
                 f"key 'growth_quantile' must be at least 0 and below 1, got {self.growth_quantile}"
             )
+        fixed = self.next_prompt_tokens
+        if fixed is not None and not 0 <= fixed < float("inf"):
+            raise ValueError(f"key 'next_prompt_tokens' must be 0 or above, got {fixed!r}")
+        if fixed is not None and self.growth_quantile is not None:
+            raise ValueError("give only one of 'growth_quantile' and 'next_prompt_tokens'")
         if self.caching not in ("forced", "optional"):
             raise ValueError(f"key 'caching' must be forced or optional, got {self.caching!r}")
 
@@ -144,6 +151,8 @@ class TailOptimizedLRU(Policy):
 
     def next_tokens(self, label: str) -> float:
         """New tokens to plan for in the next prompt of a conversation with this label."""
+        if self.config.next_prompt_tokens is not None:
+            return float(self.config.next_prompt_tokens)
         if not self.model.version:
             return self.model.early_growth()
         category = self.model.categories.get(label)

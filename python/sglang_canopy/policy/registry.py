@@ -21,6 +21,7 @@ _MODULES = {
     "s3fifo": "s3fifo",
     "gdfs": "gdfs",
     "threshold-lru": "threshold_lru",
+    "sglang-tlru": "sglang_tlru",
     "canopy-tlru": "canopy_tlru",
     "etlru": "etlru",
 }

@@ -145,9 +145,17 @@ class WorkloadAware(Policy):
         else:
             category = self._category(leaf)
             bucket = self._bucket(leaf, category)
+            # What a tenant that is not trusted outright said to be over ranks lower, by how often
+            # that came true.
+            said = (self.model.hints.key(leaf.tenant),) if leaf.over else ()
             self._cells.push(
-                (category.label, bucket), leaf, lambda: (category, self._weight(category, bucket))
+                (category.label, bucket, *said),
+                leaf,
+                lambda: (category, self._weight(category, bucket) * self._over_weight(said)),
             )
+
+    def _over_weight(self, said: tuple[Any, ...]) -> float:
+        return self.model.hints.over_weight(said[0]) if said else 1.0
 
     def _category(self, leaf: Leaf) -> Category:
         # More uses than its conversation has turns: others run through it too.
@@ -242,7 +250,8 @@ class WorkloadAware(Policy):
 
     def _reweigh(self, cell: Cell) -> float:
         cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
-        return self._weight(cell.category, cell.key[1])  # type: ignore[index]
+        weight = self._weight(cell.category, cell.key[1])  # type: ignore[index]
+        return weight * self._over_weight(cell.key[2:])  # type: ignore[index]
 
     def _keep(self, leaf: Leaf) -> int:
         """Tokens of the victim that are worth more than the rest of it."""

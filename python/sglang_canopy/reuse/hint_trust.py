@@ -15,6 +15,12 @@ _SLACK = 0.5
 _SLACK_MIN_S = 5.0
 _BOUND = 100_000
 """Hints followed up at once; older ones count as settled."""
+_REMEMBERED_TIPS = 4096
+"""After so many tips of a tenant, its counts of them are halved: old ones fade."""
+_PRIOR_TIPS = 20.0
+"""Tips of prior belief that a tenant's "over" says nothing."""
+_TELLS_LITTLE = 2.0 / 3.0
+"""A weight from here on counts as 1: measured, such hints win nothing."""
 MAX_TENANTS = 64
 """Tenants with a record of their own; the one that has hinted least recently goes first."""
 _FIRST_HINTS = 128
@@ -24,12 +30,14 @@ OTHERS = "*"
 
 
 class Hinted(Protocol):
-    """A tip that a hint was given for."""
+    """A tip that a hint was given for, or may be."""
 
     born: float
     tenant: str | None
     return_at: float | None
     hinted_over: bool
+    counted: HintRecord | None
+    """The record that counts this tip among its tenant's."""
 
 
 def return_slack_s(hint_s: float) -> float:
@@ -45,6 +53,12 @@ class HintRecord:
     returns_true: int = 0
     overs: int = 0
     overs_wrong: int = 0
+    tips: float = 0.0
+    """Finished requests since the record was made, hinted or not; this and the next three fade."""
+    tips_continued: float = 0.0
+    tips_over: float = 0.0
+    """Those of them that were said to be over."""
+    tips_over_continued: float = 0.0
 
     def return_probability(self) -> float:
         """P(a client returns about when it said); two of three before anything is known."""
@@ -53,6 +67,27 @@ class HintRecord:
     def over_trusted(self) -> bool:
         """Whether "this conversation is over" has been true often enough to act on."""
         return self.overs_wrong <= 2 + 0.1 * self.overs
+
+    def over_weight(self) -> float:
+        """P(continues | said to be over) / P(continues), at most 1.
+
+        Both are shares of this tenant's own tips. The first leans on the second, so that hints that
+        nothing is known of, and hints that tell little, weigh 1: as no hint.
+        """
+        continues = (self.tips_continued + 1.0) / (self.tips + 2.0)
+        over = self.tips_over_continued + _PRIOR_TIPS * continues
+        weight = over / (self.tips_over + _PRIOR_TIPS) / continues
+        return weight if weight < _TELLS_LITTLE else 1.0
+
+    def note_tip(self, over: bool) -> None:
+        """A request of the tenant has ended."""
+        self.tips += 1.0
+        self.tips_over += over
+        if self.tips >= _REMEMBERED_TIPS:
+            self.tips /= 2.0
+            self.tips_continued /= 2.0
+            self.tips_over /= 2.0
+            self.tips_over_continued /= 2.0
 
 
 @dataclass(slots=True)
@@ -101,11 +136,18 @@ class HintRecords:
         """``tenant``, or ``OTHERS`` for one without a record: equal keys, equal trust."""
         return tenant if tenant in self._records else OTHERS
 
-    def note_over(self, tip: Hinted) -> None:
-        """A client said that nothing continues ``tip``."""
-        if not tip.hinted_over:
-            tip.hinted_over = True
+    def note_tip(self, tip: Hinted, over: bool) -> None:
+        """The request that ``tip`` stands for ended, ``over`` if a client said so.
+
+        Only tenants that have given a hint are counted, so that others take no record from them.
+        """
+        if over and not tip.hinted_over:
             self.record(tip.tenant).overs += 1
+        tip.hinted_over = tip.hinted_over or over
+        record = self._records.get(tip.tenant)
+        if record is not None and tip.counted is None:
+            tip.counted = record
+            record.note_tip(over)
 
     def note_return(self, tip: Hinted, in_s: float) -> None:
         """A client said that ``tip`` is continued ``in_s`` seconds after its birth."""
@@ -121,6 +163,9 @@ class HintRecords:
         """``tip`` was continued: check the hints that it had."""
         if tip.hinted_over:
             self.record(tip.tenant).overs_wrong += 1
+        if tip.counted is not None:
+            tip.counted.tips_continued += 1.0
+            tip.counted.tips_over_continued += tip.hinted_over
         if tip.return_at is not None:
             off_s = abs(now - tip.return_at)
             self._count_return(tip, off_s <= return_slack_s(tip.return_at - tip.born))
@@ -147,6 +192,10 @@ class HintRecords:
     def over_trusted(self, tenant: str | None) -> bool:
         """Whether the ends that ``tenant`` announces are to be acted on."""
         return self._records.get(tenant, _NO_HINTS).over_trusted()
+
+    def over_weight(self, tenant: str | None) -> float:
+        """What a rank is multiplied by if ``tenant`` said "over" and is not trusted outright."""
+        return self._records.get(tenant, _NO_HINTS).over_weight()
 
     def stats(self) -> dict[str, Any]:
         """Sums over the tenants that have a record."""

@@ -110,9 +110,8 @@ class ReuseModel:
                 matched = self.shadow.matched_blocks(request.path)
                 self.shadow.learn(request.time, request.path[matched:])
                 self.shadow.open_tip(tip, request.path[full - 1])
-        if request.over:
-            self.hints.note_over(tip)
-        elif request.return_in_s is not None:
+        self.hints.note_tip(tip, request.over)
+        if not request.over and request.return_in_s is not None:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.hint_trust import HintRecord
 
 
 class Tip:
@@ -24,6 +25,7 @@ class Tip:
         "blocks",
         "born",
         "category",
+        "counted",
         "first",
         "gap_s",
         "growth",
@@ -63,6 +65,7 @@ class Tip:
         """Of a junction: when its prefix was first seen."""
         self.return_at: float | None = None
         self.hinted_over = False
+        self.counted: HintRecord | None = None
 
 
 class NewBlocks:

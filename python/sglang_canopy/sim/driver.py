@@ -76,6 +76,7 @@ def simulate(
     ttft_model: tuple[float, float] | None = None,
     quantum_tokens: int = 1,
     whole_nodes: bool = False,
+    optional_caching: bool = False,
     on_evict: Callable[[Evicted], None] | None = None,
     on_request: Callable[[Request, int], None] | None = None,
     verify_every: int = 0,
@@ -83,7 +84,8 @@ def simulate(
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
     The result's tail is measured against ``threshold_tokens``; ``slo_ms`` and ``ttft_model`` go to
-    the policy. ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
+    the policy. With ``optional_caching`` a request need not be cached (``sim/tree.py``).
+    ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
     n > 0 recounts the whole tree every n requests (slow; for tests).
 
     Raises ``CanopyError`` for an empty or unsorted trace, or one that mixes block sizes.
@@ -103,6 +105,7 @@ def simulate(
                 request.block_tokens,
                 quantum_tokens=quantum_tokens,
                 whole_nodes=whole_nodes,
+                optional_caching=optional_caching,
                 on_evict=on_evict,
             )
         elif request.block_tokens != tree.block_tokens:

@@ -80,6 +80,7 @@ class SweepPlan:
     ttft_model: tuple[float, float] | None = None
     model: ModelShape | None = None
     whole_nodes: bool = False
+    optional_caching: bool = False
 
     def random(self, placebo: bool) -> bool:
         """Whether a run depends on its seed."""
@@ -214,6 +215,7 @@ def simulate_task(plan: SweepPlan, task: SweepTask) -> dict[str, Any]:
         slo_ms=plan.slo_ms,
         ttft_model=plan.ttft_model,
         whole_nodes=plan.whole_nodes,
+        optional_caching=plan.optional_caching,
     )
     given = plan.capacities[task.capacity]
     return {

@@ -52,6 +52,9 @@ class RadixTree:
 
     ``quantum_tokens`` is the least that one cut takes (servers: 64); ``whole_nodes`` evicts all of a victim but
     its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` sees every cut.
+    With ``optional_caching`` a request need not be cached: ``access`` makes room after it, by the
+    policy's choice among all leaves, the request's own too (arXiv 2510.15152, Section 3 and
+    Algorithm 1). A server cannot do that; its KV is in memory before anything is chosen.
     ``keep_tenant_share`` and ``keep_total_share`` bound what requests may keep.
     """
 
@@ -63,6 +66,7 @@ class RadixTree:
         *,
         quantum_tokens: int = 1,
         whole_nodes: bool = False,
+        optional_caching: bool = False,
         on_evict: Callable[[Evicted], None] | None = None,
         keep_tenant_share: float = TENANT_SHARE,
         keep_total_share: float = TOTAL_SHARE,
@@ -82,6 +86,7 @@ class RadixTree:
         self.block_tokens = block_tokens
         self.quantum_tokens = quantum_tokens
         self.whole_nodes = whole_nodes
+        self.optional_caching = optional_caching
         self.on_evict = on_evict
         self.keeps = Keeps(capacity_blocks * block_tokens, keep_tenant_share, keep_total_share)
         self.root = Node(None, (), 0, 0)
@@ -106,6 +111,8 @@ class RadixTree:
         node.locks -= 1
         if leaf is not self.root and not leaf.children and not leaf.locks:
             policy.admit(leaf, self.now)
+        if self.used_blocks > self.capacity_blocks:
+            self.evict(self.used_blocks - self.capacity_blocks)
         return hit
 
     def match(self, path: Sequence[int]) -> tuple[Node, int]:
@@ -150,7 +157,7 @@ class RadixTree:
         if missing <= 0:
             return node
         short = missing - (self.capacity_blocks - self.used_blocks)
-        if short > 0:
+        if short > 0 and not self.optional_caching:
             missing -= max(0, short - self.evict(short))
             if missing <= 0:
                 return node

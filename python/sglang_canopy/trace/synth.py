@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -19,10 +20,24 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.lines import open_for_writing
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth_api import ApiSource
+from sglang_canopy.trace.synth_birth_death import BirthDeathSource
 from sglang_canopy.trace.synth_chat import ChatSource
-from sglang_canopy.trace.synth_presets import BLOCK_TOKENS, ChatLoad, Preset
+from sglang_canopy.trace.synth_presets import (
+    BLOCK_TOKENS,
+    ApiLoad,
+    BirthDeathLoad,
+    ChatLoad,
+    Preset,
+)
 
 _SUFFIXES = (".gz", ".xz")
+
+
+_SOURCES: dict[type, type] = {
+    ChatLoad: ChatSource,
+    ApiLoad: ApiSource,
+    BirthDeathLoad: BirthDeathSource,
+}
 
 
 class SyntheticRequest(NamedTuple):
@@ -52,9 +67,9 @@ def synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticR
 
 def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticRequest]:
     rng = Random(f"{preset.name}/{seed}")
-    source = ChatSource if isinstance(preset.load, ChatLoad) else ApiSource
+    source = _SOURCES[type(preset.load)]
     last_chat: dict[int, int] = {}
-    drawn = source(preset.load, seconds, rng, itertools.count())  # type: ignore[arg-type]
+    drawn = source(preset.load, seconds, rng, itertools.count())
     for chat, r in enumerate(drawn):
         parent = last_chat.pop(r.conversation, -1)
         if r.more:
@@ -124,6 +139,7 @@ def write_trace(
         if preset.name.startswith("trace-")
         else None,
         "requests_per_s": preset.load.requests_per_s,
+        "load": asdict(preset.load) if isinstance(preset.load, BirthDeathLoad) else None,
         "seconds": seconds,
         "seed": seed,
         "block_tokens": BLOCK_TOKENS,

@@ -3,7 +3,9 @@
 On a tree the constraint costs nothing: a block is never used before the blocks above it, so of
 all cached blocks the one used last is at the end of a leaf. Every request must be cached whole
 (its KV is in memory when it ends), and under that rule, which holds for the live cache and for
-every policy here, this is optimal in blocks hit; ``test/sim`` compares it with all choices.
+every policy here, this is optimal in blocks hit. Where a request need not be cached
+(``RadixTree(optional_caching=True)``) the same rule is optimal among all policies that may decline
+one, and hits more; ``test/sim`` compares both with all choices.
 """
 
 from __future__ import annotations

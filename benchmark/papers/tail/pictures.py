@@ -1,0 +1,76 @@
+"""The pictures of this paper's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+QUANTILES = ("p50_ms", "p90_ms", "p95_ms", "p99_ms")
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=80, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
+def latencies(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
+    """P50 to P99 of the TTFT by policy, a panel a threshold, as in the paper's Figures 5 and 7;
+    here as shares of the first policy's, whose times stand below."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True)
+    for axis, (name, rows) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        width = 0.8 / len(rows)
+        for i, row in enumerate(rows):
+            at = np.arange(len(QUANTILES)) + (i - (len(rows) - 1) / 2) * width
+            shares = [100 * row[q] / rows[0][q] for q in QUANTILES]
+            axis.bar(at, shares, width, label=row["arm"], color=f"C{i}")
+        axis.axhline(100, color="black", lw=0.8, ls="--")
+        names = [f"{q[:3].upper()}\n{rows[0][q]:,.0f} ms" for q in QUANTILES]
+        axis.set_xticks(range(len(QUANTILES)), names)
+        axis.set_title(name, fontsize=10)
+        axis.grid(axis="y", alpha=0.3)
+    np.atleast_1d(axes)[0].set_ylabel("TTFT without queue, % of lru's")
+    np.atleast_1d(axes)[0].set_ylim(bottom=0)
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    figure.subplots_adjust(bottom=0.22, wspace=0.06, top=0.86)
+    save(figure, path)
+
+
+def distributions(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Share of what lies above x, by trace, one panel a quantity."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4))
+    for axis, (name, lines) in zip(axes, panels.items(), strict=True):
+        for label, values in lines.items():
+            ordered = np.sort(np.asarray(values, dtype=float))
+            above = 1.0 - np.arange(len(ordered)) / len(ordered)
+            axis.plot(ordered, above, label=label, drawstyle="steps-post")
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel(name)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share at or above")
+    axes[0].legend(fontsize=8)
+    save(figure, path)
+
+
+def line_fit(
+    path: Path, uncached: np.ndarray, times_ms: np.ndarray, alpha: float, beta: float
+) -> None:
+    """TTFT against uncached tokens, with the least-squares line."""
+    figure, axis = plt.subplots(figsize=(5, 3.6))
+    axis.plot(uncached, times_ms, ".", markersize=2, alpha=0.4, label="requests")
+    ends = np.array([0, uncached.max()])
+    axis.plot(ends, alpha * ends + beta, "C3", label=f"{1000 * alpha:.0f} ms per 1,000 tokens")
+    axis.set_xlabel("uncached tokens")
+    axis.set_ylabel("TTFT without queue, ms")
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3)
+    save(figure, path)

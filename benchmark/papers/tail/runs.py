@@ -1,0 +1,176 @@
+"""Simulations that the tables and figures share: policies by threshold and capacity, two traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import SimResult, distinct_blocks, simulate
+from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight
+from sglang_canopy.sim.hindsight.future import Future
+from sglang_canopy.sim.system import load_profile
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import synthesise
+from sglang_canopy.trace.synth_presets import get_preset
+
+PROFILE = "llama-3.1-8b-a100"
+"""An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""
+
+CAPACITIES = (0.02, 0.05, 0.1, 0.2)
+"""Of the trace's distinct blocks."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy as the tables name it."""
+
+    label: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aims: bool = True
+    """Whether it is told the threshold."""
+    fixed_growth: bool = False
+    """Whether it plans with the trace's mean growth (the paper's estimate of Q)."""
+    whole_nodes: bool = False
+
+
+ONLINE = (
+    Arm("lru", "lru", aims=False),
+    Arm("wa", "wa", aims=False),
+    Arm("threshold-lru 1024", "threshold-lru", {"threshold_tokens": 1024}, aims=False),
+    Arm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
+    Arm("sglang-tlru", "sglang-tlru", fixed_growth=True),
+    Arm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
+    Arm("canopy-tlru", "canopy-tlru"),
+    Arm("etlru, floor 0", "etlru", {"floor": 0.0}),
+    Arm("etlru", "etlru"),
+)
+KNOWING = (
+    Arm("end-aware", "end-aware-tlru"),
+    Arm("length-aware", "length-aware-tlru"),
+    Arm("tail-belady", "tail-belady"),
+)
+
+
+class Workbench:
+    """One trace with what is computed of it once."""
+
+    def __init__(self, trace: Iterable[TraceRequest]) -> None:
+        self.trace = list(trace)
+        self.prompts = np.array([r.input_tokens for r in self.trace])
+        self.distinct = distinct_blocks(self.trace)
+        self.future = Future(self.trace)
+        self.growth = round(self.future.mean_growth_tokens)
+        """Q-hat: what the next prompt adds, on average."""
+        self.profile = load_profile(PROFILE)
+        self._pairs = self.profile.pair_s()
+
+    def ttft_ms(self, uncached: np.ndarray) -> np.ndarray:
+        """Prefill alone, nobody waiting, by the profile."""
+        step = self.profile.prefill_batch_s
+        return np.array(
+            [
+                1e3 * step([(max(int(u), 1), int(p) - max(int(u), 1))], self._pairs)
+                for u, p in zip(uncached, self.prompts, strict=True)
+            ]
+        )
+
+    def run(self, arm: Arm, capacity: float, threshold: float, **settings: Any) -> SimResult:
+        """One simulation."""
+        options = dict(arm.options)
+        if arm.aims:
+            options["threshold_tokens"] = threshold
+        if arm.fixed_growth:
+            options["next_prompt_tokens"] = self.growth
+        if arm.policy in hindsight_names():
+            policy = make_hindsight(arm.policy, self.future, options)
+        else:
+            policy = make_policy(arm.policy, options)
+        blocks = max(1, round(capacity * self.distinct))
+        settings = {"whole_nodes": arm.whole_nodes, "threshold_tokens": threshold, **settings}
+        return simulate(self.trace, policy, blocks, **settings)
+
+    def row(self, result: SimResult, slo: float) -> dict[str, float]:
+        """What a table shows of one simulation; times in ms, TEL in thousands of tokens."""
+        uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
+        times = self.ttft_ms(uncached)
+        p50, p90, p95, p99 = (round(float(v), 1) for v in np.percentile(times, (50, 90, 95, 99)))
+        return {
+            "hit_pct": round(100 * result.block_hit_ratio, 2),
+            "p90_tokens": result.uncached_tokens_p90,
+            "p50_ms": p50,
+            "p90_ms": p90,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "tel_ktokens": round((result.tel_tokens or 0.0) / 1e3, 1),
+            "over_threshold": int(result.slo_violations or 0),
+            "over_slo": int((uncached > slo).sum()),
+        }
+
+
+def conversation(data: Path) -> Workbench:
+    """Mooncake's conversation trace, in place of WildChat: real arrivals, longer prompts."""
+    path = data / "mooncake" / "conversation_first60.jsonl"
+    return Workbench(open_trace(str(path), "mooncake"))
+
+
+def stochastic(seconds: float = 3000.0, seed: int = 1, **rates: float) -> Workbench:
+    """The paper's stochastic model, in place of ShareGPT with synthetic times (Appendix F)."""
+    preset = get_preset("birth-death").with_rates(**rates)
+    return Workbench(r.request for r in synthesise(preset, seconds, seed))
+
+
+def sweep(
+    bench: Workbench,
+    capacities: Sequence[float],
+    thresholds: Sequence[float],
+    slo: float,
+    arms: Sequence[Arm] = ONLINE,
+) -> list[dict[str, Any]]:
+    """Every arm at every threshold and capacity; one that does not aim runs once a capacity."""
+    rows = []
+    for capacity in capacities:
+        for arm in arms:
+            result = None
+            for threshold in thresholds:
+                if arm.aims or result is None:
+                    result = bench.run(arm, capacity, threshold)
+                    row = bench.row(result, slo)
+                if not arm.aims:
+                    left = np.frombuffer(result.uncached_tokens, dtype=np.int64)
+                    excess = np.maximum(left - threshold, 0)
+                    row = {
+                        **row,
+                        "tel_ktokens": round(float(excess.sum()) / 1e3, 1),
+                        "over_threshold": int((excess > 0).sum()),
+                    }
+                place = {"capacity": capacity, "threshold": threshold, "arm": arm.label}
+                rows.append({**place, **row})
+    return rows
+
+
+def relative(
+    rows: Sequence[Mapping[str, Any]], arm: str, base: str, keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What ``arm`` improves on ``base`` in per cent, cell by cell, as the paper's tables give it."""
+    cells = {(r["capacity"], r["threshold"], r["arm"]): r for r in rows}
+    made = []
+    for capacity, threshold, label in cells:
+        if label != arm:
+            continue
+        ours, theirs = cells[capacity, threshold, arm], cells[capacity, threshold, base]
+        gains = {
+            key: round(100 * (theirs[key] - ours[key]) / theirs[key], 1)
+            if theirs[key]
+            else math.nan
+            for key in keys
+        }
+        made.append({"capacity": capacity, "threshold": threshold, **gains})
+    return made

@@ -1,0 +1,54 @@
+"""``sglang-tlru``: the rule of SGLang's own ``--radix-eviction-policy tlru``, as a baseline.
+
+SGLang 0.5.23 (``mem_cache/evict_policy.py``, ``TLRUStrategy``) takes T-LRU (arXiv 2510.15152) by
+nodes: a node is free to go when all of it lies beyond the budget L + Q - xi, L the deepest that
+its branch ever reached, Q one constant. Free nodes go first, oldest first, then plain LRU. What
+``canopy-tlru`` adds is the cut inside a node, a Q learnt by category, and a target in
+milliseconds. With ``whole_nodes`` this evicts what SGLang's does
+(``test/radix/test_sglangs_own_tlru.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sglang_canopy.policy.ranked import RankedPolicy
+from sglang_canopy.records import Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    threshold_tokens: float = 0.0
+    """SGLang's ``threshold``: tokens that may be left to prefill."""
+    next_prompt_tokens: float = 0.0
+    """SGLang's ``next_prompt_estimate``: what the next prompt adds to the history."""
+
+    def __post_init__(self) -> None:
+        for key in ("threshold_tokens", "next_prompt_tokens"):
+            value = getattr(self, key)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"key {key!r} must be 0 or above, got {value!r}")
+
+
+class SGLangTLRU(RankedPolicy):
+    """Nodes wholly beyond the budget by age, then all others by age. O(log n)."""
+
+    name: ClassVar[str] = "sglang-tlru"
+    Config: ClassVar[type] = Config
+    reads_labels: ClassVar[bool] = False
+    takes_tail_target: ClassVar[bool] = True
+
+    # victim = the leaf with the least (offset < history + next prompt - threshold, last_access)
+    def rank(self, leaf: Leaf) -> bool:
+        budget = leaf.history + self.config.next_prompt_tokens - self.config.threshold_tokens
+        return leaf.offset < max(budget, 0.0)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        # What is left begins deeper, and may lie beyond the budget now.
+        if leaf in self._heap:
+            self.drop(leaf)
+            self.admit(leaf, leaf.last_access)
+
+
+POLICY = SGLangTLRU

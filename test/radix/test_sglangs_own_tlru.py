@@ -1,0 +1,141 @@
+"""``sglang-tlru`` against the code it is named after: SGLang's own tree under ``tlru``.
+
+Both get the same prompts, and what they hit and evict must be the same. SGLang refreshes the rest
+of a node when it splits it, so no prompt here branches off inside one.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.mem_cache.evict_policy import TLRUStrategy
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.sim.tree import Evicted, RadixTree
+from support.live_tree import LiveTree
+
+PAGE = 4
+BLOCKS = 40
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    threshold=st.integers(0, 200),
+    growth=st.integers(0, 200),
+    nodes=st.lists(st.tuples(*[st.integers(1, 200)] * 3), min_size=2, max_size=8),
+)
+def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> None:
+    sglangs = TLRUStrategy(threshold=threshold, next_prompt_estimate=growth)
+    options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
+    policy = make_policy("sglang-tlru", options)
+    priorities = {}
+    for time, (offset, length, more) in enumerate(nodes):
+        leaf = Leaf(offset, length)
+        leaf.history, leaf.last_access = offset + length + more, float(time)
+        node = SimpleNamespace(
+            key=range(length),
+            last_access_time=time,
+            _tlru_history_len=leaf.history,
+            _tlru_cached_prefix_len=offset + length,
+        )
+        priorities[leaf] = sglangs.get_priority(node)
+        policy.admit(leaf, float(time))
+    order = []
+    while (victim := policy.victim(99.0)) is not None:
+        order.append(victim.leaf)
+        policy.drop(victim.leaf)
+    assert order == sorted(priorities, key=priorities.__getitem__)
+
+
+def prompts(seed: int) -> list[list[int]]:
+    """Conversations of whole pages that grow."""
+    draw = random.Random(seed)
+    talks: dict[int, list[int]] = {}
+    made = []
+    for _ in range(150):
+        who = draw.randrange(12)
+        if who not in talks or draw.random() < 0.08:
+            talks[who] = []
+        fresh = [draw.randrange(10, 10**6) for _ in range(draw.randint(1, 5))]
+        talks[who] = talks[who] + fresh
+        if len(talks[who]) > BLOCKS // 2:
+            del talks[who]
+            continue
+        made.append(talks[who])
+    return made
+
+
+def request_of(blocks: list[int]) -> dict[str, Any]:
+    path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
+    return {"path": path, "block_tokens": PAGE, "prompt_tokens": len(blocks) * PAGE}
+
+
+@pytest.mark.parametrize(("threshold", "growth"), [(0, 0), (24, 8), (48, 12), (60, 0)])
+def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None:
+    freed = 0
+    for seed in range(4):
+        config = {"threshold": threshold, "next_prompt_estimate": growth}
+        theirs = LiveTree(BLOCKS * PAGE, "tlru", config, page_size=PAGE, core="python")
+        options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
+        policy = make_policy("sglang-tlru", options)
+        ours = RadixTree(policy, BLOCKS, PAGE, whole_nodes=True)
+        lru = RadixTree(make_policy("lru"), BLOCKS, PAGE, whole_nodes=True)
+        for time, blocks in enumerate(prompts(seed)):
+            tokens = [block for block in blocks for _ in range(PAGE)]
+            theirs_hit = theirs.match(tokens)
+            theirs.insert(tokens)
+            fields = request_of(blocks)
+            ours_hit = ours.access(Request(time=float(time), **fields)) * PAGE
+            assert ours_hit == theirs_hit, (seed, time)
+            freed += ours_hit - lru.access(Request(time=float(time), **fields)) * PAGE
+            ours.verify()
+    assert (freed == 0) == (threshold <= growth)
+
+
+def branches(seed: int) -> list[list[int]]:
+    """Prompts that each add to any earlier one, at its end."""
+    draw = random.Random(seed)
+    made: list[list[int]] = [[]]
+    for _ in range(25):
+        made.append(made[draw.randrange(len(made))] + [draw.randrange(10**6) for _ in range(3)])
+    return made[1:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("threshold", "growth"), [(24, 8), (48, 12), (120, 0)])
+def test_branches_are_evicted_in_the_order_of_sglangs_own_tree(
+    threshold: int, growth: int, seed: int
+) -> None:
+    config = {"threshold": threshold, "next_prompt_estimate": growth}
+    theirs = LiveTree(1000, "tlru", config, page_size=PAGE, core="python")
+    options = {"threshold_tokens": threshold, "next_prompt_tokens": growth}
+    cuts: list[Evicted] = []
+    policy = make_policy("sglang-tlru", options)
+    ours = RadixTree(policy, 250, PAGE, whole_nodes=True, on_evict=cuts.append)
+    for time, blocks in enumerate(branches(seed)):
+        theirs.insert([block for block in blocks for _ in range(PAGE)])
+        ours.access(Request(time=float(time), **request_of(blocks)))
+    deleted: list[int] = []
+    core, delete = theirs.core, theirs.core._delete_unbacked_device_leaf
+
+    def noted(node: Any, *args: Any, **more: Any) -> Any:
+        path, above = [], node
+        while above is not core.root_node:
+            path = list(above.key.raw_token_ids()) + path
+            above = above.parent
+        first = (len(path) - len(node.key)) // PAGE
+        deleted.append(hash((*path[::PAGE][: first + 1],)))
+        return delete(node, *args, **more)
+
+    core._delete_unbacked_device_leaf = noted
+    for _ in range(25):
+        theirs.evict(1)
+        ours.evict(1)
+    assert len(deleted) == 25
+    assert deleted == [cut.blocks[0] for cut in cuts]
