@@ -13,6 +13,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.trace.record import TraceRequest
@@ -26,9 +27,9 @@ def tier(tokens: int, **others) -> TierSpec:
     return TierSpec(tokens * KV, **FAST, **others)
 
 
-def run(trace, **config):
+def run(trace, *, events=None, **config):
     config = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile())
+    return simulate_system(trace, SystemConfig(**config), profile(), events=events)
 
 
 def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
@@ -195,3 +196,33 @@ def test_every_token_is_accounted_for_after_every_step(
         assert not instance.running
         assert instance.outstanding == instance.tree.private == 0
         assert all(node.locks == 0 for node in instance.tree.nodes())
+
+
+def test_prefetches_leave_half_of_the_host_to_what_the_device_writes():
+    # Six prompts of 100 tokens are on the disk and come again at once, behind one that takes 2 s:
+    # all could be read meanwhile. SGLang begins no prefetch while those under way ask for half of
+    # the host or more (``prefetch_capacity_limit``); here that is the second one.
+    first = rounds(8, 1, every_s=10.0)
+    long = request(200.0, tuple(range(9000, 9200)))
+    again = [request(200.1 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
+    events = EventLog()
+    disk = TierSpec(1e9, 1e8, 1e9)
+    run(
+        [*first, long, *again], device_tokens=2100, host=tier(400), disk=disk, events=events,
+        device_policy="fifo",
+    )  # fmt: skip
+    spans = [e for e in events.chrome()["traceEvents"] if e.get("name") == "read"]
+    assert len([s for s in spans if 200e6 < s["ts"] < 201.9e6]) <= 3
+
+
+def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
+    # The head of a prompt is on the host and the rest on the disk. While it queues, others fill
+    # the host; without its head, what was read could not be reached.
+    whole = tuple(range(1, 21))
+    push = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
+    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(6)]
+    trace = [request(0.0, whole), *push, *ahead, request(100.05, whole)]
+    disk = TierSpec(1e9, 1e6, 1e9)
+    result = run(trace, device_tokens=450, host=tier(400), disk=disk)
+    assert result.prefetch_late_bytes == 0
+    assert result.cached_tokens[-1] > 150
