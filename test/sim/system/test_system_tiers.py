@@ -199,20 +199,21 @@ def test_every_token_is_accounted_for_after_every_step(
 
 
 def test_prefetches_leave_half_of_the_host_to_what_the_device_writes():
-    # Six prompts of 100 tokens are on the disk and come again at once, behind one that takes 2 s:
-    # all could be read meanwhile. SGLang begins no prefetch while those under way ask for half of
-    # the host or more (``prefetch_capacity_limit``); here that is the second one.
-    first = rounds(8, 1, every_s=10.0)
-    long = request(200.0, tuple(range(9000, 9200)))
-    again = [request(200.1 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
+    # Six prompts of 100 tokens are on the disk and come again at once, behind others. SGLang
+    # begins no prefetch while those under way ask for half of the host, here 400 tokens, or more
+    # (``prefetch_capacity_limit``): the sixth waits until the first of them is let in.
+    first = rounds(20, 1, every_s=10.0)
+    ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
+    again = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
     events = EventLog()
-    disk = TierSpec(1e9, 1e8, 1e9)
+    disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
     run(
-        [*first, long, *again], device_tokens=2100, host=tier(400), disk=disk, events=events,
-        device_policy="fifo",
+        [*first, *ahead, *again], device_tokens=450, host=tier(800), disk=disk, events=events
     )  # fmt: skip
     spans = [e for e in events.chrome()["traceEvents"] if e.get("name") == "read"]
-    assert len([s for s in spans if 200e6 < s["ts"] < 201.9e6]) <= 3
+    begins = sorted(s["ts"] / 1e6 for s in spans)
+    assert [b - a for a, b in itertools.pairwise(begins[:5])] == pytest.approx([0.09] * 4)
+    assert begins[5] - begins[4] > 0.3
 
 
 def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
