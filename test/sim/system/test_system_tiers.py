@@ -13,6 +13,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from sglang_canopy.sim.system.arrivals import OpenLoop, TurnsWait
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
@@ -176,11 +177,13 @@ def test_every_token_is_accounted_for_after_every_step(
         prefetch_policy=prefetch,
         max_running=running,
     )
-    made = _SystemRun(workload, config, profile(), 0, None, waiting)
+    made = _SystemRun(
+        workload, config, profile(), 0, None, (TurnsWait if waiting else OpenLoop)(workload)
+    )
     plain = made._step
 
-    def step(instance, now, held):
-        plain(instance, now, held)
+    def step(instance, now):
+        plain(instance, now)
         instance.tree.verify()
         assert instance.tree.private >= 0
         for disk in made.disks:
@@ -193,7 +196,7 @@ def test_every_token_is_accounted_for_after_every_step(
     assert (result.e2e_s >= result.ttft_s).all()
     for instance in made.instances:
         assert not instance.waiting
-        assert not instance.running
+        assert not instance.decoding.jobs
         assert instance.outstanding == instance.tree.private == 0
         assert all(node.locks == 0 for node in instance.tree.nodes())
 
@@ -221,7 +224,7 @@ def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
     # the host; without its head, what was read could not be reached.
     whole = tuple(range(1, 21))
     push = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
-    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(6)]
+    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
     trace = [request(0.0, whole), *push, *ahead, request(100.05, whole)]
     disk = TierSpec(1e9, 1e6, 1e9)
     result = run(trace, device_tokens=450, host=tier(400), disk=disk)

@@ -21,6 +21,7 @@ class SimulatedRequest:
         "disk_start",
         "done",
         "end_tokens",
+        "entered",
         "fetch",
         "fetch_deadline",
         "fetched_from",
@@ -36,6 +37,7 @@ class SimulatedRequest:
         "request",
         "start",
         "target",
+        "tokens_before",
     )
 
     def __init__(
@@ -46,7 +48,12 @@ class SimulatedRequest:
     ) -> None:
         self.index = index
         self.arrival = arrival
+        """When it was due, in seconds: every time is counted from here."""
         self.request, self.path, self.prompt, self.output, self.end_tokens = made
+        self.entered = math.nan
+        """When the gate let it into the queue."""
+        self.tokens_before = 0
+        """Tokens that its instance had prefilled when it began to wait."""
         self.target = self.prompt
         """Tokens to prefill; more than the prompt after a retraction."""
         self.done = 0
@@ -69,6 +76,10 @@ class SimulatedRequest:
         self.fetch_deadline = math.inf
         self.start = math.nan
         self.first_token = math.nan
+
+    def path_of_prompt(self, block_tokens: int) -> tuple[int, ...]:
+        """The blocks that are looked up for it."""
+        return self.path[: self.blocks_of(self.target, block_tokens)]
 
     def blocks_of(self, tokens: int, block_tokens: int) -> int:
         return -(-tokens // block_tokens)
