@@ -19,7 +19,7 @@ Row = dict[str, Any]
 EXPAND = 0.02
 REFINE = 0.05
 COST = 0.005
-STEP_LEAST: Point = (64.0, 75.0)
+STEP_LEAST: Point = (128.0, 150.0)
 
 
 def adaptive_pareto_exploration(

@@ -230,3 +230,37 @@ def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
     result = run(trace, device_tokens=450, host=tier(400), disk=disk)
     assert result.prefetch_late_bytes == 0
     assert result.cached_tokens[-1] > 150
+
+
+def test_a_disk_that_is_waited_for_pays_only_if_it_is_faster_than_computing():
+    trace = rounds(10, 4)
+    recompute = run(trace, host=tier(400))
+    ttft = {}
+    for name, speed in (("slow", 2e5), ("fast", 1e8)):
+        disk = TierSpec(1e9, speed, 1e9)
+        result = run(trace, host=tier(400), disk=disk, prefetch_policy="wait_complete")
+        assert result.token_hit_ratio_by_tier["disk"] > 0.5
+        ttft[name] = result.mean_ttft_s
+    # 100 tokens of 1,000 bytes: 0.5 s to read from the slow one, 0.1 s to compute.
+    assert ttft["slow"] > recompute.mean_ttft_s
+    assert ttft["fast"] < recompute.mean_ttft_s
+
+
+@pytest.mark.parametrize(("new", "hidden"), [(150, True), (1, False)])
+def test_layerwise_loading_hides_behind_a_long_prefill_only(new, hidden):
+    # 100 tokens on the host, at 1 MB/s: 0.1 s to load; ``new`` ms to compute (Kareto, 3.2).
+    prompt = tuple(range(1, 11))
+    push = [request(1.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(3)]
+    blocks = -(-new // 10)
+    back = request(10.0, prompt + tuple(range(500, 500 + blocks)))
+    trace = [request(0.0, prompt), *push, back]
+    config = SystemConfig(
+        device_tokens=300, quantum_tokens=1, load_back_threshold_tokens=1,
+        host=TierSpec(1e9, 1e6, 1e9),
+    )  # fmt: skip
+    overlapped = simulate_system(trace, config, profile(layers=100)).ttft_s[-1]
+    one_by_one = simulate_system(trace, config, profile(layers=1)).ttft_s[-1]
+    compute = blocks * 10 * 0.001
+    assert one_by_one == pytest.approx(compute + 0.1)
+    assert overlapped == pytest.approx(max(compute + 0.1 / 100, 0.1 + compute / 100))
+    assert (overlapped < compute * 1.05) == hidden
