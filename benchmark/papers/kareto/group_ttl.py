@@ -30,9 +30,9 @@ from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)
 LEARNT_S = (30.0, 300.0)
-SPAN_S = {"A": 3600.0, "B": 900.0, "C": 7200.0}
-FIXED_S = (10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
-GROUPED_S = (30.0, 60.0, 120.0, 300.0)
+SPAN_S = {"A": 2400.0, "B": 600.0, "C": 7200.0}
+FIXED_S = (15.0, 60.0, 150.0, 600.0)
+GROUPED_S = (60.0, 150.0)
 DRAM = (STAGING_GIB, 256.0)
 DISK_GIB = 65536.0
 """More than any TTL fills; billed by use."""

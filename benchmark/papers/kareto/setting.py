@@ -7,7 +7,7 @@ Qwen3-Coder-480B-A35B (62 layers, 8 KV heads of 128: 253,952 bytes a token; 8 of
 
 Traces A and B derive from an open data set that is not here: the synthetic presets calibrated to
 its published statistics stand in. Trace C was made from an internal one and is not published: an
-overlay of real coding-agent conversations stands in. Each is a window of 3 to 90 minutes instead
+overlay of real coding-agent conversations stands in. Each is a window of 1 to 90 minutes instead
 of two hours, so that a simulation takes half a second.
 """
 
@@ -85,11 +85,11 @@ def prices() -> Prices:
 def trace(name: str, data: Path) -> CompactTrace:
     """The window of a trace that is simulated, at its load."""
     if name == "A":
-        drawn = synthesise(get_preset("trace-a"), 2400.0, seed=1)
-        return _window((d.request for d in drawn), 1800.0, 2400.0, _LOADS[name])
+        drawn = synthesise(get_preset("trace-a"), 2250.0, seed=1)
+        return _window((d.request for d in drawn), 1800.0, 2250.0, _LOADS[name])
     if name == "B":
-        drawn = synthesise(get_preset("trace-b"), 750.0, seed=1)
-        return _window((d.request for d in drawn), 600.0, 750.0, _LOADS[name])
+        drawn = synthesise(get_preset("trace-b"), 680.0, seed=1)
+        return _window((d.request for d in drawn), 600.0, 680.0, _LOADS[name])
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     return _window(overlay(archive, 30, 10800.0, seed=1), 2700.0, 8100.0, _LOADS[name])
 
