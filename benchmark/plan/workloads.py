@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=2)
     add("--cache", type=Path, help="folder for simulations already done")
     add("--json", type=Path, help="write the results")
+    add(
+        "--load-per-instance",
+        action="store_true",
+        help="N instances get N times the load (default: the same requests, whatever their number)",
+    )
 
 
 def chosen(args: argparse.Namespace) -> list[Workload]:
@@ -69,12 +74,18 @@ def chosen(args: argparse.Namespace) -> list[Workload]:
 
 
 def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) -> PlanInputs:
-    """The workload's requests, ``instances`` times as fast, on the profile's engine."""
+    """The workload's requests on the profile's engine.
+
+    They come as fast for four instances as for one, so that four have little to do (the paper's
+    compute-abundant setting, section 5.1); ``--load-per-instance`` gives each instance the load of
+    one instead.
+    """
     profile = load_profile(args.profile)
     engine = Engine(
         profile, round(workload.device_gib * GIB / profile.kv_bytes_per_token), "prefix-aware"
     )
-    source = at_load(islice(_source(workload, args), args.requests), workload.load * instances)
+    load = workload.load * (instances if args.load_per_instance else 1)
+    source = at_load(islice(_source(workload, args), args.requests), load)
     return PlanInputs(CompactTrace(source), engine, load_prices(args.prices))
 
 

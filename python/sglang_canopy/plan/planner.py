@@ -125,7 +125,7 @@ def make_space(request: PlanRequest, footprint_gib: float, prices: Prices) -> Sp
 def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Configuration:
     """The fixed set-up that a plan is compared with: DRAM and no disk.
 
-    The paper's is 1,024 GB. Its traces cannot be had, so that this one scales with the trace: a
+    The paper's is 1,024 GB, for traces of two hours. This one scales with the trace: a
     quarter of the distinct KV, rounded to a power of two, shared out over the first instance count.
     """
     instances = space.instances[0]

@@ -1,7 +1,8 @@
 """What hardware costs: a price list in JSON, and the cost of a configuration.
 
 Equation 1 of Kareto (arXiv 2603.08739) is the vector of objectives, latency, throughput and cost,
-over configurations x; equation 2 is the cost C(x). Its exact terms are reconstructed here:
+over configurations x; equation 2 is the cost C(x): GPU-hours at their price, and non-linear prices
+of other resources, without their terms. Here they are:
 
     C(x) = T(x) * (instances * (gpus * p_gpu + dram * p_dram) + p_disk(class, size))
 

@@ -1,4 +1,7 @@
-"""The search for the front: Algorithm 1 of Kareto (arXiv 2603.08739), as far as it is described.
+"""The search for the front, after Algorithm 1 of Kareto (arXiv 2603.08739, section 4.2).
+
+The paper's halves between any two neighbours and gives no thresholds; this one stays on a lattice,
+has a budget, and prunes what could not add to the front.
 
 Four steps, all on the lattice of ``Space``, so that a found front is a subset of the full grid's:
 

@@ -11,7 +11,7 @@ from sglang_canopy.plan.space import gib_text
 from sglang_canopy.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
-"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its own traces (arXiv 2603.08739, abstract)."""
+"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its traces (arXiv 2603.08739, section 5.2)."""
 
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 HEAD = (

@@ -1,6 +1,6 @@
 """Which TTL each group gets, under a budget of bytes on the disk.
 
-Kareto, section 4.3 (arXiv 2603.08739), reconstructed from its description, not from its text:
+Equation 3 and Algorithm 2 of Kareto (arXiv 2603.08739, section 4.3), with two more candidates:
 
     maximise  sum H_g(t_g)   subject to  sum B_g(t_g) <= budget
 

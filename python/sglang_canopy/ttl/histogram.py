@@ -2,8 +2,8 @@
 
 A use of a page and the time until its next use make one *interval*. With a TTL of t, an interval
 of at most t ends in a hit, and the page lies on the disk for min(interval, t). Counted per group,
-in tokens, on one grid of TTLs. Kareto, section 4.3 (arXiv 2603.08739), reconstructed: the paper's
-text of that section was not at hand.
+in tokens, on one grid of TTLs. After H_k and C_k of Kareto, section 4.3 (arXiv 2603.08739), which
+charges each block a whole TTL after its last use; here the window's end cuts that off.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from sglang_canopy.sim.system.arrivals import OpenLoop, TurnsWait
+from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.trace.record import TraceRequest
@@ -27,9 +28,9 @@ def tier(tokens: int, **others) -> TierSpec:
     return TierSpec(tokens * KV, **FAST, **others)
 
 
-def run(trace, **config):
+def run(trace, *, events=None, **config):
     config = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile())
+    return simulate_system(trace, SystemConfig(**config), profile(), events=events)
 
 
 def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
@@ -198,3 +199,68 @@ def test_every_token_is_accounted_for_after_every_step(
         assert not instance.decoding.jobs
         assert instance.outstanding == instance.tree.private == 0
         assert all(node.locks == 0 for node in instance.tree.nodes())
+
+
+def test_prefetches_leave_half_of_the_host_to_what_the_device_writes():
+    # Six prompts of 100 tokens are on the disk and come again at once, behind others. SGLang
+    # begins no prefetch while those under way ask for half of the host, here 400 tokens, or more
+    # (``prefetch_capacity_limit``): the sixth waits until the first of them is let in.
+    first = rounds(20, 1, every_s=10.0)
+    ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
+    again = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
+    events = EventLog()
+    disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
+    run(
+        [*first, *ahead, *again], device_tokens=450, host=tier(800), disk=disk, events=events
+    )  # fmt: skip
+    spans = [e for e in events.chrome()["traceEvents"] if e.get("name") == "read"]
+    begins = sorted(s["ts"] / 1e6 for s in spans)
+    assert [b - a for a, b in itertools.pairwise(begins[:5])] == pytest.approx([0.09] * 4)
+    assert begins[5] - begins[4] > 0.3
+
+
+def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
+    # The head of a prompt is on the host and the rest on the disk. While it queues, others fill
+    # the host; without its head, what was read could not be reached.
+    whole = tuple(range(1, 21))
+    push = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
+    ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]
+    trace = [request(0.0, whole), *push, *ahead, request(100.05, whole)]
+    disk = TierSpec(1e9, 1e6, 1e9)
+    result = run(trace, device_tokens=450, host=tier(400), disk=disk)
+    assert result.prefetch_late_bytes == 0
+    assert result.cached_tokens[-1] > 150
+
+
+def test_a_disk_that_is_waited_for_pays_only_if_it_is_faster_than_computing():
+    trace = rounds(10, 4)
+    recompute = run(trace, host=tier(400))
+    ttft = {}
+    for name, speed in (("slow", 2e5), ("fast", 1e8)):
+        disk = TierSpec(1e9, speed, 1e9)
+        result = run(trace, host=tier(400), disk=disk, prefetch_policy="wait_complete")
+        assert result.token_hit_ratio_by_tier["disk"] > 0.5
+        ttft[name] = result.mean_ttft_s
+    # 100 tokens of 1,000 bytes: 0.5 s to read from the slow one, 0.1 s to compute.
+    assert ttft["slow"] > recompute.mean_ttft_s
+    assert ttft["fast"] < recompute.mean_ttft_s
+
+
+@pytest.mark.parametrize(("new", "hidden"), [(150, True), (1, False)])
+def test_layerwise_loading_hides_behind_a_long_prefill_only(new, hidden):
+    # 100 tokens on the host, at 1 MB/s: 0.1 s to load; ``new`` ms to compute (Kareto, 3.2).
+    prompt = tuple(range(1, 11))
+    push = [request(1.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(3)]
+    blocks = -(-new // 10)
+    back = request(10.0, prompt + tuple(range(500, 500 + blocks)))
+    trace = [request(0.0, prompt), *push, back]
+    config = SystemConfig(
+        device_tokens=300, quantum_tokens=1, load_back_threshold_tokens=1,
+        host=TierSpec(1e9, 1e6, 1e9),
+    )  # fmt: skip
+    overlapped = simulate_system(trace, config, profile(layers=100)).ttft_s[-1]
+    one_by_one = simulate_system(trace, config, profile(layers=1)).ttft_s[-1]
+    compute = blocks * 10 * 0.001
+    assert one_by_one == pytest.approx(compute + 0.1)
+    assert overlapped == pytest.approx(max(compute + 0.1 / 100, 0.1 + compute / 100))
+    assert (overlapped < compute * 1.05) == hidden

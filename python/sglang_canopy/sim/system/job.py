@@ -13,7 +13,9 @@ class SimulatedRequest:
     """One request on its way through an instance."""
 
     __slots__ = (
+        "anchor",
         "arrival",
+        "asked",
         "device_hit",
         "disk_hit",
         "disk_start",
@@ -65,6 +67,10 @@ class SimulatedRequest:
         self.on_disk = -1
         """Blocks of its path that are on the disk or on their way; -1 before the first look."""
         self.fetch: Transfer | None = None
+        self.asked = 0
+        """Tokens that its prefetch under way asks for."""
+        self.anchor: TierNode | None = None
+        """Where what its prefetch under way brings will be attached."""
         self.fetched_from = 0
         """Block where the prefetch begins."""
         self.fetch_deadline = math.inf

@@ -32,6 +32,7 @@ class TierNode(Leaf):
         "host",
         "locks",
         "parent",
+        "pins",
         "ranked",
         "ranker",
         "served",
@@ -47,6 +48,8 @@ class TierNode(Leaf):
         self.device_children = 0
         self.locks = 0
         """Requests in flight whose path runs through this node."""
+        self.pins = 0
+        """Prefetches under way that begin at the end of this node: the host keeps it for them."""
         self.ranked = NOWHERE
         """The tier whose policy ranks this node at the moment."""
         self.ranker = NOWHERE
@@ -173,6 +176,18 @@ class TierNodes:
                 self._reconsider(node)
             node = node.parent
 
+    def pin(self, node: TierNode) -> None:
+        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch. Nests."""
+        node.pins += 1
+        if node.ranked == HOST:
+            self._unrank(node)
+
+    def unpin(self, node: TierNode) -> None:
+        """Undo one ``pin``."""
+        node.pins -= 1
+        if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
+            self._reconsider(node)
+
     def protect(self, node: TierNode, tenant: str | None) -> None:
         """A request that waits will use the path to ``node`` (as ``radix/core.py`` does)."""
         now = self.now
@@ -246,7 +261,7 @@ class TierNodes:
             return NOWHERE
         if node.device:
             return NOWHERE if node.device_children else DEVICE
-        return HOST if node.host and not node.children else NOWHERE
+        return HOST if node.host and not node.children and not node.pins else NOWHERE
 
     def _reconsider(self, node: TierNode) -> None:
         # ``_place``, without the call: this runs a dozen times a request.
@@ -255,7 +270,7 @@ class TierNodes:
         elif node.device:
             place = NOWHERE if node.device_children else DEVICE
         else:
-            place = HOST if node.host and not node.children else NOWHERE
+            place = HOST if node.host and not node.children and not node.pins else NOWHERE
         if place == node.ranked:
             return
         if node.ranked:
@@ -294,7 +309,7 @@ class TierNodes:
         stack = [node]
         while stack:
             lower = stack.pop()
-            if lower.locks or lower.device:
+            if lower.locks or lower.pins or lower.device:
                 return False
             stack.extend(lower.children.values())
         parent = node.parent

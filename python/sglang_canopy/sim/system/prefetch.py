@@ -13,6 +13,9 @@ from sglang_canopy.sim.system.waiting import WaitingPrefixes
 
 PREFETCH_BATCH_PAGES = 128
 """Pages that SGLang reads from storage at a time; a prefetch that is stopped keeps whole batches."""
+PREFETCH_HOST_SHARE = 0.5
+"""SGLang begins no prefetch while those under way ask for so much of the host pool or more
+(``prefetch_capacity_limit``); the rest of the pool is left for what the device writes."""
 
 
 class Prefetcher:
@@ -30,9 +33,12 @@ class Prefetcher:
         self.tree = tree
         self.config = config
         self.kv_bytes = kv_bytes
+        self.occupied_most = PREFETCH_HOST_SHARE * tree.host_tokens
         self.waiting = waiting
         self.asking: list[SimulatedRequest] = []
         """Jobs whose prefetch begins at the next step."""
+        self.occupied = 0
+        """Tokens asked for by the prefetches under way, found on the disk or not."""
         self.late_bytes = 0.0
         """Read for requests that had begun without it, or had been computed meanwhile."""
 
@@ -52,7 +58,13 @@ class Prefetcher:
         """
         disk, tree = self.disk, self.tree
         size = tree.block_tokens
-        for job in self.asking:
+        limit = self.occupied_most
+        asking, self.asking = self.asking, []
+        for at, job in enumerate(asking):
+            if self.occupied >= limit:
+                # As SGLang's limiter: they ask again, and those that have begun meanwhile do not.
+                self.asking = asking[at:]
+                return
             if not math.isnan(job.start):
                 continue
             path = job.path[: (job.prompt - 1) // size]
@@ -71,9 +83,12 @@ class Prefetcher:
             if room < max(1, self.config.prefetch_threshold_tokens):
                 continue
             tree.host_used += room
+            job.asked = job.prompt - 1 - here
+            self.occupied += job.asked
             job.fetched_from = found.blocks
+            job.anchor = found.node
+            tree.pin(found.node)
             job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
-        self.asking.clear()
 
     def settle(self, job: SimulatedRequest, now: float) -> bool:
         """Whether a request may go on: its prefetch is done, or is stopped now."""
@@ -96,6 +111,8 @@ class Prefetcher:
             if now < job.fetch_deadline:
                 return False
         job.fetch = None
+        self.occupied -= job.asked
+        anchor, job.anchor = job.anchor, None
         tree.host_used -= tokens
         if not done:
             disk.channel.cancel(fetch, now)
@@ -108,4 +125,5 @@ class Prefetcher:
             job.disk_hit = came
             job.disk_start = blocks * tree.block_tokens - came
             self.late_bytes += (fetch.payload * fetch.done_share - came) * self.kv_bytes
+        tree.unpin(anchor)  # type: ignore[arg-type]  # set with the fetch
         return True

@@ -380,7 +380,7 @@ class TieredTree(TierNodes):
 
         Without it, evicting by need leaves a chain of small nodes on the host.
         """
-        if len(node.children) != 1:
+        if len(node.children) != 1 or node.pins:
             return False
         (below,) = node.children.values()
         if (

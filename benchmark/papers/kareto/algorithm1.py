@@ -1,0 +1,97 @@
+"""Algorithm 1 of the paper to the letter: adaptive exploration of two continuous variables.
+
+Section 4.2. The second variable is a TTL in the listing and the disk's size in the evaluation
+(section 5.3.1); here it is the disk's size. The thresholds have no values in the text; ours are
+shares of the range of what has been evaluated. The listing has no least distance between two
+points, without which a cliff is halved for ever: ``STEP_LEAST`` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+Point = tuple[float, float]
+"""DRAM and disk, GiB."""
+Row = dict[str, Any]
+
+EXPAND = 0.02
+REFINE = 0.05
+COST = 0.005
+STEP_LEAST: Point = (128.0, 150.0)
+
+
+def adaptive_pareto_exploration(
+    evaluate: Callable[[Point], Row],
+    dram: tuple[float, float, float],
+    disk: tuple[float, float, float],
+    dram_most: float,
+    expand: float = EXPAND,
+    refine: float = REFINE,
+    cost: float = COST,
+) -> dict[Point, Row]:
+    """``dram`` and ``disk``: from, to and step of the coarse grid. Returns every point evaluated.
+
+    Lines 2 to 8 evaluate the grid; 10 to 13 expand DRAM while its last step lowered latency on the
+    line of the least disk; 14 to 18 add the midpoint of two neighbours that differ in latency or
+    throughput and in cost.
+    """
+    found: dict[Point, Row] = {}
+    columns = _steps(*disk)
+    wanted = [(d, t) for d in _steps(*dram) for t in columns]
+    top = dram[1]
+    while wanted:
+        for point in wanted:
+            if point not in found:
+                found[point] = evaluate(point)
+        wanted = []
+        latency, speed, price = (
+            _range(found, key) for key in ("mean_ttft_s", "throughput_tokens_per_s", "cost")
+        )
+        below = (top - dram[2], columns[0])
+        last = (top, columns[0])
+        more = top + dram[2] <= dram_most and below in found
+        if more and found[below]["mean_ttft_s"] - found[last]["mean_ttft_s"] > expand * latency:
+            top += dram[2]
+            wanted += [(top, t) for t in columns]
+        for one, other in _neighbours(found):
+            a, b = found[one], found[other]
+            moved = (
+                abs(a["mean_ttft_s"] - b["mean_ttft_s"]) / latency > refine
+                or abs(a["throughput_tokens_per_s"] - b["throughput_tokens_per_s"]) / speed > refine
+            )
+            if not moved or abs(a["cost"] - b["cost"]) / price <= cost:
+                continue
+            middle = ((one[0] + other[0]) / 2, (one[1] + other[1]) / 2)
+            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, STEP_LEAST)):
+                wanted.append(middle)
+        wanted = [p for p in dict.fromkeys(wanted) if p not in found]
+    return found
+
+
+def _wide(x: float, y: float, least: float) -> tuple[float, ...]:
+    """The distance of ``x`` and ``y``, if half of it is not below ``least``."""
+    return (abs(x - y),) if abs(x - y) / 2 >= least else ()
+
+
+def _steps(low: float, high: float, step: float) -> list[float]:
+    return [low + i * step for i in range(round((high - low) / step) + 1)]
+
+
+def _range(found: dict[Point, Row], key: str) -> float:
+    values = [row[key] for row in found.values()]
+    return max(max(values) - min(values), 1e-12)
+
+
+def _neighbours(found: dict[Point, Row]) -> list[tuple[Point, Point]]:
+    """Evaluated points next to each other on a line of equal DRAM or equal disk."""
+    pairs = []
+    for axis in (0, 1):
+        lines: dict[float, list[Point]] = {}
+        for point in found:
+            lines.setdefault(point[1 - axis], []).append(point)
+        for line in lines.values():
+            line.sort()
+            pairs += pairwise(line)
+    return pairs

@@ -1,0 +1,146 @@
+"""Algorithm 2 of the paper to the letter: a TTL for each of the top K subtrees and for the rest.
+
+Section 4.3. Groups are the K subtrees below initial prefixes with the most reuse, and one of all
+others. With D_k the times between two uses of a block of group k:
+
+    H_k(t) = |{d in D_k: d <= t}|        C_k(t) = |B_k| t + sum over D_k of min(t, d)
+
+and the TTLs maximise the sum of H_k within a budget B of the sum of C_k (equation 3). Each group
+starts from the t with the largest H_k / C_k; all are scaled by B / sum C_k; ``floor(sqrt(K)) + 1``
+perturbed copies are tried; SLSQP improves each. Counts are in tokens. H_k is a step function, which
+SLSQP cannot climb: here it is interpolated between its steps (the text says nothing of it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize
+
+from sglang_canopy.ttl.path_log import PathSnapshot
+from sglang_canopy.ttl.path_segments import PathSegments, segments_of
+from sglang_canopy.ttl.table import TRACE_HASH, Group, TTLTable
+
+POINTS = 256
+"""Of each curve, at quantiles of its intervals."""
+PERTURBATION = 0.3
+"""Standard deviation of a perturbed start's logarithm; the text gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """H_k and C_k of one group at ascending TTLs in seconds; tokens, and token-seconds."""
+
+    ttl_s: np.ndarray
+    hits: np.ndarray
+    cost: np.ndarray
+
+
+def group_ttls(log: PathSnapshot, budget: float, groups: int = 64, seed: int = 0) -> TTLTable:
+    """The table for a ``budget`` in token-seconds over the length of ``log``."""
+    segments = segments_of(log)
+    roots = _top_subtrees(segments, groups)
+    curves = _curves(segments, roots)
+    ttls = _allocate(curves, budget, np.random.default_rng(seed))
+    listed = tuple(Group(int(r), float(t)) for r, t in zip(roots, ttls))
+    return TTLTable(listed, float(ttls[-1]), log.block_tokens, TRACE_HASH)
+
+
+def _top_subtrees(segments: PathSegments, groups: int) -> np.ndarray:
+    """Ids of the first blocks of the subtrees with the most reused tokens."""
+    reuses = (np.bincount(segments.use_segment, minlength=len(segments)) - 1) * segments.tokens
+    below = segments.subtree_sum(reuses)
+    tops = np.flatnonzero((segments.parent < 0) & (below > 0))
+    return segments.first[tops[np.argsort(-below[tops], kind="stable")[:groups]]]
+
+
+def _curves(segments: PathSegments, roots: np.ndarray) -> list[Curve]:
+    group = segments.under([int(r) for r in roots])
+    group = np.where(group < 0, len(roots), group)
+    unique = np.bincount(group, weights=segments.tokens, minlength=len(roots) + 1)
+    of, gaps = group[segments.use_segment], segments.gaps_s
+    weight = segments.tokens[segments.use_segment].astype(np.float64)
+    reused = np.isfinite(gaps)
+    made = []
+    for k in range(len(roots) + 1):
+        mine = reused & (of == k)
+        order = np.argsort(gaps[mine], kind="stable")
+        d, w = gaps[mine][order], weight[mine][order]
+        if not len(d):
+            made.append(Curve(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, unique[k]])))
+            continue
+        at = np.unique(np.round(np.linspace(0, len(d) - 1, POINTS)).astype(int))
+        ttl = np.maximum.accumulate(np.append(0.0, d[at] + 1e-6 * np.arange(1, len(at) + 1)))
+        hits = np.append(0.0, np.cumsum(w)[at])
+        short = np.append(0.0, np.cumsum(w * d)[at])
+        made.append(Curve(ttl, hits, unique[k] * ttl + short + (w.sum() - hits) * ttl))
+    return made
+
+
+def _allocate(curves: list[Curve], budget: float, draw: np.random.Generator) -> np.ndarray:
+    roi = np.array([_best_roi(c) for c in curves])
+    spent = sum(_cost(c, t)[0] for c, t in zip(curves, roi))
+    start = roi * budget / max(spent, 1e-9)
+    starts = [start]
+    for _ in range(math.isqrt(len(curves) - 1) + 1):
+        starts.append(np.maximum(start * np.exp(draw.normal(0, PERTURBATION, len(start))), 0))
+    scale = max(sum(c.hits[-1] for c in curves), 1.0)
+    best, most = np.zeros(len(curves)), -1.0
+    for first in starts:
+        found = _slsqp(curves, first, budget, scale)
+        hits = sum(_hits(c, t)[0] for c, t in zip(curves, found))
+        if hits > most and sum(_cost(c, t)[0] for c, t in zip(curves, found)) <= budget * 1.001:
+            best, most = found, hits
+    return best
+
+
+def _best_roi(c: Curve) -> float:
+    if len(c.ttl_s) < 2 or c.hits[-1] <= 0:
+        return 0.0
+    return float(c.ttl_s[1:][np.argmax(c.hits[1:] / np.maximum(c.cost[1:], 1e-9))])
+
+
+def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
+    # In logarithms, in which the TTLs are of one size.
+    def at(x: np.ndarray, value) -> tuple[float, np.ndarray]:
+        ttl = np.exp(x)
+        both = [value(c, t) for c, t in zip(curves, ttl)]
+        return sum(v for v, _ in both), np.array([slope for _, slope in both]) * ttl
+
+    done = minimize(
+        lambda x: -at(x, _hits)[0] / scale,
+        np.log(np.clip(start, 1e-2, 1e5)),
+        jac=lambda x: -at(x, _hits)[1] / scale,
+        method="SLSQP",
+        bounds=[(math.log(1e-2), math.log(1e5))] * len(curves),
+        constraints=[
+            {
+                "type": "ineq",
+                "fun": lambda x: 1 - at(x, _cost)[0] / budget,
+                "jac": lambda x: -at(x, _cost)[1] / budget,
+            }
+        ],
+        options={"maxiter": 60, "ftol": 1e-7},
+    )
+    return np.exp(np.nan_to_num(done.x))
+
+
+def _hits(c: Curve, ttl: float) -> tuple[float, float]:
+    return _line(c.ttl_s, c.hits, ttl, 0.0)
+
+
+def _cost(c: Curve, ttl: float) -> tuple[float, float]:
+    last = (c.cost[-1] - c.cost[-2]) / max(c.ttl_s[-1] - c.ttl_s[-2], 1e-9)
+    return _line(c.ttl_s, c.cost, ttl, max(last, 0.0))
+
+
+def _line(x: np.ndarray, y: np.ndarray, at: float, beyond: float) -> tuple[float, float]:
+    """Value and slope of the line through the points; ``beyond`` is the slope after the last."""
+    i = int(np.searchsorted(x, at, side="right"))
+    if i >= len(x):
+        return float(y[-1] + (at - x[-1]) * beyond), beyond
+    i = max(i, 1)
+    slope = (y[i] - y[i - 1]) / max(x[i] - x[i - 1], 1e-9)
+    return float(y[i - 1] + (at - x[i - 1]) * slope), float(slope)

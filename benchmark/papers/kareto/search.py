@@ -1,0 +1,197 @@
+"""Figures 12 and 13: searches against a grid, and the extremes they find against fixed DRAM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from artefact import Context
+
+from kareto.algorithm1 import adaptive_pareto_exploration
+from kareto.setting import (
+    DISK,
+    FIXED_GIB,
+    INSTANCES,
+    TRACES,
+    configuration,
+    inputs,
+    run,
+    short,
+)
+from sglang_canopy.plan.objective import Objectives, Scale
+from sglang_canopy.plan.planner import PlanRequest, make_space
+from sglang_canopy.plan.search import search
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.system import least_cost
+
+PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
+"""The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
+FINE = (256.0, 450.0)
+"""Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
+MOST = (4096.0, 3600.0)
+OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
+
+
+class Points:
+    """Evaluates sizes for a trace and a number of instances; each once."""
+
+    def __init__(self, name: str, instances: int, context: Context) -> None:
+        self.work = inputs(name, context.data)
+        self.instances = instances
+        self.known: dict[Configuration, dict[str, Any]] = {}
+
+    def at(self, dram_gib: float, disk_gib: float) -> dict[str, Any]:
+        return self.of(configuration(self.instances, dram_gib, disk_gib))
+
+    def of(self, c: Configuration) -> dict[str, Any]:
+        if c not in self.known:
+            self.known[c] = run(self.work, c)
+        return self.known[c]
+
+    def grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
+        return [
+            self.at(float(d), float(s))
+            for d in np.arange(0, MOST[0] + 1, steps[0])
+            for s in np.arange(0, MOST[1] + 1, steps[1])
+        ]
+
+    def paper(self) -> list[dict[str, Any]]:
+        """Algorithm 1 as listed."""
+        found = adaptive_pareto_exploration(lambda p: self.at(*p), *PAPER_START, MOST[0])
+        return list(found.values())
+
+    def ours(self) -> list[dict[str, Any]]:
+        """``plan/search.py`` on the lattice that ``canopy plan`` would use up to these sizes."""
+        prices = self.work.prices
+        request = PlanRequest(
+            disks=(DISK,),
+            ttls=(None,),
+            instances=(self.instances,),
+            dram_most_gib=MOST[0] * self.instances,
+            disk_most_gib=MOST[1],
+        )
+        space = make_space(request, MOST[0], prices)
+        found = search(
+            space,
+            OBJECTIVES,
+            lambda batch: [self.of(c) for c in batch],
+            known=lambda c, rows: least_cost(c, rows, prices),
+            options=request.options,
+        )
+        return list(found.rows.values())
+
+
+def figure_13(context: Context) -> Any:
+    """Evaluations and dominated volume: a fine grid, the paper's search, and ours."""
+    found: dict[str, Any] = {}
+    for name in ("A", "C"):
+        points = Points(name, 1, context)
+        ways = {
+            "Algorithm 1": points.paper(),
+            "canopy plan": points.ours(),
+            "grid": points.grid(FINE),
+        }
+        scale = Scale.of(OBJECTIVES.matrix([r for rows in ways.values() for r in rows]))
+        whole = scale.hypervolume(OBJECTIVES.matrix(ways["grid"]))
+        found[f"{name}, 1"] = {
+            "grid_step_gib": FINE,
+            **{
+                way: {
+                    "evaluations": len({id(r) for r in rows}),
+                    "hypervolume": round(scale.hypervolume(OBJECTIVES.matrix(rows)), 5),
+                    "of_grid": round(scale.hypervolume(OBJECTIVES.matrix(rows)) / whole, 5),
+                    "front": len(OBJECTIVES.front(rows)),
+                }
+                for way, rows in ways.items()
+            },
+        }
+    _draw_13(found, context)
+    return found
+
+
+def figure_12(context: Context) -> Any:
+    """The extremes of the paper's search beside fixed DRAM: three traces, one and four instances."""
+    found: dict[str, Any] = {}
+    for name in TRACES:
+        for instances in INSTANCES:
+            points = Points(name, instances, context)
+            rows = points.paper()
+            found[f"{name}, {instances}"] = {
+                "evaluations": len(rows),
+                "extremes": _extremes(points, rows),
+            }
+    _draw_12(found, context)
+    return found
+
+
+def _extremes(points: Points, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figure 12: the extremes of the paper's search, beside 1,024 GB of DRAM an instance."""
+    fixed = points.at(FIXED_GIB, 0.0)
+    rows = [*found, fixed]
+    chosen = {
+        "most throughput": max(rows, key=lambda r: (r["throughput_tokens_per_s"], -r["cost"])),
+        "least mean TTFT": min(rows, key=lambda r: (r["mean_ttft_s"], r["cost"])),
+        "least cost": min(rows, key=lambda r: r["cost"]),
+    }
+    as_good = [
+        r
+        for r in rows
+        if r["mean_ttft_s"] <= fixed["mean_ttft_s"] * 1.01
+        and r["throughput_tokens_per_s"] >= fixed["throughput_tokens_per_s"] * 0.999
+    ]
+    chosen["cheapest as good as fixed"] = min(as_good, key=lambda r: r["cost"])
+    return {
+        "fixed": short(fixed),
+        **{
+            name: {**short(row), "against_fixed": _against(row, fixed)}
+            for name, row in chosen.items()
+        },
+    }
+
+
+def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
+    return {
+        key: round(row[key] / fixed[key] - 1, 4)
+        for key in ("throughput_tokens_per_s", "mean_ttft_s", "cost")
+    }
+
+
+def _draw_13(found: dict[str, Any], context: Context) -> None:
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    x = np.arange(len(found))
+    for i, way in enumerate(("grid", "Algorithm 1", "canopy plan")):
+        panels[0].bar(x + 0.27 * (i - 1), [f[way]["evaluations"] for f in found.values()], 0.26, label=way)  # fmt: skip
+        panels[1].bar(x + 0.27 * (i - 1), [f[way]["hypervolume"] for f in found.values()], 0.26)
+    panels[0].set_yscale("log")
+    panels[0].set_ylabel("evaluations")
+    panels[1].set_ylabel("dominated volume (1: the whole box)")
+    panels[1].set_ylim(0.8 * min(f["Algorithm 1"]["hypervolume"] for f in found.values()), 1)
+    for panel in panels:
+        panel.set_xticks(x, list(found))
+        panel.set_xlabel("trace, instances")
+        panel.grid(alpha=0.25, axis="y")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
+    figure.savefig(context.figure(), dpi=95)
+    plt.close(figure)
+
+
+def _draw_12(found: dict[str, Any], context: Context) -> None:
+    figure, panels = plt.subplots(1, 3, figsize=(11.5, 3.6), layout="constrained")
+    names = ("most throughput", "least mean TTFT", "least cost")
+    keys = ("throughput_tokens_per_s", "mean_ttft_s", "cost")
+    labels = ("throughput", "mean TTFT", "cost")
+    x = np.arange(len(found))
+    for panel, name in zip(panels, names):
+        for i, (key, label) in enumerate(zip(keys, labels)):
+            change = [100 * f["extremes"][name]["against_fixed"][key] for f in found.values()]
+            panel.bar(x + 0.27 * (i - 1), np.clip(change, -100, 150), 0.26, label=label)
+        panel.axhline(0, color="k", lw=0.8)
+        panel.set_title(name, fontsize=10)
+        panel.set_xticks(x, list(found), fontsize=8)
+        panel.set_xlabel("trace, instances")
+        panel.grid(alpha=0.25, axis="y")
+    panels[0].set_ylabel("% against 1,024 GiB of DRAM\n(cut off at +150)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
+    figure.savefig(context.figure(), dpi=90)
+    plt.close(figure)

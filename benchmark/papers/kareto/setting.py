@@ -1,0 +1,190 @@
+"""The paper's regime: Qwen3-480B on eight H20, three traces, one and four instances.
+
+From section 5.1: one instance is compute-constrained, four are compute-abundant; *the requests are
+the same*. Model and machine are published figures put through the roofline, not measurements:
+Qwen3-Coder-480B-A35B (62 layers, 8 KV heads of 128: 253,952 bytes a token; 8 of 160 experts of
+2,560) with FP8 weights (480 GB) on 8 x 96 GB, of which about 150 GB are left for KV.
+
+Traces A and B derive from an open data set that is not here: the synthetic presets calibrated to
+its published statistics stand in. Trace C was made from an internal one and is not published: an
+overlay of real coding-agent conversations stands in. Each is a window of 1 to 90 minutes instead
+of two hours, so that a simulation takes half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.system import Engine, row_of, system_of
+from sglang_canopy.plan.worker import PlanInputs
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.model import ModelShape
+from sglang_canopy.sim.system import simulate_system
+from sglang_canopy.sim.system.engine_profile import EngineProfile
+from sglang_canopy.sim.system.roofline import Device, roofline_profile
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import synthesise
+from sglang_canopy.trace.synth_presets import get_preset
+
+TRACES = ("A", "B", "C")
+NAMES = {"A": "A: chat (synthetic)", "B": "B: API (synthetic)", "C": "C: agents (overlay)"}
+INSTANCES = (1, 4)
+DEVICE_TOKENS = 600_000
+CONTEXT_TOKENS = 262_144
+"""Qwen3-480B's own context: longer requests are left out."""
+STAGING_GIB = 64.0
+"""The DRAM of a "disk only" set-up: SGLang reads from storage into host memory."""
+FIXED_GIB = 1024.0
+"""The paper's baseline: DRAM of an instance, no disk."""
+DISK = "essd-pl1-striped"
+_SHAPE = ModelShape(62, 6144, 96, 8, 128, 8 * 2560)
+_H20X8 = Device("8 x NVIDIA H20 96 GB", 8 * 148e12, 8 * 4.0e12, 64e9, ("published H20 figures",))
+_LOADS = {"A": 0.8, "B": 0.72, "C": 1.0}
+"""Of each trace's own rate, so that one instance without DRAM and disk is over its capacity."""
+
+
+@cache
+def profile() -> EngineProfile:
+    """Eight H20 as one device. Published figures, not measured."""
+    return roofline_profile(
+        "qwen3-480b-h20x8", "Qwen3-Coder-480B-A35B", _SHAPE, 480e9, _H20X8, "2026-11-22"
+    )
+
+
+@cache
+def prices() -> Prices:
+    """The example list for Alibaba Cloud, eight GPUs an instance, and ESSD PL1 side by side.
+
+    One PL1 gives 350 MB/s at most, from 460 GiB on; as the paper says (section 3.3), bandwidth
+    grows with the capacity bought: here volumes of 460 GiB in parallel, 16 at most.
+    """
+    listed = load_prices("alibaba-essd")
+    one = listed.disk("essd-pl1")
+    volumes = DiskClass(
+        name=DISK,
+        per_gib_month=one.per_gib_month,
+        smallest_gib=1.0,
+        base_mib_s=0.0,
+        per_gib_mib_s=350 / 460,
+        most_mib_s=16 * 350,
+    )
+    used = replace(volumes, name="used", billing="used", per_gib_mib_s=0.0, base_mib_s=16 * 350.0)
+    free = DiskClass(name="ideal", per_gib_month=Steps(((float("inf"), 0.0),)), base_mib_s=1e7)
+    disks = {**listed.disks, DISK: volumes, "used": used, "ideal": free}
+    return replace(listed, gpus_per_instance=8, disks=disks)
+
+
+@cache
+def trace(name: str, data: Path) -> CompactTrace:
+    """The window of a trace that is simulated, at its load."""
+    if name == "A":
+        drawn = synthesise(get_preset("trace-a"), 2250.0, seed=1)
+        return _window((d.request for d in drawn), 1800.0, 2250.0, _LOADS[name])
+    if name == "B":
+        drawn = synthesise(get_preset("trace-b"), 680.0, seed=1)
+        return _window((d.request for d in drawn), 600.0, 680.0, _LOADS[name])
+    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    return _window(overlay(archive, 30, 10800.0, seed=1), 2700.0, 8100.0, _LOADS[name])
+
+
+@cache
+def long_trace(name: str, data: Path) -> CompactTrace:
+    """Two hours, as the paper's: 43,000 and 173,000 requests of A and B, and of agents."""
+    if name == "C":
+        archive = data / "agentic_coding" / "traces_500.tar.xz"
+        return _window(overlay(archive, 40, 10800.0, seed=1), 900.0, 8100.0, 1.0)
+    preset = get_preset({"A": "trace-a", "B": "trace-b"}[name])
+    return CompactTrace(d.request for d in synthesise(preset, 7200.0, seed=1))
+
+
+def _window(
+    source: Iterable[TraceRequest], begin_s: float, end_s: float, load: float
+) -> CompactTrace:
+    return CompactTrace(
+        replace(r, time_s=(r.time_s - begin_s) / load)
+        for r in source
+        if begin_s <= r.time_s < end_s and r.input_tokens + r.output_tokens <= CONTEXT_TOKENS
+    )
+
+
+@cache
+def inputs(name: str, data: Path) -> PlanInputs:
+    """A trace on the regime's engine: what simulations of it share."""
+    engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware")
+    return PlanInputs(trace(name, data), engine, prices())
+
+
+def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0, **others: Any):
+    """A point of the space; without DRAM a disk gets the memory that it must have to be read."""
+    disk = others.pop("disk", DISK) if disk_gib else None
+    dram = max(dram_gib, STAGING_GIB) if disk_gib else dram_gib
+    return Configuration(instances, dram, disk, disk_gib, **others)
+
+
+def run(work: PlanInputs, c: Configuration, *, ttl: Any = None, **config: Any) -> dict[str, Any]:
+    """Simulate a configuration; the row of its metrics and cost. ``config`` changes the system's."""
+    system = system_of(c, work.engine, work.prices, work.policy_configs)
+    if ttl is not None and system.disk is not None:
+        system = replace(system, disk=replace(system.disk, ttl=ttl))
+    host_bytes_per_s = config.pop("host_bytes_per_s", None)
+    if host_bytes_per_s and system.host is not None:
+        host = replace(
+            system.host, read_bytes_per_s=host_bytes_per_s, write_bytes_per_s=host_bytes_per_s
+        )
+        system = replace(system, host=host)
+    system = replace(system, **config)
+    result = simulate_system(work.served(), system, work.engine.profile)
+    return row_of(c, result.to_json(), work.prices)
+
+
+def short(row: dict[str, Any]) -> dict[str, Any]:
+    """What the tables quote of a row."""
+    tiers = row["token_hit_ratio_by_tier"]
+    return {
+        "instances": row["instances"],
+        "dram_gib": row["dram_gib"],
+        "disk_gib": row["disk_gib"],
+        "hits": round(row["token_hit_ratio"], 4),
+        "disk_hits": round(tiers.get("disk", 0.0), 4),
+        "tokens_per_s": round(row["throughput_tokens_per_s"], 1),
+        "mean_ttft_s": round(row["mean_ttft_s"], 4),
+        "p99_ttft_s": round(row["p99_ttft_s"], 3),
+        "queue_s": round(row["mean_queue_s"], 4),
+        "cost_usd": round(row["cost"], 3),
+        "usd_per_h": round(row["cost_per_hour"], 3),
+    }
+
+
+def facts(work: PlanInputs) -> dict[str, Any]:
+    """Size and load of a trace: offered tokens/s, distinct KV, and workload density.
+
+    Density (section 3.3) is the rate of arrival over the system's own capacity, which is what one
+    instance without DRAM and disk serves when it is overloaded, as it is here, times their number.
+    """
+    made = work.trace
+    tokens = sum(max(r.input_tokens, 1) + max(r.output_tokens, 1) for r in made)
+    span = made[-1].time_s - made[0].time_s
+    kv = made.distinct_blocks * made[0].block_tokens * work.engine.profile.kv_bytes_per_token
+    served = run(work, configuration(1, 0.0))["throughput_tokens_per_s"]
+    density = {str(n): round(tokens / span / served / n, 3) for n in INSTANCES}
+    return {
+        "requests": len(made),
+        "seconds": round(span, 1),
+        "offered_tokens_per_s": round(tokens / span, 1),
+        "distinct_kv_gib": round(kv / GIB, 1),
+        "density": density,
+    }
+
+
+def slope_share(x: Sequence[float], y: Sequence[float]) -> float:
+    """How straight a line is: Pearson's correlation of ``x`` and ``y``; 1 is a straight one."""
+    import numpy as np
+
+    return round(float(np.corrcoef(x, y)[0, 1]), 4)
