@@ -84,9 +84,7 @@ def test_epic_takes_the_first_16_tokens_of_each_chunk_whatever_the_ratio(llama, 
     short = Placed(encode(llama, ids[180:190].tolist()), 180)
     p = prompt(llama, ids)
     p = FusedPrompt(p.ids, (*p.placed, short))
-    fused = fused_prefill(
-        llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio
-    )
+    fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
     chosen = fused.rows[p.in_chunk()[fused.rows]].tolist()
     assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
 

@@ -45,11 +45,14 @@ def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKE
     return tokenise(loaded()[1], example, documents, chunk_tokens)
 
 
-def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+def compare(
+    example: Example, arms: Sequence[Arm], answers: bool = True
+) -> dict[str, dict[str, Any]]:
     """By arm's name (``full`` first): ``kl`` in nats a token, ``top1``, ``cpu_s`` of its prefill,
     ``run`` (rows computed, as a share of the prompt), and for those of ``ANSWERED`` the ``f1``,
     ``rouge_l``, ``right`` and ``tokens`` of its whole answer. CPU seconds are one thread's; a score
     that needs the chunk alone is made before the clock starts, since it is stored with the chunk.
+    Without ``answers`` there is ``cpu_s`` and ``run`` alone.
     """
     model, tokenizer = loaded()
     case = case_of(example)
@@ -77,11 +80,13 @@ def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
             "run": fused.rows.numel() / n,
         }
         firsts.append(fused.logits)
+    if not answers:
+        return rows
     _closeness(model, caches, n, firsts, rows)
     asked = [i for i, name in enumerate(rows) if name in ANSWERED]
     begun = [int(firsts[i].argmax()) for i in asked]
-    answers = greedy(model, [caches[i] for i in asked], n, begun, tokenizer.eos_token_id)
-    for i, tokens in zip(asked, answers):
+    texts = greedy(model, [caches[i] for i in asked], n, begun, tokenizer.eos_token_id)
+    for i, tokens in zip(asked, texts):
         answer, row = tokenizer.decode(tokens), rows[list(rows)[i]]
         row["f1"], row["rouge_l"] = f1(answer, case.answers), rouge_l(answer, case.answers)
         row["right"] = float(holds(answer, case.answers))
