@@ -24,6 +24,12 @@ def numbered(kind: str, last: int, first: int = 1) -> list[str]:
 
 PAPERS: dict[str, list[str]] = {}
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
+PAPERS["cachetune"] = [
+    *numbered("Figure", 11),
+    *numbered("Table", 2),
+    *numbered("Equation", 13),
+    "Algorithm 1",
+]
 
 
 def rows(paper: str) -> dict[str, list[str]]:

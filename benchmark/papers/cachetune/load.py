@@ -35,26 +35,32 @@ def run(context: Context) -> dict[str, Any]:
     target = TARGET * float(np.mean([q["full"]["cpu_s"] for q in found]))
     for name in found[0]:
         times = np.array([question[name]["cpu_s"] for question in found])
-        curve = [(load / times.mean(), *queue(times, load / times.mean())) for load in LOADS]
+        curve = [(load / times.mean(), *_quantiles(times, load / times.mean())) for load in LOADS]
         rows[name] = {
             "service_s": [round(float(t), 3) for t in times],
             "rate_p50_p90": [[round(float(x), 3) for x in point] for point in curve],
+            "saturation": round(1 / times.mean(), 3),
             "sustained": round(_sustained(times, target), 3),
         }
-    base = rows["full"]["sustained"]
-    for row in rows.values():
-        row["times_full"] = round(row["sustained"] / base, 2)
+    for field in ("saturation", "sustained"):
+        base = rows["full"][field]
+        for row in rows.values():
+            row[f"{field}_times_full"] = round(row[field] / base, 2)
     pictures.rates(context.figure(), rows)
     return {"requests_a_point": REQUESTS, "target_p90_s": round(target, 2), "methods": rows}
 
 
-def queue(times: np.ndarray, rate: float) -> tuple[float, float]:
-    """P50 and P90 of waiting and service, by Lindley's recursion; the seed is fixed."""
+def queue(times: np.ndarray, rate: float, requests: int = REQUESTS) -> np.ndarray:
+    """``[requests]`` seconds of waiting and service, by Lindley's recursion; the seed is fixed."""
     draw = np.random.default_rng(0)
-    service = draw.choice(times, REQUESTS)
-    gaps = draw.exponential(1 / rate, REQUESTS)
+    service = draw.choice(times, requests)
+    gaps = draw.exponential(1 / rate, requests)
     steps = np.concatenate([[0.0], service[:-1] - gaps[1:]]).cumsum()
-    ttft = steps - np.minimum.accumulate(steps) + service
+    return steps - np.minimum.accumulate(steps) + service
+
+
+def _quantiles(times: np.ndarray, rate: float) -> tuple[float, float]:
+    ttft = queue(times, rate)
     return float(np.quantile(ttft, 0.5)), float(np.quantile(ttft, 0.9))
 
 
@@ -63,5 +69,5 @@ def _sustained(times: np.ndarray, target: float) -> float:
     low, high = 0.0, 1 / times.mean()
     for _ in range(20):
         rate = (low + high) / 2
-        low, high = (rate, high) if queue(times, rate)[1] <= target else (low, rate)
+        low, high = (rate, high) if _quantiles(times, rate)[1] <= target else (low, rate)
     return low

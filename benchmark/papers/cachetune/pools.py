@@ -83,8 +83,11 @@ def made_up(chunk_tokens: int, chunks: int, seed: int = 0) -> FusedPrompt:
 
 
 @torch.no_grad()
-def overlapped(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) -> float:
-    """Seconds of one prefill in which a thread reads the next layer's reused KV from the pool.
+def overlapped(
+    prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache
+) -> tuple[float, torch.Tensor]:
+    """Seconds and logits ``[vocab]`` of one prefill in which a thread reads the next layer's reused KV
+    from the pool.
 
     At ratio 1 nothing is reused.
     """
@@ -108,8 +111,8 @@ def overlapped(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) ->
                 cache.write(layer, at, turned, v)
 
         hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)
-        engine.logits(model, hidden[-1:])
-    return time.perf_counter() - start
+        logits = engine.logits(model, hidden[-1:])[0]
+    return time.perf_counter() - start, logits
 
 
 _Layer = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -144,7 +147,7 @@ def ttft(prompts: Sequence[FusedPrompt], pool: Pool, ratio: float, repeats: int 
     for prompt in prompts:
         cache = dense_cache(loaded()[0], len(prompt))
         found.append(
-            statistics.median(overlapped(prompt, pool, ratio, cache) for _ in range(repeats))
+            statistics.median(overlapped(prompt, pool, ratio, cache)[0] for _ in range(repeats))
         )
     return statistics.mean(found)
 
