@@ -27,6 +27,12 @@ PAPERS: dict[str, list[str]] = {
     + numbered("Algorithm", 2) + numbered("Observation", 6),
 }
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
+PAPERS["cachetune"] = [
+    *numbered("Figure", 11),
+    *numbered("Table", 2),
+    *numbered("Equation", 13),
+    "Algorithm 1",
+]
 
 
 def rows(paper: str) -> dict[str, list[str]]:

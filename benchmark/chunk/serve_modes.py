@@ -22,8 +22,9 @@ def modes(tokenizer: Any, args: argparse.Namespace) -> None:
     """One server a mode, the same prompts in each: facts hidden in real documents.
 
     KL and the first token are against the mode ``prefix`` (run first if it is not among the
-    modes); answers are generated greedily, and kept if full serving's were right. A reference of
-    an earlier run is read from ``--json``'s neighbour ``*.reference.json``, if it is there.
+    modes); answers are generated greedily, and kept if full serving's were right. A run that was
+    stopped is taken up: modes whose row is in ``--json`` are not run again, and the reference is
+    read from its neighbour ``*.reference.json``.
     """
     filler = filler_from(read(args.data), words=int(0.62 * args.tokens / (args.chunks or 6)))
     each = -(-args.prompts // len(SYNTHETIC))
@@ -36,7 +37,9 @@ def modes(tokenizer: Any, args: argparse.Namespace) -> None:
         names = [REFERENCE, *(n for n in names if n != REFERENCE)]
     elif reference is None:
         names = [REFERENCE, *names]
-    print(f"{len(cases)} prompts of up to {longest} tokens")
+    done = rows.take_up("mode")
+    names = [name for name in names if name not in done]
+    print(f"{len(cases)} prompts of up to {longest} tokens; done before: {', '.join(done) or '-'}")
     print("mode        TTFT p50  recomputed  same first  KL top-20  answers kept")
     for name in names:
         args.mode = name

@@ -99,10 +99,17 @@ def pipelined_prefill(
     choice = selector.choose(Context(model, prompt, cache, ratio))
     needed = ~inside
     needed[choice.tokens] = True
-    reused = inside if choice.narrow is not None else ~needed
+    everything = choice.narrow is not None or choice.replaced is not None
+    reused = inside if everything else ~needed
     rows = needed.nonzero()[:, 0].to(model.device)
     ahead = LayerAhead(model, prompt, cache, reused)
     hidden, _ = engine.run_rows(
-        model, prompt.ids[rows], rows, cache, narrow=choice.narrow, arrive=ahead.arrive
+        model,
+        prompt.ids[rows],
+        rows,
+        cache,
+        narrow=choice.narrow,
+        arrive=ahead.arrive,
+        replaced=choice.replaced,
     )
     return engine.logits(model, hidden[-1:])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--ratio", "x"], "give numbers from 0 to 1"),
         (["--encode", "behind"], "allowed are prefix, standin, alone"),
         (["--limit", "0"], "at least 1"),
+        (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),
         (["--tasks", "hard"], "task 'hard' is not known"),
         (["--json", "/nowhere/x.json"], "its folder does not exist"),
@@ -171,6 +173,49 @@ def test_a_split_fact_lies_in_two_documents():
         assert holding != naming
     again = tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
     assert again == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
+
+
+def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musique):
+    """Both full recompute's and a fused one's: each is as long as asked where no end comes."""
+    from transformers import AutoTokenizer
+
+    from sglang_canopy.chunk.model import load
+
+    model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
+    case = quality.tokenise(tokenizer, tasks.read(musique, 1)[0], 3, 24)
+    tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
+    short = quality.refer(model, tokenizer, case)
+    reference = quality.refer(model, tokenizer, case, answer_tokens=40)
+    assert torch.allclose(reference.logprobs, short.logprobs, atol=1e-5)
+    assert reference.tokens == short.tokens
+    assert len(reference.text.split()) == 40
+    assert reference.text.startswith(short.text)
+    chunks = quality.encode_case(model, case, "alone")
+    given = (model, tokenizer, case, reference, chunks, "random")
+    exact = quality.measure(*given, 1.0, True, answer_tokens=40)
+    assert exact["text"] == reference.text
+    loose = quality.measure(*given, 0.2, True, answer_tokens=40)
+    assert len(loose["text"].split()) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "f1", "rouge_l"),
+    [
+        # words shared 2; 2 * 2 / (3 + 4), and in order cat .. mat: the same
+        ("cat mat dog", ["cat on mat today"], 4 / 7, 4 / 7),
+        # all four shared, the longest common subsequence is 3 (b c d)
+        ("b c d e", ["e b c d"], 1.0, 3 / 4),
+        # a repeated word counts as often as it is in both: 2 of 3 and 2 of 2
+        ("red red red", ["red red"], 4 / 5, 4 / 5),
+        # the best of several answers; articles, case and punctuation do not count
+        ("The Exeter College, of Oxford", ["Oxford", "an exeter college"], 2 / 3, 2 / 3),
+        ("yes", ["no"], 0.0, 0.0),
+        ("", ["no"], 0.0, 0.0),
+    ],
+)
+def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
+    assert quality.f1(text, answers) == pytest.approx(f1)
+    assert quality.rouge_l(text, answers) == pytest.approx(rouge_l)
 
 
 def test_scores_by_hand():

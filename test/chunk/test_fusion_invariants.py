@@ -195,7 +195,7 @@ def layer_ahead():
     return module
 
 
-@pytest.mark.parametrize("name", ["first-k", "frequency-per-layer"])
+@pytest.mark.parametrize("name", ["first-k", "frequency-per-layer", "frequency-nested"])
 @pytest.mark.parametrize("page", [0, 16])
 def test_placing_layer_by_layer_changes_nothing(llama, ids, name, page):
     pipelined_prefill = layer_ahead().pipelined_prefill

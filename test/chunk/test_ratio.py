@@ -28,6 +28,22 @@ def test_the_prior_balances_compute_and_transfer_and_is_clipped():
         CostProfile(0.0, 1.0).prior(0.0, 1.0)
 
 
+def test_a_prompts_time_is_the_slower_path_and_what_no_ratio_changes():
+    profile = CostProfile(compute_s=3.0, transfer_s=1.0, other_s=7.0)
+    assert profile.ttft(100, 0.0) == 107.0
+    assert profile.ttft(100, 0.25) == 82.0
+    assert profile.ttft(100, 0.5) == 157.0
+    assert profile.ttft(0, 0.5) == 7.0
+
+
+@given(st.floats(0.01, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 10.0), st.floats(0.0, 1.0))
+def test_no_ratio_is_faster_than_the_prior_in_equation_10(compute, transfer, other, ratio):
+    profile = CostProfile(compute, transfer, other)
+    best = profile.ttft(1000, profile.prior(0.0, 1.0))
+    assert best <= profile.ttft(1000, ratio) * (1 + 1e-9)
+    assert best >= other
+
+
 @given(
     st.floats(0.0, 1.0),
     st.floats(0.0, 1.0),
@@ -122,6 +138,7 @@ def test_a_model_is_calibrated_on_each_tier(tmp_path):
         assert 0.1 <= found.ratio <= 1.0
         assert found.profile.compute_s > 0
         assert found.profile.transfer_s > 0
+        assert found.profile.other_s > 0  # the question at the least is computed at every ratio
         assert search.ttft_s == min(t for _, t in search.probes)
     with pytest.raises(CanopyError, match="allowed are memory, disk"):
         on_tier(prompt, "tape", tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -62,7 +63,11 @@ def test_first_k_takes_the_head_of_every_chunk(llama, ids):
     assert make_selector("first-k").choose(context).tokens.tolist() == [20, 21, 22, 80, 81, 82]
 
 
-@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in ("hkvd", "frequency-per-layer")])
+SPENDS_MORE = ("hkvd", "frequency-per-layer", "frequency-nested", "epic")
+"""Those with a rule of their own, each tested below."""
+
+
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
     p = prompt(llama, ids)
@@ -74,7 +79,100 @@ def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, 
     assert torch.equal(fused.rows, fused.rows.sort()[0])
 
 
-@pytest.mark.parametrize("name", ["hkvd", "frequency-per-layer"])
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_epic_takes_the_first_16_tokens_of_each_chunk_whatever_the_ratio(llama, ids, ratio):
+    short = Placed(encode(llama, ids[180:190].tolist()), 180)
+    p = prompt(llama, ids)
+    p = FusedPrompt(p.ids, (*p.placed, short))
+    fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
+    chosen = fused.rows[p.in_chunk()[fused.rows]].tolist()
+    assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
+
+
+def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_else(llama, ids):
+    from sglang_canopy.chunk.placement import place_chunks
+
+    p, ratio = prompt(llama, ids, behind=False), 0.2
+    reused = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, reused, p.in_chunk())
+    fused_cache = caches.dense_cache(llama, len(p))
+    fused = fused_prefill(llama, p, fused_cache, make_selector("frequency-per-layer"), ratio)
+    inside, sets = p.in_chunk(), []
+    for layer in range(llama.shape.layers):
+        named = set()
+        for placed in p.placed:  # equations 2 to 7, with numpy's transform
+            energy = 0.0
+            for x in (placed.chunk.raw_k[layer], placed.chunk.v[layer]):
+                spectrum = numpy.fft.rfft(x.flatten(1).numpy(), axis=0)
+                spectrum[int(0.5 * spectrum.shape[0]) :] = 0
+                low = numpy.fft.irfft(spectrum, n=len(placed.chunk), axis=0)
+                energy = energy + 0.5 * numpy.linalg.norm(low, axis=1)
+            count = int(ratio * len(placed.chunk))
+            named |= {placed.start + int(i) for i in numpy.argsort(-energy)[:count]}
+        sets.append(named)
+        if layer:  # layer 0 knows no context: recomputed and reused are the same there
+            changed = (fused_cache.v[layer] - reused.v[layer]).flatten(1).abs().amax(1) > 0
+            assert set((changed & inside).nonzero()[:, 0].tolist()) == named, layer
+    assert len(set(map(frozenset, sets))) > 1
+    assert set(fused.rows[inside[fused.rows]].tolist()) == set().union(*sets)
+
+
+def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
+    from sglang_canopy.chunk.selectors import frequency
+
+    one = frequency.layer_scores
+
+    def same(chunk, high=False, alpha=0.5):
+        return one(chunk, high, alpha).mean(0, keepdim=True).expand(llama.shape.layers, -1)
+
+    monkeypatch.setattr(frequency, "layer_scores", same)
+    found = []
+    for name in ("frequency", "frequency-per-layer"):
+        p = prompt(llama, ids, behind=False)
+        cache = caches.dense_cache(llama, len(p))
+        found.append(fused_prefill(llama, p, cache, make_selector(name), 0.15))
+    assert torch.equal(found[0].rows, found[1].rows)
+    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
+
+
+def test_a_cutoff_of_its_own_has_scores_of_its_own(llama, ids):
+    from sglang_canopy.chunk.selectors.frequency import Frequency
+
+    chunk = encode(llama, ids[:40].tolist())
+    scores = [Frequency(alpha).scores(chunk) for alpha in (0.3, 0.5, 0.7)]
+    assert not torch.equal(scores[0], scores[1])
+    assert not torch.equal(scores[1], scores[2])
+    assert torch.equal(make_selector("frequency").scores(chunk), scores[1])
+
+
+def test_prophetkv_takes_what_the_question_attends_to_in_all_layers(llama, ids):
+    """Against a plain softmax in float64 over the context's keys, head by head."""
+    from sglang_canopy.chunk import engine
+    from sglang_canopy.chunk.placement import place_chunks
+    from sglang_canopy.chunk.selectors.prophetkv import context_attention
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    found = context_attention(Context(llama, p, cache, 0.2))
+    end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
+    total, shape = numpy.zeros(len(p)), llama.shape
+
+    def watch(layer, q, positions):
+        keys = cache.read(layer, torch.arange(end))[0].double().numpy()
+        asked = q[positions >= end].double().numpy()
+        for head in range(shape.heads):
+            dots = asked[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
+            weight = numpy.exp(dots * shape.head_dim**-0.5)
+            weight /= weight.sum(1, keepdims=True)
+            total[:end] += weight.mean(0) / shape.heads / shape.layers
+
+    engine.run_rows(llama, p.ids[rows], rows, cache, watch=watch)
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert numpy.allclose(found.numpy(), total, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hkvd", "frequency-nested"])
 def test_narrowing_selectors_keep_the_budget_on_average_and_sets_nested(llama, ids, name):
     from sglang_canopy.chunk import engine
     from sglang_canopy.chunk.placement import place_chunks

@@ -15,14 +15,16 @@ SERVABLE = (
     "head+last-token",
     "query",
     "head+query",
+    "prophetkv",
     "first-k",
+    "epic",
     "frequency",
     "high-frequency",
     "v-norm",
     "random",
     "hkvd",
 )
-"""Selectors a server can run. Not the per-layer one (SGLang's forward keeps its rows through all
+"""Selectors a server can run. Not the two per-layer ones (SGLang's forward keeps its rows through all
 layers) and not the yardstick ``oracle``."""
 
 SPLIT_SELECTORS = tuple(

@@ -1,4 +1,4 @@
-"""Measuring what the ratio search needs: seconds a token by tier, TTFT at a ratio, KL at a ratio."""
+"""Measuring what the ratio search needs: the cost profile of a tier, and TTFT at a ratio."""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ def on_tier(prompt: FusedPrompt, tier: str, directory: Path) -> FusedPrompt:
     return replace(prompt, placed=tuple(placed))
 
 
-def profile(model: Model, prompt: FusedPrompt, repeats: int = 3) -> CostProfile:
-    """t_c from a full prefill, t_i from placing every chunk's KV; medians of ``repeats``."""
-    cache = dense_cache(model, len(prompt))
-    compute, transfer = [], []
+def profile(
+    model: Model, prompt: FusedPrompt, selector: str = "default", repeats: int = 3
+) -> CostProfile:
+    """Medians of ``repeats``: t_c from a full prefill, t_i from placing every chunk's KV, t_o from a
+    fused prefill that recomputes next to nothing, without its placing."""
+    cache, choose = dense_cache(model, len(prompt)), make_selector(selector)
+    least = 1.0 / max(2, prompt.reusable)
+    compute, transfer, other = [], [], []
     for _ in range(repeats):
         start = time.perf_counter()
         engine.prefill(model, prompt.ids, cache)
@@ -50,7 +54,9 @@ def profile(model: Model, prompt: FusedPrompt, repeats: int = 3) -> CostProfile:
         place_chunks(model, prompt.placed, cache, prompt.in_chunk())
         compute.append((middle - start) / len(prompt))
         transfer.append((time.perf_counter() - middle) / max(1, prompt.reusable))
-    return CostProfile(statistics.median(compute), statistics.median(transfer))
+        timing = fused_prefill(model, prompt, cache, choose, least).timing
+        other.append(timing.select + timing.recompute)
+    return CostProfile(*(statistics.median(times) for times in (compute, transfer, other)))
 
 
 def measure_ttft(
@@ -76,7 +82,7 @@ def calibrate(
     tolerance: float = 0.05,
 ) -> tuple[Calibration, Search]:
     """Algorithm 1 on these prompts: profile, prior, golden-section search on measured TTFT."""
-    found = profile(model, prompts[0])
+    found = profile(model, prompts[0], selector)
     start = found.prior(r_min, r_max)
     search = golden_section(
         lambda r: measure_ttft(model, prompts, selector, r), start, r_min, r_max, tolerance

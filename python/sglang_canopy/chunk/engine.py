@@ -19,6 +19,10 @@ Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor
 layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
 the cache's own KV in place here and in every deeper layer."""
 
+Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace what the
+cache holds there, or None for all. The other rows run on all the same."""
+
 Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
 return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
@@ -35,11 +39,13 @@ def run_rows(
     layers: int | None = None,
     stop: int | None = None,
     arrive: Callable[[int], None] | None = None,
+    replaced: Replaced | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
 
-    Writes their K and V into ``cache``; returns the rows' last hidden state ``[m', hidden]`` and
-    their positions ``[m']`` (fewer than m when ``narrow`` dropped some). With ``stop`` it ends as
+    Writes their K and V into ``cache`` (at each layer, those of the rows that ``replaced`` names);
+    returns the rows' last hidden state ``[m', hidden]`` and their positions ``[m']`` (fewer than m
+    when ``narrow`` dropped some). With ``stop`` it ends as
     soon as that layer has been watched: what follows in it would not be looked at.
     """
     shape = model.shape
@@ -56,7 +62,11 @@ def run_rows(
             if keep is not None:
                 hidden, positions, table = hidden[keep], positions[keep], table[keep]
                 q, k, v = q[keep], k[keep], v[keep]
-        cache.write(i, positions, k, v)
+        kept = replaced(i, positions) if replaced is not None else None
+        if kept is None:
+            cache.write(i, positions, k, v)
+        else:
+            cache.write(i, positions[kept], k[kept], v[kept])
         attended = watch(i, q, positions) if watch is not None else None
         if i == stop:
             break

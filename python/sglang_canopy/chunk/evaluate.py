@@ -12,6 +12,7 @@ from sglang_canopy.chunk import tasks
 from sglang_canopy.chunk.encode import Encoder
 from sglang_canopy.chunk.model import load
 from sglang_canopy.chunk.quality import (
+    FORCED,
     Case,
     Reference,
     behind,
@@ -45,6 +46,7 @@ class EvaluationPlan:
     device: str = "cpu"
     seed: int = 0
     text: bool = True
+    answer_tokens: int = FORCED
 
 
 def evaluate(
@@ -109,7 +111,7 @@ def _one(
     encoders: dict[tuple[int, ...], Encoder],
 ) -> list[dict[str, Any]]:
     """Every variant on one example. Selectors differ only at ratios above 0 and below 1."""
-    reference: Reference = refer(model, tokenizer, case)
+    reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
     right = holds(reference.text, case.answers)
     found = []
     for how in plan.encodings:
@@ -132,6 +134,7 @@ def _one(
                         name,
                         ratio,
                         plan.text and bool(case.answers),
+                        plan.answer_tokens,
                     )
                 shared = result
                 text = result["text"]

@@ -72,7 +72,7 @@ def fused_prefill(
         )
         timing.select = _lap(model, start)
         reused = inside.clone()
-        if choice.narrow is None:
+        if choice.narrow is None and choice.replaced is None:
             reused[choice.tokens] = False
         place_chunks(model, prompt.placed, cache, reused)
         timing.place = _lap(model, start) - timing.select
@@ -80,7 +80,9 @@ def fused_prefill(
     needed[choice.tokens] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
-    hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, narrow=choice.narrow)
+    hidden, _ = engine.run_rows(
+        model, prompt.ids[rows], rows, cache, narrow=choice.narrow, replaced=choice.replaced
+    )
     out = engine.logits(model, hidden[-1:])[0]
     timing.recompute = _lap(model, start) - timing.select - timing.place
     return Fused(out, every, timing)

@@ -23,7 +23,8 @@ from sglang_canopy.chunk.selectors import Offline, make_selector
 from sglang_canopy.chunk.tasks import SYSTEM, Example
 
 FORCED = 16
-"""Tokens of the full recompute's own continuation that each variant is forced along."""
+"""Tokens of the full recompute's own continuation that each variant is forced along; also those of
+an answer, unless more are asked for."""
 
 
 @dataclass(slots=True)
@@ -93,10 +94,10 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     )
 
 
-def refer(model: Model, tokenizer: Any, case: Case) -> Reference:
-    """Full recompute of the prompt and its greedy continuation."""
+def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
+    """Full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
     ids = torch.tensor(case.ids, device=model.device)
-    cache = dense_cache(model, ids.numel() + FORCED)
+    cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
     start = time.perf_counter()
     row = engine.logits(model, engine.prefill(model, ids, _upto(cache, ids.numel()))[-1:])
     ttft = time.perf_counter() - start
@@ -107,7 +108,8 @@ def refer(model: Model, tokenizer: Any, case: Case) -> Reference:
         row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
         found.append(row[0])
         tokens.append(int(row.argmax()))
-    return Reference(torch.stack(found).log_softmax(-1), tokens, _answer(tokenizer, tokens), ttft)
+    text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
+    return Reference(torch.stack(found).log_softmax(-1), tokens, text, ttft)
 
 
 def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -155,6 +157,7 @@ def measure(
     selector: str,
     ratio: float,
     generate: bool,
+    answer_tokens: int = FORCED,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
     prompt = prompt_of_case(case, chunks, model.device)
@@ -163,7 +166,7 @@ def measure(
         for chunk in chunks:
             choose.scores(chunk)
     n = len(prompt)
-    cache = dense_cache(model, n + FORCED)
+    cache = dense_cache(model, n + max(FORCED, answer_tokens))
     fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio)
     forced = torch.tensor(reference.tokens[:-1], device=model.device)
     rest = engine.prefill(model, forced, _upto(cache, n + FORCED - 1), n)
@@ -175,8 +178,8 @@ def measure(
     text = None
     if generate:
         text = reference.text
-        if not bool(agree.all()):
-            text = _continue(model, tokenizer, cache, n, own)
+        if answer_tokens > FORCED or not bool(agree.all()):
+            text = _continue(model, tokenizer, cache, n, [own], answer_tokens)
     t = fused.timing
     return {
         "kl": max(kl, 0.0),
@@ -190,10 +193,15 @@ def measure(
     }
 
 
-def _continue(model: Model, tokenizer: Any, cache: KVCache, n: int, first: int) -> str:
-    """Greedy text from the fused cache (positions from n on are overwritten as it goes)."""
-    tokens = [first]
-    while len(tokens) < FORCED and tokens[-1] != tokenizer.eos_token_id:
+def _continue(
+    model: Model, tokenizer: Any, cache: KVCache, n: int, begun: Sequence[int], count: int
+) -> str:
+    """Greedy text of at most ``count`` tokens from what was ``begun``.
+
+    The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
+    """
+    tokens = list(begun[:count])
+    while len(tokens) < count and tokenizer.eos_token_id not in tokens:
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
         row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))

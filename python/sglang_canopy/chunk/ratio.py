@@ -22,10 +22,11 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """Seconds a token on one device and storage tier, for one model.
+    """What a prompt's parts cost on one device and storage tier, for one model, over all layers.
 
-    compute_s: recomputing it (t_c); transfer_s: reading and placing its KV (t_i); other_s: what a
-    prompt costs per token whatever the ratio (t_o).
+    compute_s: seconds a token that is recomputed (l times t_c); transfer_s: seconds a token whose KV
+    is read and placed (l times t_i); other_s: seconds a prompt takes whatever the ratio (l times
+    t_o): its question, the selection, and what is fixed in every step.
     """
 
     compute_s: float
@@ -40,6 +41,14 @@ class CostProfile:
                 f"{self.transfer_s}; measure it again on an idle machine"
             )
         return min(r_max, max(r_min, self.transfer_s / (self.compute_s + self.transfer_s)))
+
+    def ttft(self, tokens: int, ratio: float) -> float:
+        """Seconds to the first token of a prompt with ``tokens`` in chunks (equations 9 and 10):
+        the slower of recomputing and transfer, which overlap, and what no ratio changes."""
+        return (
+            max(ratio * tokens * self.compute_s, (1.0 - ratio) * tokens * self.transfer_s)
+            + self.other_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,12 @@ def run(args: argparse.Namespace) -> int:
             there = [on_tier(p, tier, Path(folder)) for p in prompts]
             found, search = calibrate(model, there, floor, selector=args.selector)
             Calibrations(args.out).put(setting, tier, found)
+            cost, tokens = found.profile, there[0].reusable
             print(
                 f"{tier}: ratio {found.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
-                f"{1e6 * found.profile.compute_s:.0f} us, placing one "
-                f"{1e6 * found.profile.transfer_s:.0f} us"
+                f"{1e6 * cost.compute_s:.0f} us, placing one {1e6 * cost.transfer_s:.0f} us, a "
+                f"prompt at any ratio {1e3 * cost.other_s:.0f} ms (equation 10: "
+                f"{cost.ttft(tokens, found.ratio):.3f} s)"
             )
     print(f"saved in {args.out}; serve with --canopy-chunk-calibration {args.out}")
     return 0

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="torch device")
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks and the random selector")
     parser.add_argument("--json", type=Path, help="write the rows here, after every example")
+    parser.add_argument(
+        "--answer-tokens", type=int, default=16, help="most tokens of an answer (F1, ROUGE-L, kept)"
+    )
     parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
     parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
 
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         seed=args.seed,
         text=not args.no_text,
+        answer_tokens=_positive(args.answer_tokens, "--answer-tokens"),
     )
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")

@@ -96,7 +96,7 @@ def test_modes_stand_for_selector_ratio_and_encoding() -> None:
     )
     assert epic is not None
     assert (epic.chosen_selector, epic.chosen_ratio, epic.chosen_encode) == (
-        "first-k",
+        "epic",
         0.3,
         "alone",
     )

@@ -9,10 +9,16 @@ from sglang_canopy.chunk.selectors.asked import (
     LastToken,
 )
 from sglang_canopy.chunk.selectors.base import Context, Offline, SelectedTokens, Selector
-from sglang_canopy.chunk.selectors.first_k import FirstTokens
-from sglang_canopy.chunk.selectors.frequency import Frequency, FrequencyPerLayer, HighFrequency
+from sglang_canopy.chunk.selectors.first_k import Epic, FirstTokens
+from sglang_canopy.chunk.selectors.frequency import (
+    Frequency,
+    FrequencyNested,
+    FrequencyPerLayer,
+    HighFrequency,
+)
 from sglang_canopy.chunk.selectors.hkvd import Deviation, Oracle
 from sglang_canopy.chunk.selectors.norms import ValueNorm
+from sglang_canopy.chunk.selectors.prophetkv import ProphetKV
 from sglang_canopy.chunk.selectors.query import HeadQuery, Query
 from sglang_canopy.chunk.selectors.random import Random
 from sglang_canopy.errors import CanopyError
@@ -20,11 +26,14 @@ from sglang_canopy.errors import CanopyError
 CLASSES: tuple[type[Selector], ...] = (
     Frequency,
     FrequencyPerLayer,
+    FrequencyNested,
     HighFrequency,
     Random,
     ValueNorm,
     FirstTokens,
+    Epic,
     Deviation,
+    ProphetKV,
     Query,
     HeadQuery,
     Asked,

@@ -1,4 +1,6 @@
-"""Our own: what the question and above all the prompt's last token attend to; nothing exact.
+"""What the question and above all the prompt's last token attend to; nothing exact.
+
+Close to ProphetKV (arXiv 2602.02579), which spends the budget on what the question attends to.
 
 The last token is where the answer starts: its attention in the upper-middle layers marks what
 the answer is read from, on some prompts better than the whole question's, on some worse

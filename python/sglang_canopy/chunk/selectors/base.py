@@ -12,7 +12,7 @@ import torch
 
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, FusedPrompt
-from sglang_canopy.chunk.engine import Narrow
+from sglang_canopy.chunk.engine import Narrow, Replaced
 from sglang_canopy.chunk.model import Model
 
 
@@ -37,10 +37,12 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class SelectedTokens:
-    """tokens: positions to run at layer 0; narrow: drops rows at deeper layers, or None."""
+    """tokens: positions to run at layer 0; narrow: drops rows at deeper layers, or None; replaced:
+    of which rows each layer's K and V replace the reused ones, or None for all that run."""
 
     tokens: torch.Tensor
     narrow: Narrow | None = None
+    replaced: Replaced | None = None
 
 
 class Selector(abc.ABC):
@@ -62,15 +64,20 @@ class Selector(abc.ABC):
 class Offline(Selector):
     """A selector whose scores need the chunk alone: made once, stored with it, reused for ever."""
 
+    @property
+    def stored_as(self) -> str:
+        """What its scores are stored under: the name, and whatever else they depend on."""
+        return self.name
+
     @abc.abstractmethod
     def score(self, chunk: Chunk) -> torch.Tensor:
         """``[n]`` fp32: higher is recomputed first."""
 
     def scores(self, chunk: Chunk) -> torch.Tensor:
         """The stored score, made on first use."""
-        if self.name not in chunk.scores:
-            chunk.scores[self.name] = self.score(chunk).cpu()
-        return chunk.scores[self.name]
+        if self.stored_as not in chunk.scores:
+            chunk.scores[self.stored_as] = self.score(chunk).cpu()
+        return chunk.scores[self.stored_as]
 
     def choose(self, context: Context) -> SelectedTokens:
         """The top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier token."""

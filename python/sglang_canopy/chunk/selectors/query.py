@@ -1,4 +1,7 @@
-"""Query-aware: what the question's tokens attend to over the reused KV, in some middle layers."""
+"""Query-aware: what the question's tokens attend to over the reused KV, in some middle layers.
+
+The idea is ProphetKV's (arXiv 2602.02579) too, over all layers: ``prophetkv.py``.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MODES = {
     FULL: Mode(fuses=False),
     PREFIX: Mode(fuses=False),
     REUSE: Mode("first-k", 0.0, "alone"),
-    "epic": Mode("first-k", None, "alone"),
+    "epic": Mode("epic", None, "alone"),
     "cacheblend": Mode("hkvd", None, "alone"),
     "cachetune": Mode("frequency", None, "alone"),
 }

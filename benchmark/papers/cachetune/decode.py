@@ -1,0 +1,65 @@
+"""Several prompts of the same length run on at once, each over its own KV.
+
+The weights are read once for all of them, which is most of a step's time on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.model import Model
+
+
+@dataclass
+class SideBySide:
+    """Stands in for one ``KVCache``: of a batch of rows, each ``caches[i]`` has ``len(at)``."""
+
+    caches: Sequence[KVCache]
+    at: torch.Tensor
+    """``[m]`` positions, the same for every cache."""
+
+    def write(self, layer: int, _: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        m = len(self.at)
+        for cache, own_k, own_v in zip(self.caches, k.split(m), v.split(m)):
+            cache.write(layer, self.at, own_k, own_v)
+
+    def attend(self, layer: int, q: torch.Tensor, _: torch.Tensor, scale: float) -> torch.Tensor:
+        """``q [caches * m, heads, d]`` -> the same shape; each row over its own KV."""
+        parts = zip(self.caches, q.split(len(self.at)))
+        return torch.cat([cache.attend(layer, own, self.at, scale) for cache, own in parts])
+
+
+def side_by_side(
+    model: Model, caches: Sequence[KVCache], at: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    """Run ``ids [caches, m]`` at positions ``at [m]``; logits ``[caches, m, vocab]``."""
+    step = SideBySide(caches, at)
+    hidden, _ = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
+    return engine.logits(model, hidden).unflatten(0, ids.shape)
+
+
+def greedy(
+    model: Model, caches: Sequence[KVCache], start: int, firsts: Sequence[int], end: int
+) -> list[list[int]]:
+    """Answers as tokens, each up to its ``end`` token (left out) or to where its cache is full.
+
+    caches: filled up to ``start``; firsts: each one's first token.
+    """
+    answers = [[token] for token in firsts]
+    room = len(caches[0])
+    going = [i for i, token in enumerate(firsts) if token != end]
+    for position in range(start, room):
+        if not going:
+            break
+        ids = torch.tensor([[answers[i][-1]] for i in going])
+        found = side_by_side(model, [caches[i] for i in going], torch.tensor([position]), ids)
+        chosen = found[:, 0].argmax(-1).tolist()
+        for i, token in zip(going, chosen):
+            answers[i].append(token)
+        going = [i for i, token in zip(going, chosen) if token != end]
+    return [a[:-1] if a[-1] == end else a for a in answers]

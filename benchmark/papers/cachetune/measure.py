@@ -1,0 +1,123 @@
+"""Every arm on one question: closeness to full recompute, the whole answer, and what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from artefact import ROOT
+
+from cachetune.arms import ANSWERED, Arm
+from cachetune.decode import greedy, side_by_side
+from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.cache import KVCache, dense_cache
+from sglang_canopy.chunk.encode import Encoder
+from sglang_canopy.chunk.fusion import fused_prefill
+from sglang_canopy.chunk.model import Model, load
+from sglang_canopy.chunk.quality import Case, behind, f1, holds, prompt_of_case, rouge_l, tokenise
+from sglang_canopy.chunk.selectors import Offline
+from sglang_canopy.chunk.tasks import Example
+
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+CHUNK_TOKENS = 160
+FORCED = 16
+"""Tokens of full recompute's own answer along which KL is measured."""
+LONGEST = 64
+"""Tokens of an answer that does not end by itself."""
+
+
+@cache
+def loaded() -> tuple[Model, Any]:
+    """The model in fp32 and its tokenizer; one thread."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    return load(str(MODEL)), AutoTokenizer.from_pretrained(MODEL)
+
+
+def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKENS) -> Case:
+    """A question as tokens."""
+    return tokenise(loaded()[1], example, documents, chunk_tokens)
+
+
+def compare(
+    example: Example, arms: Sequence[Arm], answers: bool = True
+) -> dict[str, dict[str, Any]]:
+    """By arm's name (``full`` first): ``kl`` in nats a token, ``top1``, ``cpu_s`` of its prefill,
+    ``run`` (rows computed, as a share of the prompt), and for those of ``ANSWERED`` the ``f1``,
+    ``rouge_l``, ``right`` and ``tokens`` of its whole answer. CPU seconds are one thread's; a score
+    that needs the chunk alone is made before the clock starts, since it is stored with the chunk.
+    Without ``answers`` there is ``cpu_s`` and ``run`` alone.
+    """
+    model, tokenizer = loaded()
+    case = case_of(example)
+    ids = torch.tensor(case.ids)
+    n, room = len(case.ids), len(case.ids) + LONGEST
+    caches = [dense_cache(model, room)]
+    start = time.process_time()
+    first = engine.logits(model, engine.prefill(model, ids, upto(caches[0], n))[-1:])[0]
+    rows = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
+    firsts = [first]
+    chunks: dict[str, list[Any]] = {}
+    for arm in arms:
+        if arm.encode not in chunks:
+            encoder = Encoder(model, behind(case, arm.encode))
+            chunks[arm.encode] = [encoder.encode(d) for d in case.documents]
+        prompt, selector = prompt_of_case(case, chunks[arm.encode], model.device), arm.make()
+        if isinstance(selector, Offline):
+            for chunk in chunks[arm.encode]:
+                selector.scores(chunk)
+        caches.append(dense_cache(model, room))
+        start = time.process_time()
+        fused = fused_prefill(model, prompt, upto(caches[-1], n), selector, arm.ratio)
+        rows[arm.name] = {
+            "cpu_s": time.process_time() - start,
+            "run": fused.rows.numel() / n,
+        }
+        firsts.append(fused.logits)
+    if not answers:
+        return rows
+    _closeness(model, caches, n, firsts, rows)
+    asked = [i for i, name in enumerate(rows) if name in ANSWERED]
+    begun = [int(firsts[i].argmax()) for i in asked]
+    texts = greedy(model, [caches[i] for i in asked], n, begun, tokenizer.eos_token_id)
+    for i, tokens in zip(asked, texts):
+        answer, row = tokenizer.decode(tokens), rows[list(rows)[i]]
+        row["f1"], row["rouge_l"] = f1(answer, case.answers), rouge_l(answer, case.answers)
+        row["right"] = float(holds(answer, case.answers))
+        row["tokens"] = len(tokens)
+    return rows
+
+
+def upto(cache: KVCache, tokens: int) -> KVCache:
+    """The first ``tokens`` positions of a cache; the memory is shared."""
+    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
+
+
+def _closeness(
+    model: Model,
+    caches: Sequence[KVCache],
+    n: int,
+    firsts: Sequence[torch.Tensor],
+    rows: dict[str, dict[str, Any]],
+) -> None:
+    """KL and agreement along the first ``FORCED`` tokens of full recompute's (the first's) answer."""
+    found, tokens = [firsts[0]], [int(firsts[0].argmax())]
+    for at in range(n, n + FORCED - 1):
+        last = torch.tensor([tokens[-1:]])
+        found.append(side_by_side(model, caches[:1], torch.tensor([at]), last)[0, 0])
+        tokens.append(int(found[-1].argmax()))
+    true, forced = torch.stack(found).log_softmax(-1), torch.tensor(tokens)
+    at = torch.arange(n, n + FORCED - 1)
+    ids = forced[:-1].expand(len(caches), -1)
+    for part in range(0, len(caches), 8):  # the logits of all at once would be half a gigabyte
+        rest = side_by_side(model, caches[part : part + 8], at, ids[part : part + 8])
+        for row, first, logits in zip(list(rows.values())[part:], firsts[part:], rest):
+            got = torch.cat([first[None], logits]).log_softmax(-1)
+            row["kl"] = max(0.0, float((true.exp() * (true - got)).sum(-1).mean()))
+            row["top1"] = float((got.argmax(-1) == forced).float().mean())

@@ -1,0 +1,34 @@
+"""Work that is done question by question, and may be stopped and taken up again.
+
+Nothing is kept from an earlier run unless ``CANOPY_PAPERS_RESUME`` names a folder for it; delete the
+folder to measure anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from artefact import Context
+
+One = TypeVar("One")
+
+
+def each(context: Context, items: Sequence[One], work: Callable[[One], Any]) -> list[Any]:
+    """``work`` of every item; what JSON makes of it, so that a resumed run is the same."""
+    kept = os.environ.get("CANOPY_PAPERS_RESUME")
+    folder = Path(kept) / context.paper / context.key if kept else None
+    found = []
+    for i, item in enumerate(items):
+        path = folder / f"{i}.json" if folder else None
+        if path is not None and path.exists():
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+            continue
+        found.append(json.loads(json.dumps(work(item))))
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(found[-1]), encoding="utf-8")
+    return found

@@ -1,0 +1,68 @@
+"""The questions: six documents each, the ones that hold the answer among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.chunk.quality import normalise
+from sglang_canopy.chunk.tasks import Example, default_filler, read, synthetic
+
+DOCUMENTS = 6
+EVIDENCE = 3
+"""Passages with the answer at most, so that others stand between them."""
+BEFORE = 200
+"""Characters kept before an answer that stands further in than a chunk is long."""
+
+
+def questions(data: Path, name: str, count: int) -> list[Example]:
+    """The first ``count`` of a data set that can be answered from six of their documents.
+
+    name: ``musique``, ``hotpotqa`` (both in ``data / "rag"``) or ``tasks`` (made up).
+    """
+    if name == "tasks":
+        kinds = ("single", "split", "coreference")
+        return synthetic(kinds, -(-count // len(kinds)), default_filler(), DOCUMENTS)[:count]
+    path = data / "rag" / f"{name}_100.json"
+    pick = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
+    items = json.loads(path.read_text(encoding="utf-8"))
+    found = [pick(item, example) for item, example in zip(items, read(path))]
+    return [example for example in found if example is not None][:count]
+
+
+def _musique(_: dict[str, Any], example: Example) -> Example | None:
+    """Its long passages have no labels: those that hold an answer, cut to where it stands."""
+    holding = [i for i, d in enumerate(example.documents) if _where(d, example.answers) >= 0]
+    if not holding:
+        return None
+    chosen = _with_others(holding[:EVIDENCE], len(example.documents))
+    texts = tuple(_window(example.documents[i], example.answers) for i in chosen)
+    return dataclasses.replace(example, documents=texts)
+
+
+def _hotpotqa(item: dict[str, Any], example: Example) -> Example:
+    """Its labels name the supporting documents."""
+    titles = [title for title, _ in item["context"]]
+    support = sorted({titles.index(title) for title, _ in item["supporting_facts"]})
+    chosen = _with_others(support, len(titles))
+    return dataclasses.replace(example, documents=tuple(example.documents[i] for i in chosen))
+
+
+def _with_others(needed: list[int], count: int) -> list[int]:
+    """Six in the file's order: those needed, then the first of the others."""
+    others = [i for i in range(count) if i not in needed]
+    return sorted([*needed, *others][:DOCUMENTS])
+
+
+def _where(text: str, answers: tuple[str, ...]) -> int:
+    lower = text.lower()
+    return max((lower.find(a.lower()) for a in answers if normalise(a)), default=-1)
+
+
+def _window(text: str, answers: tuple[str, ...]) -> str:
+    at = _where(text, answers)
+    if at < 2 * BEFORE:
+        return text
+    return text[at - BEFORE :].split(" ", 1)[1]

@@ -1,0 +1,115 @@
+"""Figure 2 and equations 2 to 7: where the energy of K and V lies, and what the scores choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from artefact import Context
+
+from cachetune import pictures
+from cachetune.arms import ALPHAS, RATIO
+from cachetune.measure import case_of, loaded
+from cachetune.questions import questions
+from sglang_canopy.chunk.cache import dense_cache
+from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.encode import Encoder, capture
+from sglang_canopy.chunk.engine import prefill
+from sglang_canopy.chunk.selectors import Frequency, HighFrequency
+from sglang_canopy.chunk.selectors.base import top
+from sglang_canopy.chunk.selectors.frequency import layer_scores
+
+QUESTIONS = 3
+BANDS = 20
+"""Of equal width; the lowest four are the paper's lowest 20 %."""
+HEAD = 16
+
+
+def run(context: Context) -> dict[str, Any]:
+    """Energy by band on two data sets; how stable and what the chosen tokens are."""
+    model, _ = loaded()
+    spectra, overlaps = {}, []  # type: ignore[var-annotated]
+    for data in ("musique", "hotpotqa"):
+        bands = []
+        for example in questions(context.data, data, QUESTIONS):
+            case = case_of(example)
+            cache = dense_cache(model, len(case.ids))
+            prefill(model, torch.tensor(case.ids), cache)
+            bands.append(_bands(capture(model, cache, case.ids, 0)))
+            encoder = Encoder(model)
+            overlaps += [_chosen(encoder.encode(d)) for d in case.documents[:3]]
+        spectra[data] = torch.stack(bands).mean(0)
+    pictures.spectrum(context.figure(), {data: both.tolist() for data, both in spectra.items()})
+    return {
+        "questions": QUESTIONS,
+        "energy": {data: _shares(both) for data, both in spectra.items()},
+        "chunks": len(overlaps),
+        "chosen": {
+            key: round(sum(o[key] for o in overlaps) / len(overlaps), 4) for key in overlaps[0]
+        },
+    }
+
+
+def _bands(chunk: Chunk) -> torch.Tensor:
+    """``[4, BANDS]`` energy shares: of K and V (keys before RoPE), then both without the mean.
+
+    Energy is the squared magnitude of the one-sided spectrum along the tokens, over layers, heads
+    and channels; the bins but the first count twice, since they stand for two.
+    """
+    found = []
+    for x in (chunk.raw_k, chunk.v):
+        power = torch.fft.rfft(x.flatten(2), dim=1).abs().square().sum(dim=(0, 2))
+        power[1:] *= 2
+        for first in (0, 1):
+            part = power.clone()
+            part[:first] = 0
+            at = torch.arange(len(part)) * BANDS // len(part)
+            found.append(torch.zeros(BANDS).index_add(0, at, part) / part.sum())
+    return torch.stack([found[0], found[2], found[1], found[3]])
+
+
+def _shares(both: torch.Tensor) -> dict[str, Any]:
+    names = ("K", "V", "K without its mean", "V without its mean")
+    low = BANDS // 5
+    return {
+        name: {
+            "lowest_20": round(float(row[:low].sum()), 4),
+            "falls_with_every_band": bool((row[1:] <= row[:-1]).all()),
+            "bands": [round(float(x), 4) for x in row],
+        }
+        for name, row in zip(names, both)
+    }
+
+
+def _chosen(chunk: Chunk) -> dict[str, float]:
+    """Shares of the tokens chosen at r = 0.15 that are the same, or stand at the chunk's head."""
+    count = int(RATIO * len(chunk))
+
+    def best(score: torch.Tensor) -> set[int]:
+        return set(top(score, count).tolist())
+
+    paper, high = best(Frequency().scores(chunk)), best(HighFrequency().scores(chunk))
+    plain = 0.5 * (chunk.raw_k.flatten(2).norm(dim=2) + chunk.v.flatten(2).norm(dim=2))
+    norm = best((plain / plain.sum(1, keepdim=True)).mean(0))
+    by_layer = [best(score) for score in layer_scores(chunk)]
+    head = set(range(HEAD))
+    return {
+        **{
+            f"same as alpha 0.5, alpha {alpha:g}": len(paper & best(Frequency(alpha).scores(chunk)))
+            / count
+            for alpha in ALPHAS
+        },
+        "same as alpha 0.5, plain norms": len(paper & norm) / count,
+        "same as alpha 0.5, high frequencies": len(paper & high) / count,
+        "same as alpha 0.5, mean over layers of each layer's own": sum(
+            len(paper & own) for own in by_layer
+        )
+        / count
+        / len(by_layer),
+        "union of all layers' own, of the chunk": len(set().union(*by_layer)) / len(chunk),
+        "among the first 16, low frequencies": len(paper & head) / count,
+        "among the first 16, high frequencies": len(high & head) / count,
+        "among the first 16, by chance": HEAD / len(chunk),
+        "first token chosen, low frequencies": float(0 in paper),
+        "first token chosen, high frequencies": float(0 in high),
+    }
