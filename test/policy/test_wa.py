@@ -8,7 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS
-from sglang_canopy.sim.tree import Evicted, RadixTree
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from support.radix_cases import play
 
 

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.tree import RadixTree
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req

@@ -12,7 +12,7 @@ from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_h
 from sglang_canopy.sim.hindsight.future import NEVER, Future, NextUseRun
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.sim.stack import lru_uncached_tokens
-from sglang_canopy.sim.tree import RadixTree
+from sglang_canopy.policy.block_tree import RadixTree
 from support.brute_force import best
 from support.trace_samples import mooncake, random_trace, record
 

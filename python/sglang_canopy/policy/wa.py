@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.duel import Duel
 from sglang_canopy.policy.structures.cells import Cell, Cells
 from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
@@ -30,6 +31,7 @@ from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.hint_trust import return_slack_s
 from sglang_canopy.reuse.learner import ReuseModel
 
+_ARMS = ("recency", "survival")
 _TRUST = 0.5
 """Hints of a kind are ignored while fewer than this share of them come true."""
 
@@ -54,8 +56,8 @@ class Config:
     """A JSON file of curves saved by an earlier run, to start from."""
 
     def __post_init__(self) -> None:
-        if self.model not in ("survival", "exponential"):
-            raise ValueError(f"key 'model' must be survival or exponential, got {self.model!r}")
+        if self.model not in ("survival", "exponential", "recency", "duel"):
+            raise ValueError(f"key 'model' must be survival, exponential, recency or duel, got {self.model!r}")
         for key in ("window_s", "max_samples", "min_samples"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
@@ -87,6 +89,7 @@ class WorkloadAware(Policy):
             exponential=exponential,
         )
         self._cells = Cells(exact=exponential)
+        self._cells.recency = config.model in ("recency","duel")
         self._over = EndQueue()
         self._returning: dict[str | None, ReturnQueue] = {}
         """By tenant, since each tenant's hints come true at a rate of their own."""
@@ -97,18 +100,42 @@ class WorkloadAware(Policy):
             saved = saved_curves.read(config.profile)
             if saved is not None:
                 self.restore(saved)
+        self.duel = self._make_duel() if config.model == "duel" else None
+        self._follows = config.model
 
     def arrive(self, request: Request) -> str:
         return self.model.arrive(request) if self._learns else super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        return self.model.finish(request) if self._learns else super().finish(request)
+        if not self._learns:
+            return super().finish(request)
+        duel = self.duel
+        if duel is None:
+            return self.model.finish(request)
+        sampled = duel.sampled(self.model.origin(request))
+        request.label = self.model.finish(request)
+        if sampled:
+            duel.observe(request)
+        return request.label
+
+    def sized(self, tokens: int) -> None:
+        if self.duel is not None:
+            self.duel.sized(tokens)
+
+    def _make_duel(self) -> Duel:
+        return Duel({name: lambda name=name: self._ranking(name) for name in _ARMS}, _ARMS[0])
+
+    def _ranking(self, model: str) -> WorkloadAware:
+        """A policy without leaves that ranks by ``model`` what this one learns."""
+        other = type(self)(dataclasses.replace(self.config, profile=None, model=model))
+        other.model = self.model
+        other._learns = False
+        return other
 
     def twin(self) -> Policy:
         """The same policy for another tier: it ranks by what this one learns."""
-        other = type(self)(dataclasses.replace(self.config, profile=None))
-        other.model = self.model
-        other._learns = False
+        other = self._ranking(self.config.model)
+        other.duel = self.duel
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
@@ -151,6 +178,10 @@ class WorkloadAware(Policy):
     # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
         self._release(now)
+        if self.duel is not None and self._follows != self.duel.winner:
+            self._follows = self.duel.winner
+            self._cells.recency = self._follows == "recency"
+            self._cells.reweigh()
         if self._ranked_version != self.model.version:
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)

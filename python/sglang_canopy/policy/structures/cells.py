@@ -46,6 +46,7 @@ class Cells:
 
     def __init__(self, exact: bool = False) -> None:
         self._exact = exact
+        self.recency = False
         self._cells: dict[Hashable, Cell] = {}
         self._dirty: list[Cell] = []
         self._heap: list[tuple[Any, ...]] = []
@@ -127,6 +128,8 @@ class Cells:
     def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[float, float]:
         """Rank of an entry, and the time from which it may differ."""
         stamp = entry[0]
+        if self.recency:
+            return 0.0, _NEVER
         if self._exact:
             rank = cell.category.reuse_probability(now - stamp)
             return cell.weight * rank, math.nextafter(now, _NEVER)

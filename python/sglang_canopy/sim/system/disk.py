@@ -15,7 +15,7 @@ from sglang_canopy.sim.system.channel import DiskChannel, Transfer
 from sglang_canopy.sim.system.config import TierSpec
 from sglang_canopy.sim.system.events import EventLog
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.tree import Node, RadixTree
+from sglang_canopy.policy.block_tree import Node, RadixTree
 
 
 class _Write(NamedTuple):

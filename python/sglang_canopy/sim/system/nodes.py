@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.tree import below, shared_run
+from sglang_canopy.policy.block_tree import below, shared_run
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
