@@ -4,7 +4,8 @@
 
 DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run),
 OUT/claims.md (the tables) and OUT/claims.png. One process, about a quarter of an hour; with
-`--rows OUT/claims.json` it only makes the tables and the figure again.
+`--rows OUT/claims.json` it only makes the tables and the figure again, and with `--variants NAME`
+beside it runs these policies anew and replaces their rows.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class RandomLabels(Categories):
         self._draw = random.Random(seed)
         self._pool: list[tuple[str, ...]] = []
 
-    def refine(self, names: tuple[str, ...]) -> Category:
+    def refine(
+        self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
+    ) -> Category:
         if len(self._pool) < 10_000:
             self._pool.append(names)
         else:
             self._pool[self._draw.randrange(10_000)] = names
-        return super().refine(self._draw.choice(self._pool))
+        return super().refine(self._draw.choice(self._pool), tenant, now)
 
 
 def random_labels(seed: int) -> Policy:
@@ -71,15 +74,33 @@ def random_labels(seed: int) -> Policy:
 def one_curve() -> Policy:
     """WA without categories: every leaf ranks by the global curve."""
     policy: Any = make_policy("wa")
-    policy.model.categories.refine = lambda names: policy.model.categories.root
+    policy.model.categories.refine = lambda names, *_: policy.model.categories.root
     return policy
 
+
+EXPONENTIAL: dict[str, dict[str, Any]] = {
+    "wa, exponential": {"model": "exponential"},
+    "wa, exponential, no life": {"model": "exponential", "life": False},
+    "wa, exponential of what was reused": {"model": "exponential", "cdf": "reused"},
+    "wa, exponential, no life, of what was reused": {
+        "model": "exponential",
+        "life": False,
+        "cdf": "reused",
+    },
+    "wa, exponential, type-turn": {"model": "exponential", "categories": "type-turn"},
+    "wa, type-turn": {"categories": "type-turn"},
+}
+"""The ATC 2025 paper's formula: both readings of its distribution, with and without its life
+regulator (Figure 28), with our categories and with its own."""
 
 VARIANTS: dict[str, Callable[[int], Policy]] = {
     "wa": lambda seed: make_policy("wa"),
     "wa, random labels": random_labels,
     "wa, one curve": lambda seed: one_curve(),
-    "wa, exponential": lambda seed: make_policy("wa", {"model": "exponential"}),
+    **{
+        name: (lambda seed, options=options: make_policy("wa", options))
+        for name, options in EXPONENTIAL.items()
+    },
     **{name: (lambda seed, name=name: make_policy(name)) for name in SIMPLE},
 }
 
@@ -111,9 +132,13 @@ def plan(name: str) -> Iterator[tuple[str, float]]:
             yield "hindsight", capacity
 
 
-def hit_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+def hit_rows(
+    name: str, seed: int, trace: list[TraceRequest], variants: list[str] | None = None
+) -> Iterator[dict[str, Any]]:
     distinct = distinct_blocks(trace)
     for policy, capacity in plan(name):
+        if variants is not None and policy not in variants:
+            continue
         if policy == "hindsight":
             made = make_hindsight("belady", Future(trace))
         else:
@@ -267,27 +292,40 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for claims.json, claims.md")
     parser.add_argument("--only", help="only the traces whose name starts so")
     parser.add_argument("--rows", type=Path, help="claims.json of an earlier run: no new runs")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="but of these")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.rows:
         rows = json.loads(args.rows.read_text())
+        if args.variants:
+            new = measure(args.data, args.only, args.variants)
+            again = {(r["trace"], r["policy"]) for r in new}
+            rows = [
+                r
+                for r in rows
+                if r["threshold_tokens"] is not None or (r["trace"], r["policy"]) not in again
+            ] + new
     else:
         rows = measure(args.data, args.only)
+    if not args.rows or args.variants:
         (args.out / "claims.json").write_text(json.dumps(rows) + "\n")
     (args.out / "claims.md").write_text(report(rows))
     draw(rows, args.out / "claims.png")
     print(report(rows))
 
 
-def measure(data: Path, only: str | None) -> list[dict[str, Any]]:
+def measure(
+    data: Path, only: str | None, variants: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """``variants``: the policies to run, without the runs for the tail; all, and those, if None."""
     rows: list[dict[str, Any]] = []
     with tqdm(unit="run", disable=None) as bar:
         for name, seed, trace in traces(data):
             if only and not name.startswith(only):
                 continue
             bar.set_description(f"{name} {seed or ''}")
-            made = [hit_rows(name, seed, trace)]
-            if name in TAIL_BLOCKS:
+            made = [hit_rows(name, seed, trace, variants)]
+            if name in TAIL_BLOCKS and variants is None:
                 made.append(tail_rows(name, seed, trace))
             for source in made:
                 for one in source:

@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, token_bin
-from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.reuse.exponential import Exponential
 
 LABEL = "default|-|turn1|out<64"
 
@@ -90,7 +91,7 @@ def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
         policy = make_policy(name, options)
         if name == "etlru":  # one category with one rate, whatever the requests say
             policy.model.categories.refine = lambda names, *_: policy.model.categories.root
-            policy.model.categories.root.rate = policy.model.categories.root.life_s = 0.01
+            policy.model.categories.root.exponential = Exponential(0.5, 100.0, 0.01)
             policy.model.fit = lambda now: None
         tree = RadixTree(policy, 10, 1, on_evict=seen.append)
         for time, (conversation, length) in enumerate(steps):

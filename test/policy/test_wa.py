@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from support.radix_cases import play
 
 
@@ -185,9 +185,13 @@ REQUESTS = st.lists(
 
 
 @settings(deadline=None)
-@given(REQUESTS, st.sampled_from(["survival", "exponential"]))
-def test_two_caches_fed_the_same_requests_evict_alike(requests, model):
-    options = {"min_samples": 3, "model": model}
+@given(
+    REQUESTS,
+    st.sampled_from(["survival", "exponential"]),
+    st.sampled_from(["refined", "type-turn"]),
+)
+def test_two_caches_fed_the_same_requests_evict_alike(requests, model, categories):
+    options = {"min_samples": 3, "model": model, "categories": categories}
     first = run(make_policy("wa", options), requests)
     assert run(make_policy("wa", options), requests) == first
 
@@ -221,34 +225,14 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
         ({"min_samples": 0}, "min_samples"),
         ({"own_gaps": 3}, "own_gaps"),
         ({"windows": 3}, "windows"),
+        ({"model": "exponential", "cdf": "some"}, "all or reused"),
+        ({"categories": "tenth"}, "refined or type-turn"),
+        ({"life": False}, "exponential"),
     ],
 )
 def test_refuses_bad_options_by_name(options, names):
     with pytest.raises(CanopyError, match=names):
         make_policy("wa", options)
-
-
-def test_the_exponential_model_ranks_by_the_papers_formula():
-    policy = make_policy("wa", {"model": "exponential"})
-    slow = policy.model.categories.refine(("slow",))
-    fast = policy.model.categories.refine(("fast",))
-    slow.rate, slow.life_s = 0.01, 100.0
-    fast.rate, fast.life_s = 1.0, 100.0
-    quick, steady = leaf_of(policy, "fast", 0.0), leaf_of(policy, "slow", 0.0)
-    # At age 0.1: exp(-0.1) (1 - exp(-100)) = 0.90 against exp(-0.001) (1 - exp(-1)) = 0.63.
-    assert policy.victim(0.1).leaf is steady
-    # At age 1 it is 0.37 against 0.63.
-    assert policy.victim(1.0).leaf is quick
-
-
-def test_the_exponential_model_breaks_ties_by_depth():
-    policy = make_policy("wa", {"model": "exponential"})
-    for label in ("a", "b"):
-        category = policy.model.categories.refine((label,))
-        category.rate, category.life_s = 0.01, 100.0
-    leaf_of(policy, "a", 5.0)
-    deep = leaf_of(policy, "b", 5.0, offset=100)
-    assert policy.victim(9.0).leaf is deep
 
 
 def test_the_exponential_model_without_samples_is_lru():

@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 
 from sglang_canopy.config.tiers import TreeSettings
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from support.live_tree import LiveTree, check
 
 PAGE = 4
 CAPACITY = 40
 """Blocks of one page."""
 CONFIGS: dict[str, list[dict[str, Any]]] = {
-    "wa": [{}, {"model": "exponential"}],
+    "wa": [
+        {},
+        {"model": "exponential"},
+        {"model": "exponential", "cdf": "reused", "categories": "type-turn"},
+    ],
     "canopy-tlru": [{"threshold_tokens": 20}],
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
 from sglang_canopy.reuse.categories import Categories
+from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 
@@ -375,10 +376,10 @@ def test_a_saved_profile_has_no_names_that_are_dead():
 
 
 def test_a_shared_prefix_lives_until_its_last_use():
-    model = ReuseModel(exponential=True, min_samples=1)
+    model = ReuseModel(exponential=ExponentialModel(), min_samples=1)
     for n in range(5):
         serve(model, 10 * n, ["system", f"question {n}"])
     model.fit(50.0)
     shared = model.categories.get("shared prefix")
-    # Opened at 10 s by the second request, used at 20, 30 and 40 s.
-    assert (shared.life_sum_s, shared.lives) == (30.0 + 20.0 + 10.0, 3.0)
+    # Opened at 10 s by the second request, used at 20, 30 and 40 s, and once it was the last.
+    assert (shared.life_sum_s, shared.lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)

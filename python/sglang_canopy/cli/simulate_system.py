@@ -17,8 +17,13 @@ from sglang_canopy.sim.system import (
     load_profile,
     simulate_system,
 )
-from sglang_canopy.sim.system.config import PREFETCH_POLICIES, ROUTINGS, WRITE_POLICIES
+from sglang_canopy.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
+from sglang_canopy.sim.system.config import PREFETCH_POLICIES, ROUTINGS
 from sglang_canopy.sim.system.engine_profile import Bandwidth, profile_names
+from sglang_canopy.sim.system.gate import SESSION_GATES
+from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS
+from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
+from sglang_canopy.sim.system.write_policy import WRITE_POLICIES
 from sglang_canopy.trace.open import format_names, open_trace
 
 
@@ -77,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default="lru", help="eviction policy of every tier")
     add(
         "--write-policy",
-        default=WRITE_POLICIES[0],
-        choices=WRITE_POLICIES,
+        default="write_through",
+        choices=tuple(WRITE_POLICIES),
         help="as SGLang's --hicache-write-policy",
     )
     add(
@@ -101,12 +106,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of one prefill step",
     )
-    add("--seed", type=int, default=0, metavar="K", help="seed that breaks ties of the routing")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="K",
+        help="seed of the routing's ties, of spread stamps and of sessions' starts",
+    )
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
     add(
+        "--keep-stamps",
+        action="store_true",
+        help="let requests of one time stamp come at once; else, where a trace notes times in "
+        "steps, they are spread over the step (see --seed)",
+    )
+    loop = parser.add_mutually_exclusive_group()
+    loop.add_argument(
         "--turns-wait",
         action="store_true",
         help="send a turn only after the answer to the one before it",
+    )
+    loop.add_argument(
+        "--closed-loop",
+        action="store_true",
+        help="agents: send a turn after the answer to the one before it and the time to think "
+        "that the trace says, or the gap between the two",
+    )
+    add(
+        "--sessions-per-hour",
+        type=float,
+        metavar="N",
+        help="of a closed loop: sessions that begin in an hour (default: as in the trace)",
+    )
+    add(
+        "--think-cap-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="of a closed loop: longest time to think",
+    )
+    add(
+        "--schedule-policy",
+        default="fcfs",
+        choices=tuple(QUEUE_ORDERS),
+        help="order of the queue, as SGLang's --schedule-policy",
+    )
+    add(
+        "--session-gate",
+        default="none",
+        choices=tuple(SESSION_GATES),
+        help="which sessions may join the queue",
+    )
+    add(
+        "--waiting-prefixes",
+        default="awaited",
+        choices=tuple(WAITING_PREFIXES),
+        help="what waiting does to a request's cached prefix: awaited as Canopy's tree, touched "
+        "as SGLang's own lru",
     )
     add("--json", metavar="OUT", help="write the result as JSON")
     add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
@@ -139,11 +195,18 @@ def run(args: argparse.Namespace) -> int:
         chunked_prefill_tokens=args.chunked_prefill_tokens,
         write_policy=args.write_policy,
         prefetch_policy=args.prefetch_policy,
+        schedule_policy=args.schedule_policy,
+        session_gate=args.session_gate,
+        waiting_prefixes=args.waiting_prefixes,
     )
     events = EventLog() if args.chrome_trace else None
-    workload = Workload(open_trace(args.trace, args.format, skip_bad=args.skip_bad))
+    workload = Workload(
+        open_trace(args.trace, args.format, skip_bad=args.skip_bad),
+        keep_stamps=args.keep_stamps,
+        seed=args.seed,
+    )
     result = simulate_system(
-        workload, config, profile, seed=args.seed, events=events, turns_wait=args.turns_wait
+        workload, config, profile, seed=args.seed, events=events, arrivals=_arrivals(args, workload)
     )
     print(summary(result, f"{profile.name} ({profile.source})"))
     if args.json:
@@ -154,6 +217,19 @@ def run(args: argparse.Namespace) -> int:
             print(f"{args.chrome_trace}: {events.dropped:,} events beyond the first "
                   f"{events.limit:,} are left out")  # fmt: skip
     return 0
+
+
+def _arrivals(args: argparse.Namespace, workload: Workload) -> Arrivals:
+    if args.closed_loop:
+        return ClosedLoop(
+            workload,
+            sessions_per_hour=args.sessions_per_hour,
+            think_cap_s=args.think_cap_s,
+            seed=args.seed,
+        )
+    if args.sessions_per_hour is not None:
+        raise CanopyError("--sessions-per-hour is for agents; give --closed-loop as well")
+    return TurnsWait(workload) if args.turns_wait else OpenLoop(workload)
 
 
 def summary(result: SystemResult, profile: str) -> str:

@@ -2,9 +2,9 @@
 
 Survival model (default): the rank of a leaf is G_w(a), the reuse its category ``w`` wins per
 second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset), ``life`` the category's expected lifespan. Lowest
-goes first. With too few samples a category uses a coarser one's curve, then the global one;
-with none at all the order is LRU.
+paper's tuple (ReuseProb_w(t, life), -offset), of which ``reuse/exponential.py`` has the formula and
+its two readings. Lowest goes first. With too few samples a category uses a coarser one's curve,
+then the global one; with none at all the order is LRU. ``duel.py`` chooses between them.
 
 Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
 returns to at a known time ranks p / (return_at - now), p being how often such hints came true;
@@ -16,6 +16,7 @@ it again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,10 +29,13 @@ from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.exponential import CDF_COUNTS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s
 from sglang_canopy.reuse.learner import ReuseModel
 
-_ARMS = ("recency", "survival")
+_MODELS = ("survival", "exponential", "recency", "duel")
+_ARMS = ("survival", "exponential", "recency")
+"""What a duel chooses from; the first is followed until another one has shown to be better."""
 _TRUST = 0.5
 """Hints of a kind are ignored while fewer than this share of them come true."""
 
@@ -39,7 +43,15 @@ _TRUST = 0.5
 @dataclass(frozen=True, slots=True)
 class Config:
     model: str = "survival"
-    """``survival``, or ``exponential`` for the paper's own formula."""
+    """``survival``; ``exponential``, the ATC 2025 paper's own formula; ``recency``, LRU that heeds
+    hints; or ``duel``: whichever of the three saves most prompt tokens in shadow caches."""
+    cdf: str = "all"
+    """Of the exponential model: ``all`` if the fitted distribution counts what is never used again,
+    ``reused`` if not (the paper leaves it open)."""
+    life: bool = True
+    """Of the exponential model: bound the time ahead by the category's expected lifespan."""
+    categories: str = "refined"
+    """``refined``, or ``type-turn`` for the paper's: a request's type and its turn."""
     window_s: float = 10800.0
     """Seconds of requests that the curves are learnt from."""
     max_samples: int = 100_000
@@ -56,8 +68,16 @@ class Config:
     """A JSON file of curves saved by an earlier run, to start from."""
 
     def __post_init__(self) -> None:
-        if self.model not in ("survival", "exponential", "recency", "duel"):
-            raise ValueError(f"key 'model' must be survival, exponential, recency or duel, got {self.model!r}")
+        if self.model not in _MODELS:
+            raise ValueError(f"key 'model' must be one of {', '.join(_MODELS)}, got {self.model!r}")
+        if self.cdf not in CDF_COUNTS:
+            raise ValueError(f"key 'cdf' must be all or reused, got {self.cdf!r}")
+        if self.categories not in ("refined", "type-turn"):
+            raise ValueError(
+                f"key 'categories' must be refined or type-turn, got {self.categories!r}"
+            )
+        if self.model not in ("exponential", "duel") and (self.cdf != "all" or not self.life):
+            raise ValueError("keys 'cdf' and 'life' belong to the models exponential and duel")
         for key in ("window_s", "max_samples", "min_samples"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
@@ -79,7 +99,9 @@ class WorkloadAware(Policy):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        exponential = config.model == "exponential"
+        exponential = None
+        if config.model in ("exponential", "duel"):
+            exponential = ExponentialModel(config.cdf == "all", config.life)
         self.model = ReuseModel(
             window_s=config.window_s,
             max_samples=config.max_samples,
@@ -87,9 +109,10 @@ class WorkloadAware(Policy):
             max_categories=config.max_categories,
             own_gaps=config.own_gaps,
             exponential=exponential,
+            type_turn=config.categories == "type-turn",
         )
-        self._cells = Cells(exact=exponential)
-        self._cells.recency = config.model in ("recency","duel")
+        self.duel = self._make_duel() if config.model == "duel" else None
+        self._cells = Cells(config.model if self.duel is None else self.duel.winner)
         self._over = EndQueue()
         self._returning: dict[str | None, ReturnQueue] = {}
         """By tenant, since each tenant's hints come true at a rate of their own."""
@@ -100,8 +123,6 @@ class WorkloadAware(Policy):
             saved = saved_curves.read(config.profile)
             if saved is not None:
                 self.restore(saved)
-        self.duel = self._make_duel() if config.model == "duel" else None
-        self._follows = config.model
 
     def arrive(self, request: Request) -> str:
         return self.model.arrive(request) if self._learns else super().arrive(request)
@@ -109,33 +130,31 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         if not self._learns:
             return super().finish(request)
-        duel = self.duel
-        if duel is None:
-            return self.model.finish(request)
-        sampled = duel.sampled(self.model.origin(request))
+        sampled = self.duel is not None and self.duel.samples(self.model.origin(request))
         request.label = self.model.finish(request)
-        if sampled:
-            duel.observe(request)
+        if sampled and self.duel is not None:
+            self.duel.observe(request)
         return request.label
 
     def sized(self, tokens: int) -> None:
         if self.duel is not None:
             self.duel.sized(tokens)
 
+    def twin(self) -> Policy:
+        """The same policy for another tier: it ranks by what this one learns, and as it does."""
+        other = self._ranking(self.config.model)
+        other.duel = self.duel
+        return other
+
     def _make_duel(self) -> Duel:
-        return Duel({name: lambda name=name: self._ranking(name) for name in _ARMS}, _ARMS[0])
+        return Duel({name: functools.partial(self._ranking, name) for name in _ARMS})
 
     def _ranking(self, model: str) -> WorkloadAware:
         """A policy without leaves that ranks by ``model`` what this one learns."""
-        other = type(self)(dataclasses.replace(self.config, profile=None, model=model))
+        config = dataclasses.replace(self.config, profile=None, cdf="all", life=True, model=model)
+        other = type(self)(config)
         other.model = self.model
         other._learns = False
-        return other
-
-    def twin(self) -> Policy:
-        """The same policy for another tier: it ranks by what this one learns."""
-        other = self._ranking(self.config.model)
-        other.duel = self.duel
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
@@ -159,7 +178,7 @@ class WorkloadAware(Policy):
 
     def _category(self, leaf: Leaf) -> Category:
         # More uses than its conversation has turns: others run through it too.
-        if leaf.hits > leaf.turn:
+        if leaf.hits > leaf.turn and not self.model.type_turn:
             gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
             return self.model.shared_category(leaf.hits, gap_s)
         return self.model.categories.get(leaf.category)
@@ -178,10 +197,8 @@ class WorkloadAware(Policy):
     # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
         self._release(now)
-        if self.duel is not None and self._follows != self.duel.winner:
-            self._follows = self.duel.winner
-            self._cells.recency = self._follows == "recency"
-            self._cells.reweigh()
+        if self.duel is not None:
+            self._cells.rank_by(self.duel.winner)
         if self._ranked_version != self.model.version:
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)
@@ -262,7 +279,8 @@ class WorkloadAware(Policy):
 
     def stats(self) -> Mapping[str, Any]:
         queues = {f"{c.key}": len(c) for c in self._cells.cells()}
-        return {**self.model.stats(), "queues": queues}
+        duel = {} if self.duel is None else {"duel": self.duel.stats()}
+        return {**self.model.stats(), **duel, "queues": queues}
 
     def state(self) -> Mapping[str, Any]:
         return self.model.state()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
+from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.keep import Keeps
-from sglang_canopy.radix.awaited import Awaited
 from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from sglang_canopy.reuse.asked_names import AskedNames
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
+from sglang_canopy.reuse.exponential import Exponential
 
 ROOT = "*"
 OVERFLOW = "overflow"
@@ -24,6 +25,8 @@ NAME_CHARS = 64
 
 _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
+_PAPERS_TURNS = 16
+"""Turns from here on are one category, so that there are tens of them (Section 4.2)."""
 _USE_EDGES = (2, 4, 8, 16)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
 _OWN_GAP_EDGES_S = (2, 8, 30, 120)
@@ -53,17 +56,17 @@ class Category:
     growth: list[float] = field(default_factory=lambda: [0.0] * TOKEN_BINS)
     gap_sum_s: float = 0.0
     growth_sum: float = 0.0
-    life_s: float = 0.0
-    """Expected lifespan of what is reused: from its birth to its conversation's last request."""
     life_sum_s: float = 0.0
+    """Of the exponential model: lifespans, from birth to the conversation's last request, summed."""
     lives: float = 0.0
+    """Samples that the sum is over, those never reused included."""
     all_events: list[float] = field(default_factory=list)
     all_waiting: list[float] = field(default_factory=list)
     all_growth: list[float] = field(default_factory=list)
     all_gap_sum_s: float = 0.0
     all_growth_sum: float = 0.0
-    rate: float = 0.0
-    """Of the exponential model, in 1/s: one over the mean reuse gap; 0 while not fitted."""
+    exponential: Exponential = field(default_factory=Exponential)
+    """The fitted exponential, where that is the model."""
     saved: dict[str, list[float]] | None = None
     """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``."""
     tenant: str | None = None
@@ -84,15 +87,6 @@ class Category:
         while category.merged is not None:
             category = category.merged
         return category
-
-    def reuse_probability(self, age_s: float) -> float:
-        """The ATC 2025 paper's ReuseProb_w(t, life) of the fitted exponential; 0 before a fit.
-
-        The probability that it puts the reuse in (t, t + life], a difference of the distribution
-        function: exp(-rate t) - exp(-rate (t + life)). It is not conditioned on "not reused until
-        t": an exponential has no memory, so that would cancel t and leave a constant.
-        """
-        return math.exp(-self.rate * max(0.0, age_s)) * -math.expm1(-self.rate * self.life_s)
 
 
 def _bucket(value: float, edges: tuple[int, ...], unit: str = "") -> str:
@@ -127,6 +121,12 @@ def features(
         return name, stop, output, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s")
     stop_name = stop if stop in _STOPS else "-"
     return name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+
+
+def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
+    """The ATC 2025 paper's category: the request's type and its turn number (Section 3.3)."""
+    name = category.replace("|", "/")[:NAME_CHARS]
+    return name, f"turn{turn}" if turn < _PAPERS_TURNS else f"turn{_PAPERS_TURNS}+"
 
 
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ class Categories:
             rank=list(parent.rank),
             curve=list(parent.curve),
             grows=list(parent.grows),
-            life_s=parent.life_s,
+            exponential=parent.exponential,
             tenant=tenant,
         )
         parent.children += 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from sglang_canopy.reuse.bins import BINS, EDGES, TOKEN_BINS
 from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.reuse.exponential import ExponentialModel, fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
 from sglang_canopy.reuse.survival import gittins_rank, survival_curve
 
@@ -18,12 +20,12 @@ def fit(
     shadow: ShadowIndex,
     now: float,
     min_samples: int,
-    exponential: bool,
+    exponential: ExponentialModel | None,
     profile_share: float,
 ) -> None:
     """Refit all. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
     _count_waiting(categories, shadow, now)
-    if exponential:
+    if exponential is not None:
         _sum_lives(categories, shadow)
     table = list(categories)
     for category in table:
@@ -59,9 +61,9 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
         category.life_sum_s = category.lives = 0.0
     for tip in shadow:
-        if not tip.open:
-            tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born)
-            tip.category.lives += 1.0
+        # One that nobody has continued was last used when it was born: it has lived for 0 s.
+        tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born) if not tip.open else 0.0
+        tip.category.lives += 1.0
 
 
 def _gather_own(category: Category, profile_share: float) -> None:
@@ -79,14 +81,17 @@ def _gather_own(category: Category, profile_share: float) -> None:
         category.all_growth_sum += profile_share * saved["sums"][1]
 
 
-def _fit_category(category: Category, min_samples: int, exponential: bool) -> None:
+def _fit_category(
+    category: Category, min_samples: int, exponential: ExponentialModel | None
+) -> None:
     parent = category.parent
     continued = sum(category.all_events)
-    if continued + sum(category.all_waiting) < min_samples:
+    samples = continued + sum(category.all_waiting)
+    if samples < min_samples:
         if parent is not None:
             category.curve, category.rank = parent.curve, parent.rank
             category.grows = parent.grows
-            category.rate, category.life_s = parent.rate, parent.life_s
+            category.exponential = parent.exponential
         return
     category.curve = survival_curve(
         category.all_events,
@@ -95,14 +100,23 @@ def _fit_category(category: Category, min_samples: int, exponential: bool) -> No
         SHRINK if parent is not None else 1.0,
     )
     category.grows = exceedance(category.all_growth, parent.grows if parent is not None else None)
-    if not exponential:
-        category.rank = gittins_rank(category.curve)
-    elif continued and category.all_gap_sum_s > 0.0:
-        category.rate = continued / category.all_gap_sum_s
-        mean_s = category.life_sum_s / category.lives if category.lives else 0.0
-        category.life_s = mean_s if mean_s > 0.0 else 1.0 / category.rate
+    category.rank = gittins_rank(category.curve)
+    if exponential is None:
+        return
+    fitted = fit_exponential(
+        exponential,
+        continued,
+        samples,
+        category.all_gap_sum_s,
+        category.life_sum_s,
+        category.lives,
+    )
+    if fitted is not None:
+        category.exponential = fitted
     elif parent is not None:
-        category.rate, category.life_s = parent.rate, parent.life_s
+        # Nobody came back to it: how soon is its parent's, and how many are none.
+        none = 0.0 if exponential.counts_never_reused else parent.exponential.height
+        category.exponential = replace(parent.exponential, height=none)
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:

@@ -15,7 +15,14 @@ from typing import Any
 from sglang_canopy.records import Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
-from sglang_canopy.reuse.categories import Categories, Category, features, shared_features
+from sglang_canopy.reuse.categories import (
+    Categories,
+    Category,
+    features,
+    shared_features,
+    type_turn_features,
+)
+from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
@@ -32,7 +39,8 @@ class ReuseModel:
     ``max_blocks``: block hashes remembered; ``min_samples``: with fewer, a category uses its
     parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
     labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``exponential``:
-    fit the paper's exponential instead of a survival curve.
+    fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
+    and the turn, and a shared prefix belongs to the category of the request that used it last.
     """
 
     def __init__(
@@ -44,11 +52,13 @@ class ReuseModel:
         min_samples: int = 20,
         max_categories: int = 256,
         own_gaps: bool = True,
-        exponential: bool = False,
+        exponential: ExponentialModel | None = None,
+        type_turn: bool = False,
     ) -> None:
         self.min_samples = min_samples
         self.own_gaps = own_gaps
         self.exponential = exponential
+        self.type_turn = type_turn
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecords()
@@ -71,7 +81,7 @@ class ReuseModel:
         if before is not None:
             self._continue(before, request)
         self.hints.count_overdue(now)
-        if matched:
+        if matched and not self.type_turn:
             self._sample_junctions(request, matched, departs=before is None)
         tip = self._tip_of(request, before)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
@@ -151,12 +161,12 @@ class ReuseModel:
         return tip
 
     def _categorise(self, tip: Tip, request: Request) -> Category:
-        gap = tip.own_gap_s if self.own_gaps else None
-        return self.categories.refine(
-            features(request.category, request.stop, tip.turn, request.output_tokens, gap),
-            request.tenant,
-            request.time,
-        )
+        if self.type_turn:
+            names = type_turn_features(request.category, tip.turn)
+        else:
+            gap = tip.own_gap_s if self.own_gaps else None
+            names = features(request.category, request.stop, tip.turn, request.output_tokens, gap)
+        return self.categories.refine(names, request.tenant, request.time)
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
         """Sample every junction on the path; open one where the path leaves another."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.records import Request
 from sglang_canopy.sim.model import ModelShape
 from sglang_canopy.sim.requests import Hints, to_requests
-from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.trace.record import TraceRequest
 
 

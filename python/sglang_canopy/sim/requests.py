@@ -49,13 +49,15 @@ def to_requests(
     hints: Hints | None = None,
     slo_ms: float | None = None,
     ttft_model: tuple[float, float] | None = None,
+    times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
     """The trace as policies see it, in order.
 
     A record that shares its time with the one before (Mooncake stamps in steps of 3 s) gets
     the next representable float: two requests never tie, and order is that of the trace.
     The trace is streamed, unless a placebo or hints need to see all of it first. ``slo_ms`` and
-    ``ttft_model`` (s/token, s) are written on every request, as a server would.
+    ``ttft_model`` (s/token, s) are written on every request, as a server would. ``times``, in
+    ascending order, stand in for the trace's.
 
     Raises ``CanopyError`` where time runs backwards.
     """
@@ -74,7 +76,8 @@ def to_requests(
                 f"({last_given} s); sort the trace by arrival time"
             )
         last_given = record.time_s
-        last = record.time_s if record.time_s > last else nextafter(last, inf)
+        time_s = record.time_s if times is None else times[index]
+        last = time_s if time_s > last else nextafter(last, inf)
         category, turn, stop = (
             (record.category, record.turn, record.stop) if labels is None else labels[index]
         )

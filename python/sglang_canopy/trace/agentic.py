@@ -9,7 +9,7 @@ Three things are read, told apart by their content:
   are read one after the other in archive order, each from where the one before it ended;
   ``canopy overlay`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
-  ``hash_ids``, ``stop``) plus ``block_size``, ``conversation``, ``turn``, ``category`` and
+  ``hash_ids``, ``stop``, ``think_time``) plus ``block_size``, ``conversation``, ``turn``, ``category`` and
   ``user`` (the archive's file, which parent and sub-agents share).
 
 ``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
@@ -179,7 +179,8 @@ def _parse_request(
     return TraceRequest(
         time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
         category=category, turn=turn, conversation=conversation,
-        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=user, line=line,
+        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=user,
+        think_s=lines.number(entry, "think_time") if "think_time" in entry else None, line=line,
     )  # fmt: skip
 
 
@@ -214,6 +215,8 @@ def flat_line(request: TraceRequest) -> str:
         record["conversation"] = request.conversation
     if request.user is not None:
         record["user"] = request.user
+    if request.think_s is not None:
+        record["think_time"] = request.think_s
     record["hash_ids"] = request.blocks
     return json.dumps(record, separators=(",", ":"))
 
@@ -235,6 +238,7 @@ def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = 
         None if request.conversation is None else request.conversation + suffix,
         request.stop,
         None if request.user is None else request.user + suffix,
+        request.think_s,
         request.line,
     )
 

@@ -23,5 +23,7 @@ class TraceRequest:
     stop: str | None = None
     """Why the response stopped: ``tool``, ``end``, ``length``; ``None`` if the trace is silent."""
     user: str | None = None
+    think_s: float | None = None
+    """Seconds between the answer to the turn before and this one, where the trace says."""
     line: int = 0
     """1-based line (or ordinal) in the source, for messages."""

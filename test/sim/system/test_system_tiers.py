@@ -13,6 +13,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from sglang_canopy.sim.system.arrivals import OpenLoop, TurnsWait
 from sglang_canopy.sim.system.run import _SystemRun
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.trace.record import TraceRequest
@@ -175,11 +176,13 @@ def test_every_token_is_accounted_for_after_every_step(
         prefetch_policy=prefetch,
         max_running=running,
     )
-    made = _SystemRun(workload, config, profile(), 0, None, waiting)
+    made = _SystemRun(
+        workload, config, profile(), 0, None, (TurnsWait if waiting else OpenLoop)(workload)
+    )
     plain = made._step
 
-    def step(instance, now, held):
-        plain(instance, now, held)
+    def step(instance, now):
+        plain(instance, now)
         instance.tree.verify()
         assert instance.tree.private >= 0
         for disk in made.disks:
@@ -192,6 +195,6 @@ def test_every_token_is_accounted_for_after_every_step(
     assert (result.e2e_s >= result.ttft_s).all()
     for instance in made.instances:
         assert not instance.waiting
-        assert not instance.running
+        assert not instance.decoding.jobs
         assert instance.outstanding == instance.tree.private == 0
         assert all(node.locks == 0 for node in instance.tree.nodes())

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from sglang_canopy.sim.system.config import TierSpec
+from sglang_canopy.sim.system.tier_spec import TierSpec
 
 
 class Link:
@@ -30,6 +30,14 @@ class Link:
             self._write_free_s = end
         self.read_bytes += size
         return begin, end
+
+    def read_s(self, size: float) -> float:
+        """Seconds that a transfer to the device takes, without what is in the way."""
+        return self._spec.latency_s + size / self._spec.read_bytes_per_s
+
+    def idle(self, now: float) -> bool:
+        """Whether every copy from the device that was asked for is done."""
+        return self._write_free_s <= now
 
     def write(self, now: float, size: float) -> tuple[float, float]:
         """The same for a copy from the device."""

@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.cut import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.system.gate import SESSION_GATES, make_session_gate
+from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
+from sglang_canopy.sim.system.tier_spec import TierSpec, check_number
+from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
+from sglang_canopy.sim.system.write_policy import WRITE_POLICIES, make_write_policy
 
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
-WRITE_POLICIES = ("write_through", "write_back")
 PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class TierSpec:
-    """One tier below the device: host memory of an instance, or a disk."""
-
-    capacity_bytes: float
-    read_bytes_per_s: float
-    """Towards the device: host to device, or disk to host."""
-    write_bytes_per_s: float
-    shared_channel: bool = False
-    """Reads and writes take turns on one channel; else each has its own."""
-    policy: str = "lru"
-    policy_config: Mapping[str, Any] = field(default_factory=dict)
-    ttl: Any = None
-    """``None`` (no expiry), seconds for every node, or a ``tier.ttl.TTLTable``: what was last used
-    longer ago than that is gone, tails first."""
-    latency_s: float = 0.0
-    """Added to every transfer, whatever its size."""
-
-    def __post_init__(self) -> None:
-        _number("tier capacity_bytes", self.capacity_bytes, above=0)
-        _number("tier read_bytes_per_s", self.read_bytes_per_s, above=0)
-        _number("tier write_bytes_per_s", self.write_bytes_per_s, above=0)
-        _number("tier latency_s", self.latency_s, least=0)
-        if isinstance(self.ttl, (int, float)):
-            _number("tier ttl", self.ttl, above=0, infinite=True)
-        make_policy(self.policy, self.policy_config)
-
-    @classmethod
-    def provisioned(
-        cls,
-        capacity_bytes: float,
-        *,
-        bytes_per_s_per_byte: float,
-        at_least: float = 0.0,
-        at_most: float = math.inf,
-        **others: Any,
-    ) -> TierSpec:
-        """A cloud disk, whose bandwidth is bought with its size, between two limits in bytes/s."""
-        bandwidth = min(max(capacity_bytes * bytes_per_s_per_byte, at_least), at_most)
-        return cls(capacity_bytes, bandwidth, bandwidth, **others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +42,19 @@ class SystemConfig:
     """Of one prefill step, where a single long request may be larger (``--max-prefill-tokens``)."""
     page_tokens: int = 1
     write_policy: str = "write_through"
-    """``write_through``: device to host at insertion, host to disk after it. ``write_back``: to
-    the host at eviction from the device."""
+    """When the device is copied to the host, a name in ``write_policy.py``: ``write_through`` at
+    insertion, ``write_through_selective`` at the second use, ``write_back`` at eviction, which
+    the next step waits for. What is on the host goes to the disk after it."""
+    write_policy_config: Mapping[str, Any] = field(default_factory=dict)
+    schedule_policy: str = "fcfs"
+    """The order of the queue, a name in ``queue_order.py`` (``--schedule-policy``)."""
+    schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
+    session_gate: str = "none"
+    """Who may join the queue, a name in ``gate.py``."""
+    session_gate_config: Mapping[str, Any] = field(default_factory=dict)
+    waiting_prefixes: str = "awaited"
+    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``awaited``
+    as the live tree, ``touched`` as SGLang's own ``lru``."""
     prefetch_policy: str = "best_effort"
     """When a request that waits for its disk prefetch may start: at once, with what has come
     (``best_effort``); when all has (``wait_complete``); or after a time (``timeout``)."""
@@ -109,11 +81,28 @@ class SystemConfig:
             "page_tokens",
             "quantum_tokens",
         ):
-            _number(name, getattr(self, name), above=0)
+            check_number(name, getattr(self, name), above=0)
         for name in ("prefetch_threshold_tokens", "load_back_threshold_tokens"):
-            _number(name, getattr(self, name), least=0)
+            check_number(name, getattr(self, name), least=0)
         _one_of("routing", self.routing, ROUTINGS)
-        _one_of("write_policy", self.write_policy, WRITE_POLICIES)
+        _one_of("write_policy", self.write_policy, tuple(WRITE_POLICIES))
+        _one_of("schedule_policy", self.schedule_policy, tuple(QUEUE_ORDERS))
+        _one_of("session_gate", self.session_gate, tuple(SESSION_GATES))
+        _one_of("waiting_prefixes", self.waiting_prefixes, tuple(WAITING_PREFIXES))
+        _arguments(
+            f"write_policy {self.write_policy!r}",
+            lambda: make_write_policy(self.write_policy, self.write_policy_config),
+        )
+        _arguments(
+            f"schedule_policy {self.schedule_policy!r}",
+            lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),
+        )
+        _arguments(
+            f"session_gate {self.session_gate!r}",
+            lambda: make_session_gate(
+                self.session_gate, self.device_tokens, 0, self.session_gate_config
+            ),
+        )
         _one_of("prefetch_policy", self.prefetch_policy, PREFETCH_POLICIES)
         if self.disk is not None and self.host is None:
             raise CanopyError(
@@ -128,16 +117,8 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise CanopyError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _number(
-    name: str,
-    value: float,
-    *,
-    above: float = -math.inf,
-    least: float = -math.inf,
-    infinite: bool = False,
-) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-    if good and (infinite or math.isfinite(value)) and value > above and value >= least:
-        return
-    limit = f"above {above:g}" if above > -math.inf else f"{least:g} or more"
-    raise CanopyError(f"{name} must be a number {limit}, got {value!r}")
+def _arguments(name: str, make: Callable[[], object]) -> None:
+    try:
+        make()
+    except TypeError as error:
+        raise CanopyError(f"{name} does not take the arguments given: {error}") from None

@@ -19,6 +19,7 @@ class SimulatedRequest:
         "disk_start",
         "done",
         "end_tokens",
+        "entered",
         "fetch",
         "fetch_deadline",
         "fetched_from",
@@ -34,6 +35,7 @@ class SimulatedRequest:
         "request",
         "start",
         "target",
+        "tokens_before",
     )
 
     def __init__(
@@ -44,7 +46,12 @@ class SimulatedRequest:
     ) -> None:
         self.index = index
         self.arrival = arrival
+        """When it was due, in seconds: every time is counted from here."""
         self.request, self.path, self.prompt, self.output, self.end_tokens = made
+        self.entered = math.nan
+        """When the gate let it into the queue."""
+        self.tokens_before = 0
+        """Tokens that its instance had prefilled when it began to wait."""
         self.target = self.prompt
         """Tokens to prefill; more than the prompt after a retraction."""
         self.done = 0
@@ -63,6 +70,10 @@ class SimulatedRequest:
         self.fetch_deadline = math.inf
         self.start = math.nan
         self.first_token = math.nan
+
+    def path_of_prompt(self, block_tokens: int) -> tuple[int, ...]:
+        """The blocks that are looked up for it."""
+        return self.path[: self.blocks_of(self.target, block_tokens)]
 
     def blocks_of(self, tokens: int, block_tokens: int) -> int:
         return -(-tokens // block_tokens)

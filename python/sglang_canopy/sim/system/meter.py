@@ -49,8 +49,8 @@ class Meter:
             self._most_device = self._device
         if self._host > self._most_host:
             self._most_host = self._host
-        if len(instance.waiting) > self.peak_queue:
-            self.peak_queue = len(instance.waiting)
+        if instance.waiting > self.peak_queue:
+            self.peak_queue = instance.waiting
         if self._disks:
             self._disk_area += self._disk_held * (now - self._disk_at)
             self._disk_at = now

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import below, shared_run
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.policy.block_tree import below, shared_run
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
@@ -96,6 +97,8 @@ class TierNodes:
         self.evictable = 0
         """Tokens of the tree on the device that no request holds."""
         self.now = 0.0
+        self.awaited = Awaited(device_tokens)
+        """Nodes that are protected for requests that wait."""
 
     @property
     def free(self) -> int:
@@ -170,6 +173,27 @@ class TierNodes:
                 self._reconsider(node)
             node = node.parent
 
+    def protect(self, node: TierNode, tenant: str | None) -> None:
+        """A request that waits will use the path to ``node`` (as ``radix/core.py`` does)."""
+        now = self.now
+        if node is self.root or node.last_access >= now or self.awaited.is_fresh(node, now):
+            return
+        if node.ranked:
+            self._unrank(node)
+        self.awaited.protect(node, tenant, now)
+        node.last_access = now
+        self._reconsider(node)
+
+    def touch(self, node: TierNode) -> None:
+        """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""
+        now = self.now
+        while node is not self.root:
+            if node.ranked:
+                self._unrank(node)
+            node.last_access = max(node.last_access, now)
+            self._reconsider(node)
+            node = node.parent
+
     def nodes(self) -> Iterator[TierNode]:
         """Every node but the root, parents first."""
         return below(self.root)
@@ -236,6 +260,8 @@ class TierNodes:
         stack = [node]
         while stack:
             gone = stack.pop()
+            if gone.awaited_until is not None:
+                self.awaited.served(gone)
             if gone.host:
                 self.host_used -= gone.length
             if gone.ranked:

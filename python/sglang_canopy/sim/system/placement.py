@@ -9,7 +9,10 @@ from sglang_canopy.records import Request
 from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.nodes import TierNode
 from sglang_canopy.sim.system.tree import TieredTree
+from sglang_canopy.sim.system.waiting import WaitingPrefixes
+from sglang_canopy.sim.system.write_policy import WritePolicy
 
 
 class Placement:
@@ -23,6 +26,8 @@ class Placement:
         kv_bytes: float,
         page_tokens: int,
         span: Callable[..., None],
+        write_policy: WritePolicy,
+        waiting: WaitingPrefixes,
     ) -> None:
         self.tree = tree
         self.host_link = host_link
@@ -30,6 +35,8 @@ class Placement:
         self.kv_bytes = kv_bytes
         self.page_tokens = page_tokens
         self.span = span
+        self.write_policy = write_policy
+        self.waiting = waiting
 
     def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
         """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
@@ -43,11 +50,11 @@ class Placement:
         tree.lock(leaf, job.leaf)
         job.leaf = leaf
         tree.stamp(leaf, job.request, job.index)
-        if self.host_link is not None and not tree.write_back:
-            copied = tree.back_up(leaf)
-            if copied:
-                begin, end = self.host_link.write(now, copied * self.kv_bytes)
-                self.span("host writes", "back up", begin, end, tokens=copied)
+        self.waiting.used(leaf, job.request)
+        if self.host_link is not None:
+            node = self.write_policy.used(tree, leaf)
+            if node is not None:
+                self._back_up(node, now)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:
@@ -57,11 +64,27 @@ class Placement:
                 self.disk.write(whole, job.on_disk, job.request, now)
                 job.on_disk = len(whole)
 
-    def write_demoted(self, now: float) -> None:
-        """What ``write_back`` copied to the host goes on to the disk."""
+    def copy_ahead(self, now: float) -> None:
+        """Copy what the write policy wants copied in the background."""
+        if self.host_link is not None:
+            for node in self.write_policy.ahead(self.tree, self.host_link, now):
+                self._back_up(node, now)
+
+    def _back_up(self, node: TierNode, now: float) -> None:
         assert self.host_link is not None
+        copied = self.tree.back_up(node)
+        if copied:
+            begin, end = self.host_link.write(now, copied * self.kv_bytes)
+            self.span("host writes", "back up", begin, end, tokens=copied)
+
+    def write_demoted(self, now: float) -> float:
+        """Copy the victims that ``write_back`` keeps to the host; from there they go on to the
+        disk. Returns when the last copy ends, which the next step waits for."""
+        assert self.host_link is not None
+        done = now
         for node in self.tree.demoted:
-            self.host_link.write(now, node.length * self.kv_bytes)
+            begin, done = self.host_link.write(now, node.length * self.kv_bytes)
+            self.span("host writes", "write back", begin, done, tokens=node.length)
             if self.disk is None:
                 continue
             runs, above = [], node
@@ -76,3 +99,4 @@ class Placement:
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
             self.disk.write(path, self.disk.used(path, request, now), request, now)
         self.tree.demoted.clear()
+        return done

@@ -9,6 +9,7 @@ from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.disk import Disk
 from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.tree import TieredTree
+from sglang_canopy.sim.system.waiting import WaitingPrefixes
 
 PREFETCH_BATCH_PAGES = 128
 """Pages that SGLang reads from storage at a time; a prefetch that is stopped keeps whole batches."""
@@ -17,11 +18,19 @@ PREFETCH_BATCH_PAGES = 128
 class Prefetcher:
     """The prefetches of one instance from ``disk`` into the host part of ``tree``."""
 
-    def __init__(self, disk: Disk, tree: TieredTree, config: SystemConfig, kv_bytes: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        tree: TieredTree,
+        config: SystemConfig,
+        kv_bytes: int,
+        waiting: WaitingPrefixes,
+    ) -> None:
         self.disk = disk
         self.tree = tree
         self.config = config
         self.kv_bytes = kv_bytes
+        self.waiting = waiting
         self.asking: list[SimulatedRequest] = []
         """Jobs whose prefetch begins at the next step."""
         self.late_bytes = 0.0
@@ -48,6 +57,7 @@ class Prefetcher:
                 continue
             path = job.path[: (job.prompt - 1) // size]
             found = tree.match(path)
+            self.waiting.looked_up(job, found.node)
             here = found.tokens
             if found.node is not tree.root and not found.node.host:
                 continue

@@ -41,7 +41,7 @@ class Router:
         return self._by_prefix(job)
 
     def _by_prefix(self, job: SimulatedRequest) -> int:
-        requests = [len(i.waiting) + len(i.running) + len(i.batch) for i in self._instances]
+        requests = [i.requests for i in self._instances]
         most, fewest = max(requests), min(requests)
         if most - fewest > _IMBALANCE_REQUESTS and most > fewest * _IMBALANCE_RATIO:
             return self._least([float(n) for n in requests])

@@ -15,6 +15,7 @@ import numpy as np
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.system.arrivals import Arrivals, OpenLoop, TurnsWait
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.disk import Disk
@@ -44,12 +45,14 @@ def simulate_system(
     seed: int = 0,
     events: EventLog | None = None,
     turns_wait: bool = False,
+    arrivals: Arrivals | None = None,
 ) -> SystemResult:
     """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
 
     ``seed`` breaks ties of the routing; the same arguments give the same result. ``events`` takes
     a log of what happened. With ``turns_wait`` a turn comes no earlier than the one before it was
-    answered, as a replay does; else each comes at its time in the trace.
+    answered, as a replay does; else each comes at its time in the trace. ``arrivals`` says so
+    itself (``arrivals.py``): closed-loop agents, a trace at another load.
 
     Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a
     request that does not fit on the device.
@@ -58,7 +61,9 @@ def simulate_system(
     if config.model is not None:
         profile.require_model(config.model)
     workload = trace if isinstance(trace, Workload) else Workload(trace)
-    run = _SystemRun(workload, config, profile, seed, events, turns_wait)
+    if arrivals is None:
+        arrivals = TurnsWait(workload) if turns_wait else OpenLoop(workload)
+    run = _SystemRun(workload, config, profile, seed, events, arrivals)
     with _rare_collections():
         run.serve()
     return run.result(time.perf_counter() - started)
@@ -85,12 +90,12 @@ class _SystemRun:
         profile: EngineProfile,
         seed: int,
         events: EventLog | None,
-        turns_wait: bool,
+        arrivals: Arrivals,
     ) -> None:
         self.workload = workload
         self.config = config
         self.profile = profile
-        self.turns_wait = turns_wait
+        self.arrivals = arrivals
         self.disks = _disks(config, profile, workload.block_tokens, events)
         costs = Costs(profile)
         self.instances = [
@@ -117,24 +122,22 @@ class _SystemRun:
         self.cached = array("q", [0]) * count
         self.hits = {"device": 0, "host": 0, "disk": 0}
         self.prompt = self.output = 0
-        self.last = workload.times[0]
+        fixed = arrivals.begin()
+        self.first = self.last = fixed[0][0]
+        self.clock = -math.inf
         self.meter = Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
 
     def serve(self) -> None:
         """From the first arrival to the last token."""
-        times, heap = self.workload.times, self.heap
-        count, at = len(times), 0
-        held = self._held()
-        span = max(times[-1] - times[0], 1.0)
+        heap, fixed = self.heap, self.arrivals.begin()
+        count, at = len(fixed), 0
+        span = max(self.workload.times[-1] - self.workload.times[0], 1.0)
         sweep_every = span / _SWEEPS if self._expires() else math.inf
-        next_sweep = times[0] + sweep_every
+        next_sweep = self.first + sweep_every
         while at < count or heap:
-            if at < count and (not heap or (times[at], _ARRIVAL) <= heap[0][:2]):
-                now, number = times[at], at
+            if at < count and (not heap or (fixed[at][0], _ARRIVAL) <= heap[0][:2]):
+                now, number = fixed[at]
                 at += 1
-                if held is not None and held[number]:
-                    held[number] = 2
-                    continue
                 self.events += 1
                 self._arrive(number, now)
                 continue
@@ -150,56 +153,43 @@ class _SystemRun:
             if now >= next_sweep:
                 next_sweep = now + sweep_every
                 self._sweep(now)
-            self._step(instance, now, held)
+            self._step(instance, now)
+        for instance in self.instances:
+            instance.check_empty()
 
     def _arrive(self, number: int, now: float) -> None:
-        job = SimulatedRequest(number, now, self.workload.request(number))
+        made = self.workload.request(number)
+        # Policies see when a request came, not when it stands in the trace; never two at once.
+        self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
+        made[0].time = self.clock
+        job = SimulatedRequest(number, now, made)
         instance = self.instances[self.router.choose(job)]
         version = instance.version
         instance.arrive(job, now)
         if instance.idle():
-            self._step(instance, now, None)
+            self._step(instance, now)
         elif instance.version != version:
             self._push(instance.end, _STEP, (instance, instance.version))
 
-    def _step(self, instance: Instance, now: float, held: bytearray | None) -> None:
+    def _step(self, instance: Instance, now: float) -> None:
         instance.advance(now)
         if instance.finished:
             for job, end in instance.finished:
                 self._account(job, end)
-                if held is not None:
-                    self._release(job, end, held)
+                for due, following in self.arrivals.answered(job.index, end):
+                    self._push(due, _ARRIVAL, following)
             instance.finished.clear()
         self.meter.read(now, instance)
         if instance.end < math.inf:
             self._push(instance.end, _STEP, (instance, instance.version))
-        elif instance.waiting and instance.prefetcher is not None:
-            wake = instance.prefetcher.wake_at(instance.waiting, now)
+        elif instance.waiting:
+            wake = instance.wake_at(now)
             if wake < math.inf:
                 self._push(wake, _STEP, (instance, instance.version))
 
     def _push(self, when: float, kind: int, what: Any) -> None:
         self.sequence += 1
         heapq.heappush(self.heap, (when, kind, self.sequence, what))
-
-    def _held(self) -> bytearray | None:
-        """Per request 1 while the turn before it is not answered; 2 if its time has come."""
-        if not self.turns_wait:
-            return None
-        held = bytearray(len(self.workload))
-        for following in self.workload.next_turn:
-            if following >= 0:
-                held[following] = 1
-        return held
-
-    def _release(self, job: SimulatedRequest, end: float, held: bytearray) -> None:
-        following = self.workload.next_turn[job.index]
-        if following < 0:
-            return
-        late = held[following] == 2
-        held[following] = 0
-        if late:
-            self._push(end, _ARRIVAL, following)
 
     def _expires(self) -> bool:
         tiers = (self.config.host, self.config.disk)
@@ -230,7 +220,7 @@ class _SystemRun:
 
     def result(self, seconds: float) -> SystemResult:
         """The sums, as a ``SystemResult``."""
-        begin, kv = self.workload.times[0], self.profile.kv_bytes_per_token
+        begin, kv = self.first, self.profile.kv_bytes_per_token
         span = max(self.last - begin, 1e-9)
         self.meter.close(self.last)
         ttft = np.frombuffer(self.ttft)
@@ -263,7 +253,7 @@ class _SystemRun:
             mean_queue_length=self.queued / span,
             peak_queue_length=self.meter.peak_queue,
             busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
-            retracted=sum(i.retracted for i in self.instances),
+            retracted=sum(i.decoding.retracted for i in self.instances),
             events=self.events,
             seconds=seconds,
             ttft_s=ttft,

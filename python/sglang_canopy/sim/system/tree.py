@@ -172,6 +172,8 @@ class TieredTree(TierNodes):
     def stamp(self, node: TierNode, request: Request, number: int) -> None:
         """Mark every node up to the root, all locked, as used by request ``number``, once each."""
         while node is not self.root:
+            if node.awaited_until is not None:
+                self.awaited.served(node)
             if node.served == number:
                 node.refresh(request)
             else:

@@ -14,6 +14,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.requests import to_requests
+from sglang_canopy.sim.system.stamps import spread_stamps
 from sglang_canopy.trace.record import TraceRequest
 
 
@@ -22,7 +23,8 @@ class Workload:
     prepare only once.
 
     ``outputs`` names the blocks from a prompt's last partial one on, where they are known (by
-    ordinal); for other requests they are read off the next turn.
+    ordinal); for other requests they are read off the next turn. Requests that share a stamp are
+    spread over its interval (``stamps.py``), from ``seed``, unless ``keep_stamps``.
 
     Raises ``CanopyError`` for an empty trace, one whose times run backwards, or mixed block sizes.
     """
@@ -31,6 +33,9 @@ class Workload:
         self,
         trace: Iterable[TraceRequest],
         outputs: Mapping[int, tuple[int, ...]] | None = None,
+        *,
+        keep_stamps: bool = False,
+        seed: int = 0,
     ) -> None:
         if not isinstance(trace, Sequence):
             trace = CompactTrace(trace)
@@ -38,7 +43,10 @@ class Workload:
         self.times = array("d")
         self.block_tokens = 0
         self.longest_tokens = 0
-        for request in to_requests(trace):
+        given = None
+        if not keep_stamps:
+            given = spread_stamps([record.time_s for record in trace], seed)
+        for request in to_requests(trace, times=given):
             if not self.times:
                 self.block_tokens = request.block_tokens
             elif request.block_tokens != self.block_tokens:

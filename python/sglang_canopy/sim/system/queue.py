@@ -1,0 +1,121 @@
+"""The requests that wait for one instance: at its door, and in its queue."""
+
+from __future__ import annotations
+
+import math
+
+from sglang_canopy.sim.system.channel import Link
+from sglang_canopy.sim.system.costs import Costs
+from sglang_canopy.sim.system.gate import SessionGate, Turn
+from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.queue_order import Cached, QueueOrder
+from sglang_canopy.sim.system.tree import TieredTree
+from sglang_canopy.sim.system.waiting import WaitingPrefixes
+
+
+class Queue:
+    """The waiting jobs in order, and what an order may ask (``QueueView``)."""
+
+    def __init__(
+        self,
+        tree: TieredTree,
+        costs: Costs,
+        host_link: Link | None,
+        page_tokens: int,
+        order: QueueOrder,
+        gate: SessionGate,
+        prefixes: WaitingPrefixes,
+    ) -> None:
+        self._tree = tree
+        self._costs = costs
+        self._host_link = host_link
+        self._page = page_tokens
+        self._order = order
+        self._gate = gate
+        self._prefixes = prefixes
+        self._asked = False
+        self.jobs: list[SimulatedRequest] = []
+        self.at_door: list[SimulatedRequest] = []
+        """Jobs that the gate has not let in, longest there first."""
+        self.now = 0.0
+        self.processed_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    # ---- coming and going ----
+
+    def arrive(self, job: SimulatedRequest, now: float) -> bool:
+        """A job comes to the door; whether it is in the queue."""
+        if not self._gate.enter(_turn(job), now):
+            self.at_door.append(job)
+            return False
+        self._append(job, now)
+        return True
+
+    def ask_gate(self, now: float) -> list[SimulatedRequest]:
+        """Ask again for those at the door; returns who has come into the queue."""
+        entered, still = [], []
+        for job in self.at_door:
+            if self._gate.enter(_turn(job), now):
+                self._append(job, now)
+                entered.append(job)
+            else:
+                still.append(job)
+        self.at_door = still
+        return entered
+
+    def gate_due(self, now: float) -> float:
+        """When those at the door have to be asked again; infinity if nobody waits there."""
+        return self._gate.wake_at(now) if self.at_door else math.inf
+
+    def ended(self, job: SimulatedRequest, now: float) -> None:
+        """A job that was in the queue is answered."""
+        self._gate.ended(_turn(job), job.prompt + job.output, now)
+
+    def back(self, job: SimulatedRequest) -> None:
+        """A running job lost its place: it waits again, at the end."""
+        self.jobs.append(job)
+
+    def remove(self, gone: set[SimulatedRequest]) -> None:
+        """Jobs that run now."""
+        self.jobs = [job for job in self.jobs if job not in gone]
+
+    def _append(self, job: SimulatedRequest, now: float) -> None:
+        job.entered = now
+        job.tokens_before = self.processed_tokens
+        self.jobs.append(job)
+
+    # ---- the order ----
+
+    def sort(self, now: float) -> None:
+        """Put the waiting jobs in order for a step that may let somebody in."""
+        self.now, self._asked = now, False
+        if self.jobs:
+            self.jobs = list(self._order.order(self.jobs, self))
+        self._prefixes.before_step(self.jobs, self._asked)
+
+    def cached(self, job: SimulatedRequest) -> Cached:
+        """``QueueView.cached``."""
+        self._asked = True
+        tree, page = self._tree, self._page
+        found = tree.match(job.path_of_prompt(tree.block_tokens))
+        self._prefixes.looked_up(job, found.node)
+        limit = (job.target - 1) // page * page
+        device = min(found.device_tokens // page * page, limit)
+        return Cached(device, min(found.tokens // page * page, limit) - device)
+
+    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
+        """``QueueView.prefill_s``."""
+        return self._costs.prefill([(new_tokens, context_tokens)])
+
+    def load_s(self, tokens: int) -> float:
+        """``QueueView.load_s``."""
+        if self._host_link is None:
+            return 0.0
+        return self._host_link.read_s(tokens * self._costs.kv_bytes)
+
+
+def _turn(job: SimulatedRequest) -> Turn:
+    request = job.request
+    return Turn(job.index, request.conversation, request.tenant, job.prompt, job.arrival)

@@ -1,0 +1,168 @@
+"""The order of the queue: SGLang's ``--schedule-policy`` (``managers/schedule_policy.py``).
+
+To add one, write a class with ``order`` and name it in ``QUEUE_ORDERS``; ``SystemConfig`` takes
+the name as ``schedule_policy`` and the class's arguments as ``schedule_policy_config``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from sglang_canopy.sim.system.job import SimulatedRequest
+
+MATCHED_AT_MOST = 128
+"""Beyond this many waiting requests SGLang's ``lpm`` and ``hrrn`` leave the queue as it is
+(``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
+IN_BATCH_TOKENS = 32
+"""A request with no more than this cached waits for one before it in the queue that shares as
+much (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
+
+
+class Cached(NamedTuple):
+    """Tokens of a prompt that are found on the device, and beyond them on the host."""
+
+    device: int
+    host: int
+
+
+class QueueView(Protocol):
+    """What an order may ask about the instance."""
+
+    now: float
+    """Seconds, on the simulation's clock."""
+    processed_tokens: int
+    """Tokens prefilled so far; ``job.tokens_before`` is what it was when a job began to wait."""
+
+    def cached(self, job: SimulatedRequest) -> Cached:
+        """Look ``job`` up, in whole pages and without its last token, as SGLang's
+        ``match_prefix`` does: what it finds is protected or touched (``waiting.py``)."""
+
+    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
+        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` takes alone."""
+
+    def load_s(self, tokens: int) -> float:
+        """Seconds to bring ``tokens`` from the host, without what is in the way."""
+
+
+class QueueOrder(Protocol):
+    """Orders the waiting jobs of one instance. One object an instance."""
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        """``waiting`` as it should be tried, asked before every prefill step that may let
+        somebody in.
+
+        ``waiting`` is in the order that was returned last, with whoever came since at its end.
+        A job has ``arrival`` (s), ``prompt`` and ``output`` (tokens; only an oracle reads
+        ``output``), ``request`` (``tenant``, ``conversation``, ...) and ``index``, its ordinal in
+        the trace. All and only the given jobs must be returned.
+        """
+
+
+class FirstComeFirstServed:
+    """``fcfs``: in order of arrival, SGLang's default."""
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        return waiting
+
+
+class LongestPrefixMatch:
+    """``lpm``: most cached tokens first; a longer queue than 128 is left as it is."""
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        if len(waiting) > MATCHED_AT_MOST:
+            return waiting
+        matched, later = matches(waiting, view)
+        return sorted(waiting, key=lambda j: (j in later, -matched[j]))
+
+
+class HighestResponseRatioNext:
+    """``hrrn``: most tokens prefilled since it came, for each token that it needs itself."""
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        if len(waiting) > MATCHED_AT_MOST:
+            return waiting
+        matched, later = matches(waiting, view)
+
+        def rank(job: SimulatedRequest) -> tuple[bool, float, int]:
+            uncached = max(job.target - matched[job], 1)
+            waited = view.processed_tokens - job.tokens_before
+            return job in later, -waited / uncached, job.index
+
+        return sorted(waiting, key=rank)
+
+
+class ShortestPrefillFirst:
+    """``shortest-prefill-first``: fewest uncached tokens first. SGLang marks it experimental.
+
+    SGLang also shortens the chunk of a long prompt under way for shorter ones that wait; here a
+    prompt once begun takes its chunks whole.
+    """
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        matched, later = matches(waiting, view)
+        return sorted(waiting, key=lambda j: (j in later, j.target - matched[j], j.arrival))
+
+
+class RandomOrder:
+    """``random``: shuffled before every step."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._draw = random.Random(seed)
+
+    def order(
+        self, waiting: Sequence[SimulatedRequest], view: QueueView
+    ) -> Sequence[SimulatedRequest]:
+        shuffled = list(waiting)
+        self._draw.shuffle(shuffled)
+        return shuffled
+
+
+def matches(
+    waiting: Sequence[SimulatedRequest], view: QueueView
+) -> tuple[dict[SimulatedRequest, int], set[SimulatedRequest]]:
+    """Cached tokens of each job on device and host, and those that wait for one before them.
+
+    SGLang's ``_compute_prefix_matches``: of several requests that share what nobody has computed
+    yet, only the first keeps its place, so that the others find it cached.
+    """
+    matched: dict[SimulatedRequest, int] = {}
+    later: set[SimulatedRequest] = set()
+    begun: set[Hashable] = set()
+    for job in waiting:
+        found = view.cached(job)
+        matched[job] = found.device + found.host
+        # Block ids are chained: an equal id is an equal prefix.
+        last = -(-IN_BATCH_TOKENS // max(job.request.block_tokens, 1)) - 1
+        if found.device <= IN_BATCH_TOKENS and last < len(job.path):
+            if job.path[last] in begun:
+                later.add(job)
+            else:
+                begun.add(job.path[last])
+    return matched, later
+
+
+QUEUE_ORDERS: Mapping[str, Callable[..., QueueOrder]] = {
+    "fcfs": FirstComeFirstServed,
+    "lpm": LongestPrefixMatch,
+    "hrrn": HighestResponseRatioNext,
+    "shortest-prefill-first": ShortestPrefillFirst,
+    "random": RandomOrder,
+}
+"""By the name that ``--schedule-policy`` takes."""
+
+
+def make_queue_order(name: str, config: Mapping[str, Any]) -> QueueOrder:
+    """The order of that name, with its arguments; raises ``KeyError`` or ``TypeError``."""
+    return QUEUE_ORDERS[name](**config)

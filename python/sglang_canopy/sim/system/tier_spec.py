@@ -1,0 +1,69 @@
+"""One tier below the device: its size, its bandwidth, its policy and its TTL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """One tier below the device: host memory of an instance, or a disk."""
+
+    capacity_bytes: float
+    read_bytes_per_s: float
+    """Towards the device: host to device, or disk to host."""
+    write_bytes_per_s: float
+    shared_channel: bool = False
+    """Reads and writes take turns on one channel; else each has its own."""
+    policy: str = "lru"
+    policy_config: Mapping[str, Any] = field(default_factory=dict)
+    ttl: Any = None
+    """``None`` (no expiry), seconds for every node, or a ``tier.ttl.TTLTable``: what was last used
+    longer ago than that is gone, tails first."""
+    latency_s: float = 0.0
+    """Added to every transfer, whatever its size."""
+
+    def __post_init__(self) -> None:
+        check_number("tier capacity_bytes", self.capacity_bytes, above=0)
+        check_number("tier read_bytes_per_s", self.read_bytes_per_s, above=0)
+        check_number("tier write_bytes_per_s", self.write_bytes_per_s, above=0)
+        check_number("tier latency_s", self.latency_s, least=0)
+        if isinstance(self.ttl, (int, float)):
+            check_number("tier ttl", self.ttl, above=0, infinite=True)
+        make_policy(self.policy, self.policy_config)
+
+    @classmethod
+    def provisioned(
+        cls,
+        capacity_bytes: float,
+        *,
+        bytes_per_s_per_byte: float,
+        at_least: float = 0.0,
+        at_most: float = math.inf,
+        **others: Any,
+    ) -> TierSpec:
+        """A cloud disk, whose bandwidth is bought with its size, between two limits in bytes/s."""
+        bandwidth = min(max(capacity_bytes * bytes_per_s_per_byte, at_least), at_most)
+        return cls(capacity_bytes, bandwidth, bandwidth, **others)
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    infinite: bool = False,
+) -> None:
+    """Raise ``CanopyError`` unless ``value`` is a number above, or of at least, a limit."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    if good and (infinite or math.isfinite(value)) and value > above and value >= least:
+        return
+    limit = f"above {above:g}" if above > -math.inf else f"{least:g} or more"
+    raise CanopyError(f"{name} must be a number {limit}, got {value!r}")

@@ -1,0 +1,96 @@
+"""What waiting for a place does to the cached prefix of a request.
+
+``awaited`` is the live tree's way (``radix/core.py``, ``protect_awaited``): a request that is
+looked up and not let in protects the deepest node of its path for a minute, within a budget.
+Under first come, first served only the head of the queue is looked up; an order that looks at
+what is cached, and a prefetch from disk, look at more.
+
+``touched`` is the way of SGLang's own ``lru``: every lookup and every insertion makes a path the
+most recent, and before every 32nd step that may let somebody in so are the paths of the first
+128 that wait, the head's last (``SchedulePolicy._touch_waiting_prefixes``). It is for comparison
+with SGLang's own cache; with another policy than ``lru`` SGLang touches at lookups only.
+
+To add one, write a class with these three methods and name it in ``WAITING_PREFIXES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from sglang_canopy.records import Request
+from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.nodes import TierNode, TierNodes
+
+REFRESH_EVERY = 32
+"""Steps between two refreshes (``WAITING_PREFIX_REFRESH_INTERVAL``)."""
+REFRESH_AT_MOST = 128
+"""Requests refreshed (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
+
+
+class WaitingPrefixes(Protocol):
+    """Hears of lookups, steps and uses in the tree of one instance."""
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        """``job`` was looked up and goes on waiting; ``node`` is the end of what it found."""
+
+    def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
+        """A step that may let somebody in is planned. ``matched``: the order has looked at
+        what the waiting jobs have cached."""
+
+    def used(self, leaf: TierNode, request: Request) -> None:
+        """``request`` was stamped on the path to ``leaf``, which is locked."""
+
+
+class Ignored:
+    """``ignored``: waiting changes nothing."""
+
+    def __init__(self, tree: TierNodes) -> None:
+        self.tree = tree
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        pass
+
+    def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
+        pass
+
+    def used(self, leaf: TierNode, request: Request) -> None:
+        pass
+
+
+class Protected(Ignored):
+    """``awaited``: the live tree's."""
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        self.tree.protect(node, job.request.tenant)
+
+
+class Touched(Ignored):
+    """``touched``: SGLang's for its ``lru``."""
+
+    def __init__(self, tree: TierNodes) -> None:
+        super().__init__(tree)
+        self._steps = 0
+
+    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
+        self.tree.touch(node)
+
+    def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
+        if matched or not waiting:
+            return
+        refresh = self._steps % REFRESH_EVERY == 0
+        self._steps += 1
+        if refresh:
+            for job in reversed(waiting[:REFRESH_AT_MOST]):
+                self.tree.touch(self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node)
+
+    def used(self, leaf: TierNode, request: Request) -> None:
+        self.tree.touch(leaf)
+
+
+WAITING_PREFIXES: Mapping[str, Callable[[TierNodes], WaitingPrefixes]] = {
+    "awaited": Protected,
+    "touched": Touched,
+    "ignored": Ignored,
+}
+"""By the name that ``SystemConfig.waiting_prefixes`` takes."""

@@ -1,0 +1,158 @@
+"""The ATC 2025 paper's ReuseProb_w(t, life), against the formula evaluated from a log of requests."""
+
+import math
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
+from sglang_canopy.reuse.categories import type_turn_features
+from sglang_canopy.reuse.exponential import ExponentialModel
+from sglang_canopy.reuse.learner import ReuseModel
+
+READINGS = [ExponentialModel(counted, life) for counted in (True, False) for life in (True, False)]
+TALKS = st.lists(
+    st.tuples(
+        st.sampled_from(["text", "file"]),
+        st.floats(0.0, 50.0),
+        st.lists(st.floats(0.5, 300.0), max_size=5),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def log_of(talks):
+    """(time, type, conversation, turn) of every request, in order of time."""
+    rows = []
+    for talk, (kind, start, gaps) in enumerate(talks):
+        times = [start]
+        for gap in gaps:
+            times.append(times[-1] + gap)
+        rows += [(t, kind, talk, turn) for turn, t in enumerate(times, 1)]
+    return sorted(rows)
+
+
+def fed(model, rows):
+    for time, kind, talk, turn in rows:
+        path = [(talk, depth) for depth in range(turn)]
+        request = Request(time=time, path=path, category=kind, prompt_tokens=turn)
+        model.arrive(request)
+        model.finish(request)
+    model.fit(rows[-1][0])
+    return model
+
+
+def by_category(rows):
+    """Of every type and turn: the gaps to the next use, and the lifespans, from the log alone."""
+    last, next_use = {}, {}
+    for time, _, talk, turn in rows:
+        last[talk] = max(time, last.get(talk, time))
+        next_use[talk, turn] = time
+    gaps, lives = defaultdict(list), defaultdict(list)
+    for time, kind, talk, turn in rows:
+        gaps[kind, turn].append(next_use.get((talk, turn + 1), math.inf) - time)
+        lives[kind, turn].append(last[talk] - time)
+    return gaps, lives
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@settings(deadline=None, max_examples=40)
+@given(talks=TALKS)
+def test_it_is_the_papers_formula_of_the_log(reading, talks):
+    rows = log_of(talks)
+    model = fed(ReuseModel(exponential=reading, type_turn=True, min_samples=1), rows)
+    gaps, lives = by_category(rows)
+    for (kind, turn), of_all in gaps.items():
+        reused = [gap for gap in of_all if gap < math.inf]
+        if not reused:
+            continue
+        count = len(of_all) if reading.counts_never_reused else len(reused)
+        mean = sum(reused) / len(reused)
+
+        def cdf(x, mean=mean, count=count, reused=reused):
+            return len(reused) / count * (1.0 - math.exp(-x / mean))
+
+        life = sum(lives[kind, turn]) / len(of_all) if reading.life else 1e12
+        category = model.categories.get("|".join(type_turn_features(kind, turn)))
+        for age in (0.0, 1.0, 30.0, 400.0):
+            wanted = cdf(age + life) - cdf(age)
+            got = category.exponential.probability(age)
+            assert got == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+
+
+def test_what_nobody_came_back_to_is_never_expected_back_if_it_counts():
+    talks = [("text", float(n), [5.0] if n % 2 else []) for n in range(40)]
+    counted = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
+    assert counted.categories.get("text|turn1").exponential.probability(0.0) > 0.0
+    assert counted.categories.get("text|turn2").exponential.probability(0.0) == 0.0
+    left_out = ReuseModel(exponential=ExponentialModel(False, False), type_turn=True)
+    fed(left_out, log_of(talks))
+    assert left_out.categories.get("text|turn2").exponential.probability(0.0) == pytest.approx(1.0)
+
+
+def test_before_a_fit_every_probability_is_0():
+    assert ReuseModel(exponential=ExponentialModel()).categories.root.exponential.probability(
+        3.0
+    ) == pytest.approx(0.0)
+
+
+def test_a_label_that_is_new_expects_what_it_refines_does_until_the_next_fit():
+    talks = [("text", float(n), [5.0, 5.0]) for n in range(30)]
+    model = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
+    known = model.categories.get("text").exponential
+    assert known.probability(1.0) > 0.0
+    assert model.categories.refine(("text", "turn9")).exponential == known
+
+
+def leaf(policy, label, last_access, offset=0):
+    made = Leaf(offset, 10)
+    made.category, made.last_access, made.created = label, last_access, last_access
+    policy.admit(made, last_access)
+    return made
+
+
+@pytest.mark.parametrize("categories", ["type-turn", "refined"])
+@pytest.mark.parametrize("life", [True, False])
+def test_a_tenth_turn_outlives_a_first_one_of_the_same_age_where_it_returns_more(categories, life):
+    """Section 4.1: many one-turn requests must not push a ten-turn one out."""
+    # One in four goes on after its first turn, and then for fourteen turns; gaps are equal.
+    talks = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]
+    options = {"model": "exponential", "categories": categories, "life": life, "min_samples": 5}
+    policy = make_policy("wa", options)
+    fed(policy.model, log_of(talks))
+    first = policy.model.categories.refine(names(categories, 1)).label
+    tenth = policy.model.categories.refine(names(categories, 10)).label
+    old, young = leaf(policy, tenth, 1000.0), leaf(policy, first, 1005.0)
+    assert policy.victim(1010.0).leaf is young
+    policy.drop(young)
+    assert policy.victim(1010.0).leaf is old
+
+
+def names(categories, turn):
+    if categories == "type-turn":
+        return type_turn_features("text", turn)
+    return ("text", "-", "turn1" if turn == 1 else "turn5+", "out<64")
+
+
+def test_equal_probabilities_are_ordered_by_depth_deepest_first():
+    policy = make_policy("wa", {"model": "exponential", "min_samples": 1})
+    talks = [("a", 0.0, [5.0]), ("b", 0.0, [5.0])]
+    fed(policy.model, log_of(talks))
+    labels = [f"{kind}|-|turn1|out<64" for kind in "ab"]
+    leaf(policy, labels[0], 10.0)
+    deep = leaf(policy, labels[1], 10.0, offset=100)
+    assert policy.victim(15.0).leaf is deep
+
+
+def test_a_shared_prefix_belongs_to_its_last_user_in_the_papers_categories():
+    policy = make_policy("wa", {"model": "exponential", "categories": "type-turn"})
+    policy.model.categories.refine(("text", "turn1"))
+    made = Leaf(0, 10)
+    made.category, made.last_access, made.created = "text|turn1", 9.0, 0.0
+    made.hits, made.turn = 12, 1
+    policy.admit(made, 9.0)
+    assert list(policy.stats()["queues"]) == ["('text|turn1', 0)"]

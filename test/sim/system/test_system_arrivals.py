@@ -1,0 +1,153 @@
+"""When requests come, and what policies are told of it: stamps, waiting turns, closed loops."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.system import SystemConfig, Workload, run, simulate_system
+from sglang_canopy.sim.system.arrivals import ClosedLoop, OpenLoop
+from sglang_canopy.sim.system.stamps import spread_stamps
+from support.systems import profile, request
+
+
+def told(monkeypatch, trace, **options) -> list[float]:
+    """The times that the device's policy is told."""
+    times: list[float] = []
+
+    def make(name, config):
+        policy = make_policy(name, config)
+        plain = policy.arrive
+        policy.arrive = lambda request: times.append(request.time) or plain(request)
+        return policy
+
+    monkeypatch.setattr(run, "make_policy", make)
+    simulate_system(trace, SystemConfig(device_tokens=10_000), profile(), **options)
+    return times
+
+
+def test_policies_are_told_when_a_waiting_turn_comes_and_not_its_time_in_the_trace(monkeypatch):
+    first = request(0.0, range(1, 11), output=101, conversation="a")  # answered at 1.1 s
+    other = request(1.0, range(101, 111))
+    second = request(0.5, range(1, 21), conversation="a", turn=2)
+    times = told(monkeypatch, [first, second, other], turns_wait=True)
+    assert times == pytest.approx([0.0, 1.0, 1.2])  # the other's prefill is in between
+    assert times == sorted(times)
+
+
+def test_a_turn_that_waited_is_the_most_recent_for_lru():
+    # Room for two of three. Told the trace's time, LRU would take b for older than c.
+    a = request(0.0, range(1, 11), output=101, conversation="b")
+    b = request(0.1, range(1, 11), conversation="b", turn=2)
+    c = request(0.5, range(201, 211))
+    d = request(5.0, range(301, 316))
+    again = request(6.0, range(1, 11))
+    result = simulate_system(
+        [a, b, c, d, again], SystemConfig(device_tokens=330, quantum_tokens=1), profile(),
+        turns_wait=True,
+    )  # fmt: skip
+    assert result.cached_tokens[4] == 99
+
+
+def test_requests_of_one_stamp_are_spread_over_its_interval():
+    trace = [request(3.0 * (i // 8), (i + 1,)) for i in range(40)]
+    spread = Workload(trace)
+    assert list(spread.times) == list(Workload(trace).times)
+    assert list(spread.times) == sorted(spread.times)
+    for i, time in enumerate(spread.times):
+        assert 0 <= time - 3.0 * (i // 8) < 3.0
+    gaps = [b - a for a, b in zip(spread.times, spread.times[1:], strict=False)]
+    assert max(gaps) < 2.9
+    kept = Workload(trace, keep_stamps=True)
+    assert list(kept.times) == pytest.approx([r.time_s for r in trace])
+    config = SystemConfig(device_tokens=10_000)
+    costs = profile(token_s=0.02)
+    burst = simulate_system(kept, config, costs).mean_ttft_s
+    assert simulate_system(spread, config, costs).mean_ttft_s < 0.7 * burst
+
+
+@given(
+    groups=st.lists(st.tuples(st.floats(0.1, 50), st.integers(1, 6)), min_size=1, max_size=30),
+    seed=st.integers(0, 99),
+)
+def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
+    times, now = [], 0.0
+    for gap, size in groups:
+        times += [now] * size
+        now += gap
+    made = spread_stamps(times, seed)
+    assert made == sorted(made)
+    assert made == spread_stamps(times, seed)
+    for before, after in zip(times, made, strict=True):
+        following = min((t for t in times if t > before), default=float("inf"))
+        assert before <= after <= following
+    if all(size == 1 for _, size in groups):
+        assert made == times
+
+
+def agent(start: float, name: str, first: int, gaps: list[float], **others):
+    """Turns of a session, each with ten tokens more than the one before it."""
+    made, time = [], start
+    for turn, gap in enumerate([0.0, *gaps], 1):
+        time += gap
+        made.append(
+            request(time, range(first, first + turn), conversation=name, turn=turn, **others)
+        )
+    return made
+
+
+def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
+    trace = agent(0.0, "a", 1, [2.0, 500.0])
+    workload = Workload(trace)
+    result = simulate_system(
+        workload, SystemConfig(device_tokens=10_000), profile(), arrivals=ClosedLoop(workload)
+    )
+    # Answers take 10 ms for ten new tokens; ten more are cached each time.
+    answers = [0.01, 0.01 + 2.0 + 0.01]
+    assert result.makespan_s == pytest.approx(answers[1] + 120.0 + 0.01, abs=1e-3)
+    uncapped = ClosedLoop(workload, think_cap_s=None)
+    assert uncapped.answered(1, 10.0) == [(pytest.approx(510.0), 2)]
+
+
+def test_the_time_to_think_is_the_traces_own_where_it_has_one():
+    workload = Workload(agent(0.0, "a", 1, [9.0], think_s=3.0))
+    assert ClosedLoop(workload).answered(0, 50.0) == [(53.0, 1)]
+
+
+def test_sub_agents_follow_the_turn_of_their_parent():
+    parent = agent(0.0, "a", 1, [10.0])
+    child = agent(4.0, "a/1", 101, [1.0])
+    workload = Workload(sorted([*parent, *child], key=lambda r: r.time_s))
+    loop = ClosedLoop(workload)
+    assert [index for _, index in loop.begin()] == [0]
+    assert sorted(index for _, index in loop.answered(0, 100.0)) == [1, 3]
+    assert {i: t for t, i in loop.answered(0, 100.0)}[1] == pytest.approx(104.0)
+    assert list(loop.session) == [0, 0, 0, 0]
+
+
+def test_sessions_begin_at_the_given_rate():
+    trace = [request(0.001 * i, (i + 1,), conversation=str(i)) for i in range(2000)]
+    begun = ClosedLoop(Workload(trace), sessions_per_hour=7200, seed=3).begin()
+    assert [i for _, i in begun] == list(range(2000))
+    assert begun[-1][0] == pytest.approx(1000, rel=0.1)
+
+
+def test_a_longer_trace_is_the_same_at_a_lower_load():
+    trace = [request(1.0 * i, (i + 1,)) for i in range(10)]
+    workload = Workload(trace)
+    slow = simulate_system(
+        workload, SystemConfig(device_tokens=1000), profile(), arrivals=OpenLoop(workload, 2.0)
+    )
+    assert slow.makespan_s == pytest.approx(18.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"sessions_per_hour": 0.0}, "above 0"), ({"think_cap_s": -1.0}, "0 or more")],
+)
+def test_rates_and_caps_are_checked(options, said):
+    with pytest.raises(CanopyError, match=said):
+        ClosedLoop(Workload([request(0.0, (1,))]), **options)
