@@ -98,6 +98,9 @@ class TierNodes:
         """Tokens of the tree on the device that no request holds."""
         self.now = 0.0
         self.awaited = Awaited(device_tokens)
+        device_policy.sized(device_tokens)
+        if host_policy is not None:
+            host_policy.sized(host_tokens)
         """Nodes that are protected for requests that wait."""
 
     @property
