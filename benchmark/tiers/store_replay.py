@@ -12,10 +12,10 @@ from pathlib import Path
 from store_backends import Backend
 
 from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import synthesise

@@ -1,9 +1,9 @@
 import pytest
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.sim.tree import RadixTree
 
 
 def serve(tree, path, time, output=0, **said):

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS
-from sglang_canopy.sim.tree import Evicted, RadixTree
 from support.radix_cases import play
 
 

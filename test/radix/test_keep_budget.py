@@ -10,9 +10,9 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req

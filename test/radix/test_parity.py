@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sglang_canopy.config.tiers import TreeSettings
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.tree import Evicted, RadixTree
 from support.live_tree import LiveTree, check
 
 PAGE = 4

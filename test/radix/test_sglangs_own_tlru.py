@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.evict_policy import TLRUStrategy
 
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.sim.tree import Evicted, RadixTree
 from support.live_tree import LiveTree
 
 PAGE = 4

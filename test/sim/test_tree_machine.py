@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
 from sglang_canopy.records import Request
-from sglang_canopy.sim.tree import RadixTree
 
 TOKENS = 10
 CAPACITY = 12

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.sim.tree import RadixTree
 from sglang_canopy.trace.record import TraceRequest
 
 BLOCK_TOKENS = 10

@@ -1,6 +1,6 @@
 """The eviction contract that the live cache and the simulator both drive.
 
-A *tree* (SGLang's radix tree with ``radix/`` on it, or ``sim/tree.py``) owns the nodes and
+A *tree* (SGLang's radix tree with ``radix/`` on it, or ``policy/block_tree.py``) owns the nodes and
 their memory. A *policy* only ranks the nodes that may go: it learns which leaves are
 evictable, and is asked for the next victim. No policy reads a clock, draws a random number or
 imports torch or sglang, so that tensor-parallel ranks fed the same requests evict alike.
@@ -82,6 +82,9 @@ class Policy(abc.ABC):
         A leaf cut short (``tokens < leaf.length`` before the cut) is admitted again by the
         tree with its new length; the tokens that are gone never come back as this leaf.
         """
+
+    def sized(self, tokens: int) -> None:
+        """The tier that this policy ranks holds ``tokens`` tokens. Called before any request."""
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         """The tree split ``leaf``: ``head`` now holds its first tokens and is its parent.

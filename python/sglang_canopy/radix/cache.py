@@ -30,6 +30,11 @@ class CanopyRadixCache(UnifiedRadixCache):
         if self.tree_core.ahead is not None:
             self.tree_core.ahead.attach(self)
 
+    def init_hicache(self, server_args: Any, params: Any) -> None:
+        super().init_hicache(server_args, params)
+        if self.host_memory_mode != "buffer_only":
+            self.tree_core.live.host_policy.sized(int(self.cache_controller.mem_pool_host.size))
+
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
         with core.inserting.to(core.request_of(req)):

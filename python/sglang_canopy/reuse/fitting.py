@@ -100,8 +100,8 @@ def _fit_category(
         SHRINK if parent is not None else 1.0,
     )
     category.grows = exceedance(category.all_growth, parent.grows if parent is not None else None)
+    category.rank = gittins_rank(category.curve)
     if exponential is None:
-        category.rank = gittins_rank(category.curve)
         return
     fitted = fit_exponential(
         exponential,

@@ -115,6 +115,13 @@ class ReuseModel:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 
+    def origin(self, request: Request) -> int:
+        """A number that names ``request``'s conversation, from its arrival to its finish."""
+        tip = self.shadow.pending(request)
+        if tip is not None:
+            return tip.origin
+        return request.path[-1] if request.path else 0
+
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
         """The category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
@@ -144,6 +151,10 @@ class ReuseModel:
             tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
             tip.seen = before.seen
             tip.seen[0] = request.time
+            tip.origin = before.origin
+        elif request.path:
+            full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
+            tip.origin = request.path[max(0, full - 1)]
         request.turn = tip.turn
         tip.category = self._categorise(tip, request)
         return tip

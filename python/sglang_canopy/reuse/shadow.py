@@ -33,6 +33,7 @@ class Tip:
         "history",
         "keys",
         "open",
+        "origin",
         "own_gap_s",
         "return_at",
         "seen",
@@ -44,6 +45,8 @@ class Tip:
         self.born = born
         self.category = category
         self.tenant = tenant
+        self.origin = 0
+        """The last full block of the conversation's first prompt: the same for all of its tips."""
         self.turn = 1
         """Requests seen on this path, this one included."""
         self.own_gap_s: float | None = None

@@ -14,7 +14,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import Any, overload
 
-from sglang_canopy.sim.tree import shared_run
+from sglang_canopy.policy.block_tree import shared_run
 from sglang_canopy.trace.record import TraceRequest
 
 _NAMES = tuple(f.name for f in fields(TraceRequest))

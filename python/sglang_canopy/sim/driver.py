@@ -11,10 +11,10 @@ import numpy as np
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.records import Request
 from sglang_canopy.sim.model import ModelShape
 from sglang_canopy.sim.requests import Hints, to_requests
-from sglang_canopy.sim.tree import Evicted, RadixTree
 from sglang_canopy.trace.record import TraceRequest
 
 
@@ -84,7 +84,7 @@ def simulate(
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
     The result's tail is measured against ``threshold_tokens``; ``slo_ms`` and ``ttft_model`` go to
-    the policy. With ``optional_caching`` a request need not be cached (``sim/tree.py``).
+    the policy. With ``optional_caching`` a request need not be cached (``policy/block_tree.py``).
     ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
     n > 0 recounts the whole tree every n requests (slow; for tests).
 

@@ -40,17 +40,25 @@ class Cell(EndQueue):
 class Cells:
     """All cells, with the least ``(rank, last access, -offset)`` among their ends.
 
-    ``exact`` ranks by ``Category.exponential`` at the exact age and orders equal ranks by
-    ``(rank, -offset)``, as the ATC 2025 paper does; then every cell is ranked at every new time.
+    ``by`` is what ranks: ``survival`` (``Category.rank``), ``recency`` (all ranks are equal), or
+    ``exponential`` (``Category.exponential`` at the exact age, equal ranks in the order of
+    ``(rank, -offset)``, as the ATC 2025 paper has it; then every cell is ranked at every new time).
     """
 
-    def __init__(self, exact: bool = False) -> None:
-        self._exact = exact
+    def __init__(self, by: str = "survival") -> None:
+        self._exact = by == "exponential"
+        self._by = by
         self._cells: dict[Hashable, Cell] = {}
         self._dirty: list[Cell] = []
         self._heap: list[tuple[Any, ...]] = []
         self._edges: list[tuple[float, int, int, Cell]] = []
         self._count = 0
+
+    def rank_by(self, by: str) -> None:
+        """Rank by something else from now on; O(cells), whatever the number of leaves."""
+        if by != self._by:
+            self._by, self._exact = by, by == "exponential"
+            self.reweigh()
 
     def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
         """Put ``leaf`` in cell ``key``; ``make`` gives a new cell's category and weight."""
@@ -127,6 +135,8 @@ class Cells:
     def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[float, float]:
         """Rank of an entry, and the time from which it may differ."""
         stamp = entry[0]
+        if self._by == "recency":
+            return 0.0, _NEVER
         if self._exact:
             rank = cell.category.exponential.probability(now - stamp)
             return cell.weight * rank, math.nextafter(now, _NEVER)

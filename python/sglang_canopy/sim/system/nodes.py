@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import below, shared_run
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
-from sglang_canopy.sim.tree import below, shared_run
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
@@ -101,6 +101,9 @@ class TierNodes:
         """Tokens of the tree on the device that no request holds."""
         self.now = 0.0
         self.awaited = Awaited(device_tokens)
+        device_policy.sized(device_tokens)
+        if host_policy is not None:
+            host_policy.sized(host_tokens)
         """Nodes that are protected for requests that wait."""
 
     @property

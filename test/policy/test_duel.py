@@ -1,0 +1,150 @@
+"""Shadow caches hit what the real cache would, and the policy follows the ranking that hits most."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.duel import Duel
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.shadow_cache import ShadowCache
+from sglang_canopy.records import Request
+
+BLOCK = 16
+
+
+def turns(seed, conversations=40, turns=6, gap_s=10.0):
+    """Requests of interleaved conversations, each turn a block or two longer than the last."""
+    draw = random.Random(seed)
+    requests, paths = [], {}
+    for step in range(conversations * turns):
+        who = draw.randrange(conversations)
+        path = paths.setdefault(who, [10_000 * who])
+        path.extend(10_000 * who + len(path) + i for i in range(draw.randint(1, 2)))
+        requests.append((gap_s * step, tuple(path), who))
+    return requests
+
+
+def loop(conversations=30, rounds=20, blocks=4):
+    """All conversations in turn, again and again: below their size LRU hits nothing at all."""
+    paths = [tuple(range(1000 * who, 1000 * who + blocks)) for who in range(conversations)]
+    return [
+        (float(step), paths[step % conversations], step % conversations)
+        for step in range(conversations * rounds)
+    ]
+
+
+def request(time, path, who=None):
+    return Request(
+        time=time, path=path, block_tokens=BLOCK, prompt_tokens=len(path) * BLOCK, conversation=who
+    )
+
+
+def serve(policy, given, blocks, verify=False):
+    tree, saved = RadixTree(policy, blocks, BLOCK), 0
+    for entry in given:
+        saved += tree.access(request(*entry)) * BLOCK
+        if verify:
+            tree.verify()
+    return saved
+
+
+@pytest.mark.parametrize("name", ["lru", "fifo", "slru"])
+def test_a_shadow_cache_hits_what_a_real_one_does(name):
+    given = turns(1)
+    shadow = ShadowCache(make_policy(name), 30 * BLOCK, BLOCK)
+    tree = RadixTree(make_policy(name), 30, BLOCK)
+    for entry in given:
+        ended = request(*entry)
+        ended.label = ended.category
+        assert shadow.access(ended) == tree.access(request(*entry)) * BLOCK
+    assert 0 < len(shadow) <= 30
+
+
+def test_the_ranking_that_hits_most_is_followed():
+    given, blocks = loop(rounds=60), 60
+    saved = {
+        model: serve(make_policy("wa", {"model": model}), given, blocks)
+        for model in ("survival", "exponential", "recency", "duel")
+    }
+    # Of a loop that does not fit, LRU keeps what is needed last.
+    assert saved["recency"] == 0
+    assert saved["duel"] > 0.9 * max(saved.values())
+
+
+def test_recency_is_lru():
+    given = turns(2)
+    assert serve(make_policy("wa", {"model": "recency"}), given, 25) == serve(
+        make_policy("lru"), given, 25
+    )
+
+
+class Always(Duel):
+    """Changes its mind with every sampled request, which is the worst for whoever follows."""
+
+    def _decide(self):
+        arms = sorted(self._make)
+        self.winner = arms[(arms.index(self.winner) + 1) % len(arms)]
+        return True
+
+
+def test_a_change_of_mind_moves_no_leaf_and_loses_none():
+    policy = make_policy("wa", {"model": "duel"})
+    policy.duel.__class__ = Always
+    serve(policy, turns(3), 25, verify=True)
+    assert policy.stats()["duel"]["sampled_requests"] > 100
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(5, 60))
+def test_two_ranks_that_serve_the_same_requests_follow_alike(seed, blocks):
+    given = turns(seed, conversations=12)
+    ranks = [make_policy("wa", {"model": "duel"}) for _ in range(2)]
+    assert serve(ranks[0], given, blocks) == serve(ranks[1], given, blocks)
+    assert ranks[0].duel.stats() == ranks[1].duel.stats()
+
+
+def test_the_host_tiers_policy_follows_too_and_only_one_of_both_is_fed():
+    device = make_policy("wa", {"model": "duel"})
+    host = device.twin()
+    device.sized(100 * BLOCK)
+    host.sized(400 * BLOCK)
+    assert device.duel is host.duel
+    assert device.duel.capacity_tokens == 400 * BLOCK
+    ended = request(1.0, (1, 2, 3))
+    for policy in (device, host):
+        policy.arrive(ended)
+    for policy in (device, host):
+        policy.finish(ended)
+    assert device.duel.stats()["sampled_requests"] == 1
+
+
+def test_dense_traffic_is_sampled_by_whole_conversations_and_smaller_samples_are_parts_of_larger():
+    duel = Duel({"lru": lambda: make_policy("lru")}, most_per_s=1.0)
+    duel.sized(1_000_000 * BLOCK)
+    before = {who for who in range(1000) if duel.samples(who)}
+    assert len(before) == 1000
+    for step in range(4000):
+        if duel.samples(step % 1000):
+            duel.observe(request(step * 0.1, (step % 1000, 7)))
+    assert duel.one_in == 16  # 10 requests a second, at most 1 of them
+    after = {who for who in range(1000) if duel.samples(who)}
+    assert after < before
+    assert 30 < len(after) < 100
+
+
+def test_the_shadow_caches_of_a_sample_are_smaller_by_as_much():
+    duel = Duel({"lru": lambda: make_policy("lru")})
+    duel.sized(64 * BLOCK)
+    duel.one_in = 8
+    for step in range(300):
+        duel.observe(request(float(step), (step,)))
+    assert len(duel._caches["lru"]) == 8
+
+
+def test_the_tail_policy_does_not_duel_for_hits():
+    with pytest.raises(CanopyError, match="duel"):
+        make_policy("etlru", {"model": "duel"})
