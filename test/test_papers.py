@@ -23,8 +23,11 @@ def numbered(kind: str, last: int, first: int = 1) -> list[str]:
 
 
 PAPERS: dict[str, list[str]] = {
-    "kareto": numbered("Figure", 17) + numbered("Table", 1) + numbered("Equation", 3)
-    + numbered("Algorithm", 2) + numbered("Observation", 6),
+    "kareto": numbered("Figure", 17)
+    + numbered("Table", 1)
+    + numbered("Equation", 3)
+    + numbered("Algorithm", 2)
+    + numbered("Observation", 6),
 }
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
 
