@@ -27,6 +27,8 @@ POINTS = 256
 """Of each curve, at quantiles of its intervals."""
 PERTURBATION = 0.3
 """Standard deviation of a perturbed start's logarithm; the text gives none."""
+UNIT_S, LONGEST_S = 60.0, 1e5
+"""SLSQP is given minutes. In logarithms of the TTLs it stops near where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +105,16 @@ def _best_roi(c: Curve) -> float:
 
 
 def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) -> np.ndarray:
-    # In logarithms, in which the TTLs are of one size.
     def at(x: np.ndarray, value) -> tuple[float, np.ndarray]:
-        ttl = np.exp(x)
-        both = [value(c, t) for c, t in zip(curves, ttl)]
-        return sum(v for v, _ in both), np.array([slope for _, slope in both]) * ttl
+        both = [value(c, t) for c, t in zip(curves, np.maximum(x, 0.0) * UNIT_S)]
+        return sum(v for v, _ in both), np.array([slope for _, slope in both]) * UNIT_S
 
     done = minimize(
         lambda x: -at(x, _hits)[0] / scale,
-        np.log(np.clip(start, 1e-2, 1e5)),
+        np.clip(start, 1e-2, LONGEST_S) / UNIT_S,
         jac=lambda x: -at(x, _hits)[1] / scale,
         method="SLSQP",
-        bounds=[(math.log(1e-2), math.log(1e5))] * len(curves),
+        bounds=[(0.0, LONGEST_S / UNIT_S)] * len(curves),
         constraints=[
             {
                 "type": "ineq",
@@ -124,7 +124,7 @@ def _slsqp(curves: list[Curve], start: np.ndarray, budget: float, scale: float) 
         ],
         options={"maxiter": 60, "ftol": 1e-7},
     )
-    return np.exp(np.nan_to_num(done.x))
+    return np.maximum(np.nan_to_num(done.x), 0.0) * UNIT_S
 
 
 def _hits(c: Curve, ttl: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from sglang_canopy.plan.system import least_cost
 
 PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
-FINE = (256.0, 450.0)
+FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MOST = (4096.0, 3600.0)
 OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))

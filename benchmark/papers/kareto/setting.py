@@ -7,7 +7,7 @@ Qwen3-Coder-480B-A35B (62 layers, 8 KV heads of 128: 253,952 bytes a token; 8 of
 
 Traces A and B derive from an open data set that is not here: the synthetic presets calibrated to
 its published statistics stand in. Trace C was made from an internal one and is not published: an
-overlay of real coding-agent conversations stands in. Each is a window of 1 to 90 minutes instead
+overlay of real coding-agent conversations stands in. Each is a window of 2 to 90 minutes instead
 of two hours, so that a simulation takes half a second.
 """
 
@@ -46,7 +46,7 @@ FIXED_GIB = 1024.0
 DISK = "essd-pl1-striped"
 _SHAPE = ModelShape(62, 6144, 96, 8, 128, 8 * 2560)
 _H20X8 = Device("8 x NVIDIA H20 96 GB", 8 * 148e12, 8 * 4.0e12, 64e9, ("published H20 figures",))
-_LOADS = {"A": 0.8, "B": 0.72, "C": 1.0}
+_LOADS = {"A": 0.8, "B": 1.0, "C": 1.0}
 """Of each trace's own rate, so that one instance without DRAM and disk is over its capacity."""
 
 
@@ -88,8 +88,8 @@ def trace(name: str, data: Path) -> CompactTrace:
         drawn = synthesise(get_preset("trace-a"), 2250.0, seed=1)
         return _window((d.request for d in drawn), 1800.0, 2250.0, _LOADS[name])
     if name == "B":
-        drawn = synthesise(get_preset("trace-b"), 680.0, seed=1)
-        return _window((d.request for d in drawn), 600.0, 680.0, _LOADS[name])
+        drawn = synthesise(get_preset("trace-b"), 750.0, seed=1)
+        return _window((d.request for d in drawn), 600.0, 750.0, _LOADS[name])
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     return _window(overlay(archive, 30, 10800.0, seed=1), 2700.0, 8100.0, _LOADS[name])
 

@@ -221,7 +221,7 @@ def figure_8(context: Context) -> Any:
                 )
             panel.set_title(f"{NAMES[name]}, {n} instance{'s' * (n > 1)}", fontsize=10)
             panel.set_xlabel("USD an hour")
-            panel.set_ylim(0, None)
+            panel.set_ylim(0, 1.08 * max(r["mean_ttft_s"] for _, r in every))
             panel.grid(alpha=0.25)
     for line in panels:
         line[0].set_ylabel("mean TTFT, s")
