@@ -22,7 +22,12 @@ def numbered(kind: str, last: int, first: int = 1) -> list[str]:
     return [f"{kind} {number}" for number in range(first, last + 1)]
 
 
-PAPERS: dict[str, list[str]] = {}
+PAPERS: dict[str, list[str]] = {
+    "tail": [
+        *(*numbered("Figure", 7), *numbered("Table", 6), *numbered("Theorem", 2), "Lemma 1"),
+        *("Algorithm 1", *numbered("Equation", 8, first=4), "Equation 11"),
+    ],
+}
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
 
 
