@@ -28,6 +28,10 @@ PAPERS: dict[str, list[str]] = {
     + numbered("Equation", 3)
     + numbered("Algorithm", 2)
     + numbered("Observation", 6),
+    "tail": [
+        *(*numbered("Figure", 7), *numbered("Table", 6), *numbered("Theorem", 2), "Lemma 1"),
+        *("Algorithm 1", *numbered("Equation", 8, first=4), "Equation 11"),
+    ],
 }
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
 PAPERS["cachetune"] = [

@@ -52,6 +52,8 @@ def main() -> int:
     parser.add_argument("--slices", type=int, default=6)
     parser.add_argument("--capacity", type=float, default=0.2, help="pool, of distinct tokens")
     parser.add_argument("--threshold", type=int, default=1000, help="tokens, before scaling")
+    parser.add_argument("--arms", nargs="+", help="of the four, these alone")
+    parser.add_argument("--starts", type=int, default=2, help="servers that start at a time")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     drawn = list(synthesise(get_preset("birth-death"), given.seconds, 1))
@@ -60,6 +62,7 @@ def main() -> int:
     pool = round(given.capacity * distinct_blocks(trace)) * block
     growth = round(Future(trace).mean_growth_tokens * SCALE)
     chosen = arms(round(given.threshold * SCALE), growth, block)
+    chosen = {name: chosen[name] for name in given.arms or chosen}
     slices = []
     for number, part in enumerate(np.array_split(np.arange(len(drawn)), given.slices)):
         path = given.out / f"slice-{number}.jsonl"
@@ -71,7 +74,7 @@ def main() -> int:
         path.write_text("".join(to_bailian(row) + "\n" for row in rows))
         slices.append(path)
 
-    with ExitStack() as stack, ThreadPoolExecutor() as pool_of_starts:
+    with ExitStack() as stack, ThreadPoolExecutor(given.starts) as pool_of_starts:
 
         def start(name: str) -> str:
             policy, config = chosen[name]
@@ -84,6 +87,7 @@ def main() -> int:
                 log=given.out / f"{policy}.log",
                 port=free_port(),
                 environment={CORE: "python"},
+                deadline_s=600.0,
             )
             return stack.enter_context(server).url
 
