@@ -67,6 +67,14 @@ def test_reading_a_layer_ahead_changes_no_logit(llama, ids, tmp_path, monkeypatc
         assert torch.allclose(logits, expected.logits, atol=1e-4), ratio
 
 
+def test_a_pipeline_by_hand():
+    from cachetune.pools import in_pipeline
+
+    assert in_pipeline([1, 1, 1], [2, 2, 2]) == 7  # bound by computing: the first read, then 3 x 2
+    assert in_pipeline([2, 2, 2], [1, 1, 1]) == 7  # bound by reading: 3 x 2, then the last layer
+    assert in_pipeline([0, 5, 0], [1, 1, 1]) == 7
+
+
 def test_the_queue_waits_as_the_pollaczek_khinchine_formula_says():
     from cachetune.load import queue
 

@@ -141,38 +141,107 @@ def _read(
         yield ready
 
 
-def ttft(prompts: Sequence[FusedPrompt], pool: Pool, ratio: float, repeats: int = 3) -> float:
-    """Equation 12: the mean over prompts; of each the median of ``repeats``."""
+@torch.no_grad()
+def clocked(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) -> float:
+    """The seconds of the same prefill on a machine of its own: the CPU seconds of each layer's reading
+    and of each layer's computing, and the link's time, put together as equation 9's pipeline does.
+
+    What other processes take of this machine does not count, so that small differences show. From a
+    real disk, reading is the time that passes.
+    """
+    model, _ = loaded()
+    layers, held = model.shape.layers, pool.hold(prompt)
+    reused = prompt.in_chunk()
+    reused[len(prompt) - 1] = False
+    if ratio < 1:
+        chosen = make_selector(SELECTOR).choose(Context(model, prompt, cache, ratio)).tokens
+        reused[chosen] = False
+    else:
+        reused[:] = False
+    wanted = [(p, reused[p.start : p.end].nonzero()[:, 0]) for p in held.placed]
+    rows, link = (~reused).nonzero()[:, 0], int(reused.sum()) * pool.seconds_per_token / layers
+    on_disk = pool.folder is not None and not pool.seconds_per_token
+    read, spent, begun = [], [], []
+
+    def arrive(layer: int) -> None:
+        start, cpu = time.perf_counter(), time.thread_time()
+        found = [(inside + p.start, *p.chunk.rows(layer, inside)) for p, inside in wanted]
+        spent.append(time.thread_time() - cpu)
+        read.append(time.perf_counter() - start if on_disk else spent[-1] + link)
+        begun.append(time.thread_time())
+        for at, k, v in found:
+            turned = torch.empty_like(k)
+            rotate_into(k, model.rope.table(at), turned)
+            cache.write(layer, at, turned, v)
+
+    start = time.thread_time()
+    hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)
+    engine.logits(model, hidden[-1:])
+    ends = [*(at - own for at, own in zip(begun[1:], spent[1:])), time.thread_time()]
+    compute = [end - begin for begin, end in zip(begun, ends)]
+    return begun[0] - spent[0] - start + in_pipeline(read, compute)
+
+
+def in_pipeline(read: Sequence[float], compute: Sequence[float]) -> float:
+    """When the last layer is done: a layer is read after the one before it, and computed when it is
+    there and the one before it is computed."""
+    there = done = 0.0
+    for reading, computing in zip(read, compute):
+        there += reading
+        done = max(there, done) + computing
+    return done
+
+
+def ttft(
+    prompts: Sequence[FusedPrompt], pool: Pool, ratio: float, repeats: int = 3, clock: bool = False
+) -> float:
+    """Equation 12: the mean over prompts; of each the median of ``repeats``. ``clock``: by
+    :func:`clocked`, else as it happens on this machine."""
     found = []
     for prompt in prompts:
         cache = dense_cache(loaded()[0], len(prompt))
         found.append(
-            statistics.median(overlapped(prompt, pool, ratio, cache)[0] for _ in range(repeats))
+            statistics.median(
+                clocked(prompt, pool, ratio, cache)
+                if clock
+                else overlapped(prompt, pool, ratio, cache)[0]
+                for _ in range(repeats)
+            )
         )
     return statistics.mean(found)
 
 
-def profile(prompt: FusedPrompt, pool: Pool, repeats: int = 2) -> CostProfile:
+def profile(prompt: FusedPrompt, pool: Pool, repeats: int = 2, clock: bool = False) -> CostProfile:
     """t_c, t_i and t_o of a pool, each over all layers, measured apart: a full prefill; reading all
-    chunks without computing; the prefill of what is in no chunk, the KV being in place."""
+    chunks without computing; the prefill of what is in no chunk, the KV being in place.
+
+    ``clock``: CPU seconds and the link's time, else as it happens.
+    """
     model, _ = loaded()
+    now = time.thread_time if clock else time.perf_counter
+    on_disk = pool.folder is not None and not pool.seconds_per_token
     cache, inside = dense_cache(model, len(prompt)), prompt.in_chunk()
     outside = (~inside).nonzero()[:, 0]
     compute, transfer, other = [], [], []
     for _ in range(repeats):
         held = pool.hold(prompt)
-        start = time.perf_counter()
-        with ThreadPoolExecutor(1) as thread:
-            for layer, parts in enumerate(_read(held, pool, inside, thread)):
-                for at, k, v in parts:
-                    turned = torch.empty_like(k)
-                    rotate_into(k, model.rope.table(at), turned)
-                    cache.write(layer, at, turned, v)
-        read = time.perf_counter()
+        start = time.perf_counter() if on_disk else now()
+        if clock:
+            for layer in range(model.shape.layers):
+                for p in held.placed:
+                    p.chunk.rows(layer, torch.arange(len(p.chunk)))
+        else:
+            with ThreadPoolExecutor(1) as thread:
+                for _parts in _read(held, pool, inside, thread):
+                    pass
+        transfer.append(
+            ((time.perf_counter() if on_disk else now()) - start) / prompt.reusable
+            + clock * pool.seconds_per_token
+        )
+        read = now()
         engine.logits(model, engine.run_rows(model, prompt.ids[outside], outside, cache)[0][-1:])
-        asked = time.perf_counter()
+        asked = now()
         engine.logits(model, engine.prefill(model, prompt.ids, cache)[-1:])
-        compute.append((time.perf_counter() - asked) / len(prompt))
-        transfer.append((read - start) / prompt.reusable)
+        compute.append((now() - asked) / len(prompt))
         other.append(asked - read)
     return CostProfile(*(statistics.median(x) for x in (compute, transfer, other)))

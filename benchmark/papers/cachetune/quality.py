@@ -12,7 +12,7 @@ from cachetune.parts import each
 from cachetune.questions import questions
 from cachetune.summary import by_arm
 
-QUESTIONS = {"musique": 6, "hotpotqa": 7, "tasks": 6}
+QUESTIONS = {"musique": 6, "hotpotqa": 7, "tasks": 3}
 
 
 def run(context: Context, data: str) -> dict[str, Any]:

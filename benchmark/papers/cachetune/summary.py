@@ -22,7 +22,7 @@ def interval(values: Sequence[float]) -> list[float]:
 
 
 def by_arm(questions: Sequence[Rows]) -> Rows:
-    """Every arm over the questions: means; ``kl_se``; ``f1_ci``; ``speedup`` (CPU seconds of full
+    """Every arm over the questions: means; ``kl_by_question``; ``kl_se``; ``f1_ci``; ``speedup`` (CPU seconds of full
     recompute over the arm's); ``minus_random`` and ``minus_none``: paired differences of KL to
     random tokens at the same ratio and encoding, and to no recompute, with intervals."""
     found: Rows = {}
@@ -30,6 +30,7 @@ def by_arm(questions: Sequence[Rows]) -> Rows:
         rows = [question[name] for question in questions]
         row: dict[str, Any] = {}
         row["kl"], row["kl_se"] = (round(x, 4) for x in mean_se([r["kl"] for r in rows]))
+        row["kl_by_question"] = [round(r["kl"], 4) for r in rows]
         for field in ("top1", "run", "cpu_s", "f1", "rouge_l", "right", "tokens"):
             if field in rows[0]:
                 row[field] = round(mean_se([r[field] for r in rows])[0], 4)

@@ -14,7 +14,7 @@ from sglang_canopy.chunk.ratio import golden_section
 
 SIZES = (96, 192, 384)
 CHUNKS = 2
-RATIOS = (0.0, 0.15, 0.3, 0.5, 1.0)
+RATIOS = (0.0, 0.15, 0.35, 0.6, 1.0)
 PAPERS_RATIO = {"as SSD": 0.309, "as HDD": 0.364}
 """Section 5.3.2: the ratios found for the paper's disks. A slow pool's bandwidth is chosen so that
 equation 11 gives the same here: a real disk is far too fast for this model on a CPU."""
@@ -31,12 +31,13 @@ def figure_4(context: Context) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = {size: made_up(size, CHUNKS) for size in SIZES}
-        memory = profile(prompts[SIZES[-1]], Pool("memory"))
-        pools = [Pool("memory"), Pool("cold disk", folder), slow_pools(folder, memory.compute_s)[1]]
+        memory = profile(prompts[SIZES[-1]], Pool("memory"), 1, clock=True)
+        pools = [Pool("memory"), slow_pools(folder, memory.compute_s)[1]]
         curves = {
             pool.name: {
                 str(ratio): {
-                    str(size): round(ttft([prompts[size]], pool, ratio, 2), 4) for size in SIZES
+                    str(size): round(ttft([prompts[size]], pool, ratio, 1, clock=True), 4)
+                    for size in SIZES
                 }
                 for ratio in RATIOS
             }
@@ -54,7 +55,7 @@ def figure_4(context: Context) -> dict[str, Any]:
 
 def _equation_10(prompt: Any, pool: Pool, curves: dict[str, Any]) -> dict[str, Any]:
     """Predictions with and without t_o, and what was measured; relative errors as means."""
-    found, size = profile(prompt, pool), str(SIZES[-1])
+    found, size = profile(prompt, pool, 1, clock=True), str(SIZES[-1])
     rows, errors = {}, {"with t_o": [], "without": []}  # type: ignore[var-annotated]
     for ratio in RATIOS[:-1]:
         measured = curves[pool.name][str(ratio)][size]
@@ -78,7 +79,7 @@ def figure_11(context: Context) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = [made_up(96, 4)]
-        compute_s = profile(prompts[0], Pool("memory")).compute_s
+        compute_s = profile(prompts[0], Pool("memory"), 1, clock=True).compute_s
         pools = [Pool("memory"), Pool("cold disk", folder), *slow_pools(folder, compute_s)]
         rows = {pool.name: _searched(prompts, pool) for pool in pools}
     pictures.pools(context.figure(), rows)
@@ -87,13 +88,16 @@ def figure_11(context: Context) -> dict[str, Any]:
 
 def _searched(prompts: list[Any], pool: Pool) -> dict[str, Any]:
     """Algorithm 1 as ``canopy calibrate`` runs it, on prefills that overlap reading and computing."""
-    found, before = profile(prompts[0], pool), device_bytes()
+    found, before = profile(prompts[0], pool, 1, clock=True), device_bytes()
     search = golden_section(
-        lambda r: ttft(prompts, pool, r, 2), found.prior(R_MIN, 1.0), R_MIN, 1.0, 0.1
+        lambda r: ttft(prompts, pool, r, 1, clock=True), found.prior(R_MIN, 1.0), R_MIN, 1.0, 0.1
     )
     read = device_bytes() - before
-    full, fixed, chosen = (ttft(prompts, pool, r) for r in (1.0, R_MIN, search.ratio))
+    full, fixed, chosen = (
+        ttft(prompts, pool, r, 1, clock=True) for r in (1.0, R_MIN, search.ratio)
+    )
     return {
+        "t_i_us_a_token": round(1e6 * found.transfer_s, 1),
         "r0": round(found.prior(0.0, 1.0), 4),
         "ratio": round(search.ratio, 4),
         "probes": [[round(r, 4), round(t, 4)] for r, t in search.probes],
