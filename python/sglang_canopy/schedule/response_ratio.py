@@ -191,8 +191,8 @@ class ResponseRatio:
 
     def _account(self, held: float, waiting: Waiting, was_oldest: bool) -> float:
         """What a line's account holds once ``waiting`` is let in."""
-        if was_oldest:
-            return max(held - waiting.cost, 0.0)
+        if was_oldest:  # by its rank alone, if it was not paid for
+            return held - waiting.cost if held >= waiting.cost else held
         return held + self.oldest_share * waiting.cost
 
 
