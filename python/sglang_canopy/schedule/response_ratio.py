@@ -23,7 +23,7 @@ from typing import Any
 from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
-OLDEST_SHARE = 0.1
+OLDEST_SHARE = 0.3
 """Share of a turn's work that is reserved for its oldest request."""
 RANKED = 2048
 """Waiting requests that are ranked at once, the oldest; those behind keep the order of arrival."""
