@@ -60,13 +60,15 @@ class InProcess:
         self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
         self._count = 0
 
-    def feed(self, ids: list[int], new: int, priority: int | None = None) -> Any:
-        """A request comes; its ``Req``, which waits."""
+    def feed(
+        self, ids: list[int], new: int, priority: int | None = None, at: float | None = None
+    ) -> Any:
+        """A request comes, ``at`` a time (s; now, unless given); its ``Req``, which waits."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         self._count += 1
-        stamp = {"canopy": {"time": time.monotonic()}}
+        stamp = {"canopy": {"time": time.monotonic() if at is None else at}}
         params = SamplingParams(
             temperature=0, max_new_tokens=new, ignore_eos=True, custom_params=stamp
         )
@@ -127,10 +129,13 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
     for _ in range(4):
         engine.step()
-    kinds = {engine.feed(token_ids(700, seed), 1): "long" for seed in (1, 2, 3)}
-    kinds |= {engine.feed(token_ids(20, seed), 1): "short" for seed in (4, 5, 6)}
+    at = time.monotonic()
+    kinds = {engine.feed(token_ids(700, seed), 1, at=at): "long" for seed in (1, 2, 3)}
+    kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
     if priorities:
-        kinds |= {engine.feed(token_ids(700, s), 1, priority=5): "urgent" for s in (7, 8)}
+        kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
+    # Time passes with the requests: when the last one comes, the others have waited.
+    kinds[engine.feed(token_ids(700, 9), 1, at=at + 60.0)] = "late"
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
     queue = engine.scheduler.tree_cache.canopy_queue
