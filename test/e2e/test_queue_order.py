@@ -1,8 +1,9 @@
-"""Orders of the queue on real servers: SGLang's with our tree, ours, and what they must not change."""
+"""Our order of the queue on real servers over HTTP, and on two ranks."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -55,6 +56,7 @@ def ours(shared_server, smollm2):
     )
 
 
+@pytest.mark.long
 def test_every_answer_is_what_it_is_alone(ours) -> None:
     asked = prompts(24, seed=1)
     alone = one_by_one(ours, asked)
@@ -98,6 +100,7 @@ def wait_for(client: Any, gauge: str, least: int) -> None:
     raise AssertionError(f"{gauge} never reached {least}")
 
 
+@pytest.mark.long
 def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
     long = [{"ids": token_ids(1500, seed)} for seed in (1, 2, 3)]
     short = [{"ids": token_ids(20, seed)} for seed in (4, 5, 6)]
@@ -109,44 +112,7 @@ def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", ["hrrn", "lpm"])
-def test_sglangs_own_orders_work_with_our_tree(shared_server, smollm2, policy: str) -> None:
-    client = shared_server(
-        smollm2,
-        *("--radix-eviction", "wa", "--schedule-policy", policy, "--page-size", str(PAGE)),
-        *("--chunked-prefill-size", "256", "--max-running-requests", "3"),
-        kv_tokens=8192,
-    )
-    asked = prompts(24, seed=2)
-    alone = one_by_one(client, asked)
-    client.flush()
-    assert all_at_once(client, asked) == alone
-    assert "Traceback" not in client.server.log_text()
-
-
-@pytest.mark.long
-def test_answers_survive_retraction(shared_server, smollm2) -> None:
-    client = shared_server(
-        smollm2,
-        *("--radix-eviction", "wa", *OURS),
-        kv_tokens=8192,
-        environment={"SGLANG_TEST_RETRACT": "1"},
-    )
-    asked = prompts(12, seed=3)
-    sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-    alone = [client.generate(ids, tokens=24)["output_ids"] for ids in asked]
-    client.flush()
-    with ThreadPoolExecutor(len(asked)) as pool:
-        body = [{"input_ids": ids, "sampling_params": sampling} for ids in asked]
-        together = list(pool.map(lambda one: client.post("/generate", one)["output_ids"], body))
-    assert together == alone
-    assert "retract" in client.server.log_text().lower()
-
-
-@pytest.mark.long
 def test_two_ranks_serve_one_order(shared_server, tiny_model) -> None:
-    import os
-
     cores = sorted(os.sched_getaffinity(0))
     client = shared_server(
         tiny_model,

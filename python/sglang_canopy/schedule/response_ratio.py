@@ -23,7 +23,7 @@ from typing import Any
 from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
-OLDEST_SHARE = 0.1
+OLDEST_SHARE = 0.3
 """Share of a turn's work that is reserved for its oldest request."""
 RANKED = 2048
 """Waiting requests that are ranked at once, the oldest; those behind keep the order of arrival."""
@@ -191,8 +191,8 @@ class ResponseRatio:
 
     def _account(self, held: float, waiting: Waiting, was_oldest: bool) -> float:
         """What a line's account holds once ``waiting`` is let in."""
-        if was_oldest:
-            return max(held - waiting.cost, 0.0)
+        if was_oldest:  # by its rank alone, if it was not paid for
+            return held - waiting.cost if held >= waiting.cost else held
         return held + self.oldest_share * waiting.cost
 
 

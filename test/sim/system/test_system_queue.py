@@ -106,6 +106,7 @@ def three_wait():
         ("lpm", [4, 2, 3]),
         ("hrrn", [2, 4, 3]),  # all came in one step and have waited for no token at first
         ("shortest-prefill-first", [4, 3, 2]),
+        ("response-ratio", [4, 3, 2]),
     ],
 )
 def test_the_queue_is_served_in_its_order(order, expected):
@@ -130,10 +131,47 @@ def test_a_prefix_somebody_waits_for_is_not_evicted_before_it_is_used():
     ]
     hits = {
         how: run(trace, device_tokens=400, waiting_prefixes=how).cached_tokens[3]
-        for how in ("ignored", "awaited", "touched")
+        for how in ("ignored", "awaited", "touched", "by-place")
     }
-    assert hits == {"ignored": pytest.approx(hits["ignored"]), "awaited": 100, "touched": 100}
-    assert hits["ignored"] < 100
+    assert hits.pop("ignored") < 100
+    assert set(hits.values()) == {100}
+
+
+def test_by_place_protects_who_is_not_first_in_the_queue():
+    """The tail's prefix outlives what the head evicts; looked up at the head alone it does not."""
+    trace = [
+        request(0.0, range(1, 11)),
+        request(1.0, range(101, 111), output=5),
+        request(2.0, range(201, 211), output=121),
+        request(2.02, range(401, 416), output=4),
+        request(2.05, (*range(1, 11), *range(301, 306)), output=10),
+    ]
+    hits = {
+        how: run(trace, device_tokens=400, waiting_prefixes=how).cached_tokens[4]
+        for how in ("awaited", "by-place")
+    }
+    assert hits["by-place"] == 100
+    assert hits["awaited"] < 100
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(1, 30)),
+        min_size=3,
+        max_size=40,
+    ),
+    st.sampled_from(["by-place", "random-paths"]),
+    st.sampled_from(["fcfs", "response-ratio"]),
+)
+def test_whatever_waits_everybody_is_served_and_the_tree_stays_sound(asked, how, order):
+    trace = [
+        request(i / 50, range(100 * which, 100 * which + blocks), output=output)
+        for i, (which, blocks, output) in enumerate(asked)
+    ]
+    result = run(trace, device_tokens=300, waiting_prefixes=how, schedule_policy=order)
+    assert result.requests == len(trace)
+    assert not math.isnan(result.ttft_s.sum())
 
 
 def test_a_step_waits_for_the_copies_of_what_it_evicts_under_write_back():

@@ -1,7 +1,10 @@
 """What waiting for a place does to the cached prefix of a request.
 
-``awaited`` is the live tree's way (``radix/core.py``, ``protect_awaited``): a request that is
-looked up and not let in protects the deepest node of its path for a minute, within a budget.
+``by-place`` is the live tree's way: whoever comes is looked up, and the budget goes to the head of
+the queue first. ``random-paths`` protects as many paths that nobody waits for: its placebo.
+
+``awaited`` is the live tree with ``--canopy-protect-waiting off`` (``radix/core.py``,
+``protect_awaited``): a request that is looked up and not let in protects the deepest node of its path for a minute, within a budget.
 Under first come, first served only the head of the queue is looked up; an order that looks at
 what is cached, and a prefetch from disk, look at more.
 
@@ -60,7 +63,7 @@ class Ignored:
 
 
 class Protected(Ignored):
-    """``awaited``: the live tree's."""
+    """``awaited``: the live tree's, with ``--canopy-protect-waiting off``."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
@@ -77,7 +80,7 @@ class TouchedWhenMatched(Ignored):
 
 
 class ProtectedByPlace(Protected):
-    """``by-place``: the live tree's with ``--canopy-protect-waiting on``.
+    """``by-place``: the live tree's.
 
     Who comes is looked up; every 32nd step the budget is given anew, to the head of the queue
     first.

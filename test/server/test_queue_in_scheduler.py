@@ -1,0 +1,66 @@
+"""Orders of the queue in SGLang's own scheduler, a real model computing: order, and equal answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.schedule.prefill_cost import PRIOR, REFIT_BATCHES
+
+TESTS = Path(__file__).resolve().parents[1]
+PATIENCE_S = 600
+COMMON = ("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256")
+OURS = ("--canopy-queue-order", "response-ratio")
+FEW = ("--max-running-requests", "3")
+KINDS = ("urgent", "short", "long")
+PRIORITIES = ("--enable-priority-scheduling", "--disable-priority-preemption")
+
+
+def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "support.scheduler_worker", str(model), *COMMON, *arguments],
+        cwd=TESTS,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_model) -> None:
+    found = scheduled(tiny_model, *OURS, *FEW, *PRIORITIES, "--default-priority-value", "0")
+    assert found["equal"]
+    # Those that end in one step are listed by kind: a short one may fill an urgent one's last batch.
+    place = {kind: [i for i, k in enumerate(found["kinds"]) if k == kind] for kind in KINDS}
+    assert max(place["urgent"]) < min(place["long"])
+    assert max(place["short"]) < max(place["long"])
+    assert sum(place["short"]) < sum(place["long"])
+    assert found["batches"] >= REFIT_BATCHES
+    assert found["fitted"] != list(PRIOR)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("policy", ["hrrn", "lpm"])
+def test_sglangs_own_orders_work_with_our_tree(tiny_model, policy: str) -> None:
+    found = scheduled(tiny_model, "--schedule-policy", policy, *FEW)
+    assert found["equal"]
+    assert found["policy"] == policy
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_answers_survive_retraction(tiny_model) -> None:
+    found = scheduled(tiny_model, *OURS, SGLANG_TEST_RETRACT="1")
+    assert found["equal"]
+    assert found["retracted"] > 0

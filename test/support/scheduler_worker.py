@@ -1,0 +1,160 @@
+"""SGLang's own scheduler with a small model in one process, fed request by request.
+
+    cd test && python -m support.scheduler_worker MODEL ARGUMENT...
+
+No HTTP and no second process: who waits and who is served when is up to the caller alone. Prints one
+JSON object; ``answers`` below says what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+KV_TOKENS = 4096
+MOST_STEPS = 20_000
+REQUESTS = 18
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """Lengths from a few tokens to several chunks; a third continue another one."""
+    draw = random.Random(seed)
+    made: list[list[int]] = []
+    for number in range(count):
+        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
+        made.append([*head[:600], *token_ids(draw.choice([10, 70, 200, 600]), seed + number)])
+    return made
+
+
+class InProcess:
+    """The scheduler, stepped by hand."""
+
+    def __init__(self, model: Path, arguments: list[str]) -> None:
+        from sglang.srt.managers import scheduler as module
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        from sglang.srt.server_args import PortArgs, prepare_server_args
+
+        from sglang_canopy.bench.launch import cpu_arguments
+
+        given = cpu_arguments(model, kv_tokens=KV_TOKENS, dtype="float32")
+        given += ["--load-format", "dummy", "--skip-tokenizer-init", *arguments]
+        server_args = prepare_server_args(given)
+        module.publish(
+            server_args,
+            role="scheduler",
+            ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
+        )
+        self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
+        self._count = 0
+
+    def feed(
+        self, ids: list[int], new: int, priority: int | None = None, at: float | None = None
+    ) -> Any:
+        """A request comes, ``at`` a time (s; now, unless given); its ``Req``, which waits."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        self._count += 1
+        stamp = {"canopy": {"time": time.monotonic() if at is None else at}}
+        params = SamplingParams(
+            temperature=0, max_new_tokens=new, ignore_eos=True, custom_params=stamp
+        )
+        params.normalize(None)
+        request = TokenizedGenerateReqInput(
+            rid=f"r{self._count}",
+            input_text=None,
+            input_ids=array("q", ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=params,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+            priority=priority,
+        )
+        self.scheduler.process_input_requests([request])
+        return next(req for req in self.scheduler.waiting_queue if req.rid == request.rid)
+
+    def step(self) -> None:
+        """One turn of SGLang's ``event_loop_normal``."""
+        one = self.scheduler
+        plan = one.get_next_batch_to_run(running_batch=one.running_batch, last_batch=one.last_batch)
+        one.running_batch, batch = plan.running_batch, plan.batch_to_run
+        if batch:
+            one.process_batch_result(batch, one.run_batch(batch))
+        one.last_batch = batch
+
+    def serve(self, reqs: list[Any]) -> list[Any]:
+        """Until all of them are answered; in the order of the answers."""
+        done: list[Any] = []
+        for _ in range(MOST_STEPS):
+            self.step()
+            done += [req for req in reqs if req.finished() and req not in done]
+            if len(done) == len(reqs):
+                return done
+        raise AssertionError(f"{len(reqs) - len(done)} requests were never answered")
+
+
+def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
+    """``equal``: every answer together is what it was alone. ``kinds``: in which order short, long
+    and urgent ones are answered that all waited at the same time."""
+    asked = prompts(REQUESTS, seed=1)
+    alone = []
+    for ids in asked:
+        engine.serve([req := engine.feed(ids, 4)])
+        alone.append(list(req.output_ids))
+    together = [engine.feed(ids, 4) for ids in asked]
+    engine.serve(together)
+    found: dict[str, Any] = {
+        "equal": [list(req.output_ids) for req in together] == alone,
+        "retracted": sum(req.retraction_count for req in together),
+        "policy": engine.scheduler.policy.policy.value,
+    }
+    held = [engine.feed(token_ids(8, 900 + i), 12) for i in range(3)]
+    for _ in range(4):
+        engine.step()
+    at = time.monotonic()
+    kinds = {engine.feed(token_ids(700, seed), 1, at=at): "long" for seed in (1, 2, 3)}
+    kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
+    if priorities:
+        kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
+    # Time passes with the requests: when the last one comes, the others have waited.
+    kinds[engine.feed(token_ids(700, 9), 1, at=at + 60.0)] = "late"
+    order = engine.serve([*kinds, *held])
+    found["kinds"] = [kinds[req] for req in order if req in kinds]
+    queue = engine.scheduler.tree_cache.canopy_queue
+    found["fitted"] = list(queue.cost.coefficients)
+    found["batches"] = queue._batches
+    engine.scheduler.tree_cache.sanity_check()
+    return found
+
+
+def main() -> None:
+    import torch
+
+    engine = InProcess(Path(sys.argv[1]), sys.argv[2:])
+    with torch.no_grad():
+        found = answers(engine, "--enable-priority-scheduling" in sys.argv)
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # SGLang's threads would keep the process
+
+
+if __name__ == "__main__":
+    main()
