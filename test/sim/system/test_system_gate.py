@@ -51,7 +51,7 @@ def test_past_the_cliff_admitted_sessions_find_their_prefixes():
     device = 4 * (FIRST + TURNS * MORE) * 10
     open_, gated = (run(workload, gate, device, 20_000) for gate in ("none", "footprint"))
     assert gated.token_hit_ratio > 2 * open_.token_hit_ratio
-    assert gated.busy_share * gated.makespan_s < open_.busy_share * open_.makespan_s / 2
+    assert gated.makespan_s < open_.makespan_s
     assert gated.requests == open_.requests == 60 * TURNS
 
 
