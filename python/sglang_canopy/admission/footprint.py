@@ -3,7 +3,7 @@
 A session needs what its next turn will read, its tokens now, and soon what the turns after it add.
 It counts whole while a request of it is under way, and while it thinks with the probability that
 it returns within a horizon, given how long it has been silent: the survival curve of its category
-(``reuse/survival.py``); below one half, not at all. A prefix that several sessions share counts
+(``reuse/survival.py``); below 0.3, not at all. A prefix that several sessions share counts
 once.
 """
 
@@ -18,9 +18,9 @@ from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 
 _NEWEST = 0.05
 """Weight of the newest output in the mean."""
-_LIKELY = 0.5
-"""A session that more likely stays away for the horizon counts nothing: to evict it costs less than
-to keep another one waiting for it."""
+_LIKELY = 0.3
+"""A session that returns within the horizon less likely than this counts nothing: to evict it costs
+less than to keep another one waiting for it."""
 _UNUSED = (0, 0)
 _NOTHING = 1e-6
 
