@@ -3,7 +3,8 @@
 A session needs what its next turn will read, its tokens now, and soon what the turns after it add.
 It counts whole while a request of it is under way, and while it thinks with the probability that
 it returns within a horizon, given how long it has been silent: the survival curve of its category
-(``reuse/survival.py``). A prefix that several sessions share counts once.
+(``reuse/survival.py``); below 0.3, not at all. A prefix that several sessions share counts
+once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 
 _NEWEST = 0.05
 """Weight of the newest output in the mean."""
+_LIKELY = 0.3
+"""A session that returns within the horizon less likely than this counts nothing: to evict it costs
+less than to keep another one waiting for it."""
 _UNUSED = (0, 0)
 _NOTHING = 1e-6
 
@@ -81,7 +85,8 @@ class Footprints:
         uses = self._uses
         shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
         own = max(0, session.tokens - shared * self.block_tokens) + self._growth(session)
-        self._charge(session, own * self.return_probability(session, now))
+        returns = self.return_probability(session, now)
+        self._charge(session, own * returns if returns >= _LIKELY else 0.0)
 
     def answered(self, output_tokens: int) -> None:
         """Learn from an answer of so many tokens."""

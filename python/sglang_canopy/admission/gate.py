@@ -25,8 +25,8 @@ from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import ReuseModel
 
-_REFRESH_S = 1.0
-"""Charges are brought up to date this often."""
+_REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
+"""Charges are brought up to date this often while sessions wait, and while none do."""
 _GONE = 0.02
 """A session that was silent for the horizon, and whose probability of return is below this, is
 over. Until then it keeps its place, however little it is charged."""
@@ -169,6 +169,7 @@ class SessionGate:
             return
         session, _ = found
         label = self.model.finish(request)
+        self.model.gap_begins(request, self.now)
         session.category = self.model.categories.get(label)
         session.ticket, session.answered, session.seen = None, True, self.now
         self.footprints.answered(request.output_tokens)
@@ -279,10 +280,15 @@ class SessionGate:
     def _admit(self) -> None:
         """Admit whom there is room for, in turn."""
         self._changed = False
-        if self.now >= self._refreshed + _REFRESH_S:
+        if self.now >= self._refreshed + _REFRESH_AT_LEAST_S:
             self._refresh()
         while self.line and self._admit_next():
             pass
+        if self.line and self.now >= self.refresh_due_s:
+            # Those who wait are worth a look at who has been silent since.
+            self._refresh()
+            while self.line and self._admit_next():
+                pass
 
     def _admit_next(self) -> bool:
         """Whether one of the waiting sessions was admitted."""

@@ -122,6 +122,14 @@ class ReuseModel:
             return tip.origin
         return request.path[-1] if request.path else 0
 
+    def gap_begins(self, request: Request, now: float) -> None:
+        """The gap after ``request`` counts from ``now``, when it was answered, instead of from its
+        arrival: what is learnt then is how long clients think, however long they wait for answers.
+        Call after ``finish``."""
+        tip = self.shadow.pending(request)
+        if tip is not None and now > tip.born:
+            tip.born = now
+
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
         """The category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))

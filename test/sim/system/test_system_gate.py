@@ -1,0 +1,66 @@
+"""The session gate in the simulator: free below pressure, and what it is for above it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sglang_canopy.sim.system import SystemConfig, Workload, simulate_system
+from sglang_canopy.sim.system.arrivals import ClosedLoop
+from support.systems import profile, request
+
+TURNS, FIRST, MORE = 8, 20, 4
+"""Turns of a session, blocks of its first prompt, blocks that each turn adds."""
+
+
+def agents(sessions: int) -> Workload:
+    """Sessions of equal growth, one after the other in the trace."""
+    trace, blocks = [], itertools.count(1)
+    for session in range(sessions):
+        path: list[int] = []
+        for turn in range(TURNS):
+            path += itertools.islice(blocks, MORE if path else FIRST)
+            time = session + turn * 0.1
+            trace.append(request(time, tuple(path), conversation=f"s{session}"))
+    return Workload(sorted(trace, key=lambda r: r.time_s), keep_stamps=True)
+
+
+def run(workload: Workload, gate: str, device_tokens: int, per_hour: float, **settings):
+    config = SystemConfig(
+        device_tokens=device_tokens,
+        quantum_tokens=1,
+        session_gate=gate,
+        session_gate_config=settings,
+    )
+    loop = ClosedLoop(workload, sessions_per_hour=per_hour, think_cap_s=2.0, seed=3)
+    return simulate_system(workload, config, profile(), arrivals=loop)
+
+
+def test_below_pressure_every_decision_and_every_time_is_as_without_a_gate():
+    workload = agents(20)
+    open_, gated = (run(workload, gate, 100_000, 2000) for gate in ("none", "footprint"))
+    assert np.array_equal(open_.ttft_s, gated.ttft_s)
+    assert np.array_equal(open_.e2e_s, gated.e2e_s)
+    assert np.array_equal(open_.cached_tokens, gated.cached_tokens)
+
+
+def test_past_the_cliff_admitted_sessions_find_their_prefixes():
+    workload = agents(60)
+    device = 4 * (FIRST + TURNS * MORE) * 10
+    open_, gated = (run(workload, gate, device, 20_000) for gate in ("none", "footprint"))
+    assert gated.token_hit_ratio > 2 * open_.token_hit_ratio
+    assert gated.makespan_s < open_.makespan_s
+    assert gated.requests == open_.requests == 60 * TURNS
+
+
+def test_the_placebo_lets_everybody_in_sooner_or_later():
+    workload = agents(30)
+    result = run(workload, "random", 4000, 20_000, sessions=3, idle_s=2.0)
+    again = run(workload, "random", 4000, 20_000, sessions=3, idle_s=2.0)
+    assert result.requests == 30 * TURNS
+    assert np.array_equal(result.ttft_s, again.ttft_s)
+    other = run(workload, "random", 4000, 20_000, sessions=3, idle_s=2.0, seed=1)
+    assert not np.array_equal(result.ttft_s, other.ttft_s)
+    assert pytest.approx(other.makespan_s, rel=0.5) == result.makespan_s
