@@ -49,7 +49,9 @@ def test_the_same_answers_with_more_hits_and_without_a_wait(server, smollm2, pol
     copies = status["copy_ahead"]
     print(policy, "copy ahead:", hits_ahead, copies, flush=True)
     assert copies["used"] > 0
-    assert copies["stalls"] <= 2  # until the rate of eviction is known
+    # The window begins with 1/64 of the device, 32 tokens, and a prompt evicts 300: the first
+    # evictions wait, until their rate is known.
+    assert copies["stalls"] <= 10
     assert "canopy:copy_ahead_tokens_total" in metrics
     assert "canopy:copy_ahead_window_tokens" in metrics
     with server(smollm2, kv_tokens=TOKENS) as plain:
