@@ -41,21 +41,25 @@ def replay(client) -> tuple[list, int, dict | None]:
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
 def test_the_same_answers_with_more_hits_and_without_a_wait(server, smollm2, policy) -> None:
-    with server(smollm2, kv_tokens=TOKENS) as plain:
-        expected, _, _ = replay(plain)
     ours = ("--radix-eviction", policy, "--enable-metrics", *HOST)
-    with server(smollm2, *ours, kv_tokens=TOKENS) as through:
-        said, hits_through, _ = replay(through)
-        assert said == expected
     ahead = ("--hicache-write-policy", "write_back", "--canopy-copy-ahead", "auto")
     with server(smollm2, *ours, *ahead, kv_tokens=TOKENS) as copying:
         said, hits_ahead, status = replay(copying)
         metrics = copying.get("/metrics")
-    assert said == expected
     copies = status["copy_ahead"]
-    print(policy, hits_through, hits_ahead, copies)
-    assert hits_ahead > 1.5 * hits_through
+    print(policy, "copy ahead:", hits_ahead, copies, flush=True)
     assert copies["used"] > 0
-    assert copies["stalls"] <= 2  # until the rate of eviction is known
+    # The window begins with 1/64 of the device, 32 tokens, and a prompt evicts 300: the first
+    # evictions wait, until their rate is known.
+    assert copies["stalls"] <= 10
     assert "canopy:copy_ahead_tokens_total" in metrics
     assert "canopy:copy_ahead_window_tokens" in metrics
+    with server(smollm2, kv_tokens=TOKENS) as plain:
+        expected, hits_plain, _ = replay(plain)
+    print(policy, "SGLang without a host:", hits_plain, said == expected, flush=True)
+    assert said == expected
+    with server(smollm2, *ours, kv_tokens=TOKENS) as through:
+        said, hits_through, _ = replay(through)
+    print(policy, "write_through:", hits_through, flush=True)
+    assert said == expected
+    assert hits_ahead > 1.5 * hits_through

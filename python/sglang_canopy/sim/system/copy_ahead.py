@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from sglang_canopy.policy.copy_window import CopyWindow, lowest_ranked
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.channel import Link
+from sglang_canopy.sim.system.copy_choices import CopyChoices
 from sglang_canopy.sim.system.nodes import DEVICE, TierNode
-from sglang_canopy.sim.system.tree import CopyChoices, TieredTree
+from sglang_canopy.sim.system.tree import TieredTree
 
 
 class CopyAhead:

@@ -6,33 +6,14 @@ tail is cut only as far as room is needed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
 from sglang_canopy.records import Leaf, Request
+from sglang_canopy.sim.system.copy_choices import CopyChoices
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
-
-
-class CopyChoices(Protocol):
-    """What a write policy that copies before eviction is asked, and told, by the tree."""
-
-    def choose(self, node: TierNode, keep: int) -> tuple[TierNode, int, bool]:
-        """The victim to take instead of ``node``, what to keep of it, and whether its copy is in
-        flight."""
-
-    def spares(self, node: TierNode) -> bool:
-        """Whether the host gives up other copies of what the device has before this one."""
-
-    def evicted(self, tokens: int) -> None:
-        """So many tokens left the device."""
-
-    def used_again(self, node: TierNode) -> None:
-        """A request used ``node``."""
-
-    def split(self, node: TierNode, head: TierNode) -> None:
-        """``head`` holds the first blocks of ``node`` now."""
 
 
 class TieredTree(TierNodes):

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.copy_ahead import CopyAhead
+from sglang_canopy.sim.system.copy_choices import CopyChoices
 from sglang_canopy.sim.system.nodes import TierNode
-from sglang_canopy.sim.system.tree import CopyChoices, TieredTree
+from sglang_canopy.sim.system.tree import TieredTree
 
 
 class WritePolicy(Protocol):
