@@ -66,7 +66,7 @@ class LatencyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return {**asdict(self), "deciles": [asdict(decile) for decile in self.deciles]}
 
 
 def latency_report(
