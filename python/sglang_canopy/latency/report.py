@@ -63,10 +63,13 @@ class LatencyReport:
     began in the warm-up are left out, unless none is left."""
     growth: float
     """By how much the queue grows: seconds of TTFT a second (``saturation.py``)."""
+    lag: float
+    """The same of sessions that slow each other down, early ones as well as late ones: by how
+    many seconds waiting delays the end of nine tenths of them, a second of their beginnings."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return {**asdict(self), "deciles": [asdict(decile) for decile in self.deciles]}
 
 
 def latency_report(
@@ -112,6 +115,7 @@ def latency_report(
         sessions_per_hour=len(numbers) * 3600 / span,
         session_s=Spread.of(taken),
         growth=growth(begin, waited),
+        lag=lag(begin, last, waited),
     )
 
 
@@ -133,6 +137,20 @@ def growth(begin_s: np.ndarray, waited_s: np.ndarray) -> float:
     if span <= 0:
         return 0.0
     return float(waited_s[late].mean() - waited_s[early].mean()) / span
+
+
+def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
+    """By how much the answers fall behind the arrivals, of sessions that overlap.
+
+    When nine tenths of the sessions have ended, less when nine tenths would have ended without
+    their waits (TTFT over all turns), over the time in which nine tenths began. If sessions come
+    ``a`` times as fast as they are served this is ``a - 1``, even where all of them share the
+    delay, so that the last wait no longer than the first and ``growth`` sees nothing.
+    """
+    ended, unhindered, began = (
+        float(np.percentile(times, 90)) for times in (end_s, end_s - waited_s, begin_s)
+    )
+    return (ended - unhindered) / max(began - float(begin_s.min()), 1e-9)
 
 
 def _deciles(prompt: np.ndarray, ttft: np.ndarray) -> tuple[Decile, ...]:

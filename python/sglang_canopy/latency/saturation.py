@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 
 from sglang_canopy.errors import CanopyError
 
-TOLERANCE = 0.02
+TOLERANCE = 0.01
 """Growth of the wait, in seconds a second, up to which a load counts as followed: throughput
-stays within 2 % of the arrivals."""
-RESOLUTION = 0.02
+stays within 1 % of the arrivals."""
+SESSION_TOLERANCE = 0.05
+"""The same for sessions of many turns, whose waits without a queue, a prefill a turn, add up."""
+RESOLUTION = 0.01
 """Relative width at which a bisection ends."""
 _BRACKET_STEPS = 12
 

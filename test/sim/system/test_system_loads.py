@@ -36,15 +36,20 @@ def test_the_saturation_is_one_over_the_prefill_time_whatever_the_traces_rate(tr
     assert system(poisson(1500, trace_rate)).saturation() == pytest.approx(10.0, rel=0.06)
 
 
-def test_agents_saturate_at_their_turns_share_of_the_servers_time():
-    # Four turns of 0.1 s: 2.5 sessions a second, whatever they think in between.
+@pytest.mark.parametrize(("every_s", "think_s"), [(1.0, 0.2), (0.001, 5.0)])
+def test_agents_saturate_at_their_turns_share_of_the_servers_time(every_s, think_s):
+    # Four turns of 0.1 s: 2.5 sessions a second, whatever they think in between. The second trace
+    # begins all at once, and all share the delay.
     trace = []
     for i in range(400):
         for turn in range(4):
             first = (i * 4 + turn) * 10 + 1
             trace.append(
                 request(
-                    i + turn * 0.2, range(first, first + 10), conversation=str(i), turn=turn + 1
+                    i * every_s + turn * think_s,
+                    range(first, first + 10),
+                    conversation=str(i),
+                    turn=turn + 1,
                 )
             )
     trace.sort(key=lambda r: r.time_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
-from sglang_canopy.latency.saturation import goodput, saturation
+from sglang_canopy.latency.saturation import SESSION_TOLERANCE, TOLERANCE, goodput, saturation
 from sglang_canopy.latency.slo import SLO
 from sglang_canopy.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from sglang_canopy.sim.system.config import SystemConfig
@@ -98,8 +98,15 @@ class LoadedSystem:
         return LoadRun(rate, seed, latency, result)
 
     def saturation(self, seed: int = 0) -> float:
-        """The highest rate at which the queue does not grow (``latency/saturation.py``)."""
-        return saturation(lambda rate: self.at(rate, seed).latency.growth, self.trace_rate)
+        """The highest rate at which the queue does not grow (``latency/saturation.py``); in a
+        closed loop, whose sessions share every delay, at which their ends do not lag."""
+
+        def grows(rate: float) -> float:
+            latency = self.at(rate, seed).latency
+            return latency.lag if self._loop == "closed" else latency.growth
+
+        tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
+        return saturation(grows, self.trace_rate, tolerance=tolerance)
 
     def goodput(
         self,

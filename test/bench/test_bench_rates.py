@@ -1,0 +1,130 @@
+"""``--rates``, ``--closed-loop`` and ``--slo`` through the whole command, against an endpoint whose
+answers take a known time. (``test/e2e/test_bench_serving.py`` has the real server.)"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang.benchmark.serving")
+pytest.importorskip("aiohttp")
+
+from aiohttp import web
+
+from sglang_canopy.bench_serving import main, replay
+
+ANSWER_S = 0.05
+
+
+class Endpoint:
+    """Answers ``/generate`` after a time, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.url = ""
+
+    async def generate(self, request: Any) -> Any:
+        body = await request.json()
+        self.asked.append("generate")
+        await asyncio.sleep(ANSWER_S)
+        count = body["sampling_params"]["max_new_tokens"]
+        meta = {"completion_tokens": count, "prompt_tokens": len(body["input_ids"]),
+                "cached_tokens": 0, "finish_reason": {"type": "length"}}  # fmt: skip
+        event = {"text": "x", "output_ids": list(range(count)), "meta_info": meta}
+        return web.Response(
+            text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n", content_type="text/event-stream"
+        )
+
+    async def flush(self, _request: Any) -> Any:
+        self.asked.append("flush")
+        return web.Response(text="ok")
+
+    async def other(self, _request: Any) -> Any:
+        return web.json_response({})
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made, loop, ready = Endpoint(), asyncio.new_event_loop(), threading.Event()
+
+    async def begin() -> None:
+        app = web.Application()
+        app.router.add_post("/generate", made.generate)
+        app.router.add_post("/flush_cache", made.flush)
+        app.router.add_get("/{tail:.*}", made.other)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        made.url = f"http://127.0.0.1:{port}"
+        ready.set()
+
+    def serve() -> None:
+        loop.run_until_complete(begin())
+        loop.run_forever()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield made
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(60)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three agents of three turns; each thinks for 0.2 s."""
+    path = tmp_path / "agents.jsonl"
+    rows = [
+        {"t": turn * 1.0 + who / 10, "in": 40 + 10 * turn, "out": 2, "block_size": 10,
+         "hash_ids": [100 * who + i for i in range(4 + turn)], "turn": turn + 1,
+         "conversation": f"c{who}", "think_time": 0.2}
+        for turn in range(3) for who in range(3)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_agents_are_replayed_at_every_rate(endpoint: Endpoint, trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = replay(
+        "agentic", str(trace), endpoint.url, "none", vocab_size=1000, closed_loop=True,
+        rates="36000,360000", slo="max_ttft<1h", warm_up_share=0, output_file=str(out),
+        output_details=True,
+    )  # fmt: skip
+    assert json.loads(out.read_text()) == result
+    assert [row["rate"] for row in result["rates"]] == [36000, 360000]
+    assert result["goodput_rate"] == 360000
+    assert endpoint.asked.count("flush") == 2
+    assert endpoint.asked.count("generate") == 2 * (9 + 1)  # and a probe each
+    for row in result["rates"]:
+        assert row["latency"]["sessions"] == 3
+        assert row["latency"]["session_s"]["p50"] >= 3 * ANSWER_S + 2 * 0.2
+    answered: dict[str, float] = {}
+    for request in result["details"]:
+        before = answered.get(request["conversation"])
+        if before is not None:
+            assert request["due_s"] >= before + 0.2
+        answered[request["conversation"]] = request["done_s"]
+
+
+def test_the_command_prints_both_tables(
+    endpoint: Endpoint, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(
+        ["--dataset-name", "agentic", "--dataset-path", str(trace), "--base-url", endpoint.url,
+         "--model", "none", "--vocab-size", "1000", "--time-scale", "0.1", "--slo",
+         "p99_ttft<1ms", "--max-concurrency", "1"]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "| **all**" in printed
+    assert "from when due" in printed
+    assert "missed" in printed

@@ -1,0 +1,60 @@
+"""benchmark/latency: its arms are systems that can be, and its table's arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.systems import request
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmark" / "latency"
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in ("arms", "simulated"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import simulated
+
+    yield simulated
+    for name in ("arms", "simulated"):
+        sys.modules.pop(name, None)
+
+
+def test_every_arm_is_a_system_and_has_its_baseline_first(simulated):
+    keys = [arm.key for arm in simulated.ARMS]
+    assert len(keys) == len(set(keys))
+    for part in simulated.parts():
+        assert part.arms[0].key == part.arms[0].baseline
+        for arm in part.arms:
+            assert arm.baseline == part.arms[0].key
+            simulated.config(arm, part, 1000)
+
+
+def test_another_setting_is_another_run(simulated):
+    prints = {simulated.fingerprint(arm) for arm in simulated.ARMS}
+    assert len(prints) == len(simulated.ARMS)
+
+
+def test_the_load_at_a_target_lies_between_the_runs_around_it(simulated):
+    points = [(0.6, 1.0), (0.8, 4.0), (0.95, 64.0)]
+    assert simulated.crossing(points, 2.0) == pytest.approx(0.7)
+    assert simulated.crossing(points, 4.0) == pytest.approx(0.8)
+    assert simulated.crossing(points, 0.5) == 0.6
+    assert simulated.crossing(points, 100.0) == 0.95
+
+
+def test_shuffled_starts_keep_the_gaps_of_conversations(simulated):
+    trace = [
+        request(float(i), (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)
+    ]
+    made = simulated.shuffled(trace, 3)
+    assert [r.time_s for r in made] == sorted(r.time_s for r in made)
+    for name in "01234":
+        times = [r.time_s for r in made if r.conversation == name]
+        assert [b - a for a, b in itertools.pairwise(times)] == [5.0, 5.0, 5.0]
+    assert [r.conversation for r in made] != [r.conversation for r in trace]
