@@ -22,7 +22,9 @@ def numbered(kind: str, last: int, first: int = 1) -> list[str]:
     return [f"{kind} {number}" for number in range(first, last + 1)]
 
 
-PAPERS: dict[str, list[str]] = {}
+PAPERS: dict[str, list[str]] = {
+    "wa": numbered("Figure", 29) + numbered("Table", 2),
+}
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
 
 
