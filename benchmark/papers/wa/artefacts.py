@@ -8,7 +8,7 @@ from wa.ablation import figure_28
 from wa.locality import figures_11_to_14, figures_16_to_18, figures_19_20
 from wa.predict import figures_15_29
 from wa.section3 import figures_4_to_10
-from wa.serving import figures_25_to_27
+from wa.serving import figure_25, figure_26, figure_27
 from wa.sizes import figure_21, figure_22
 
 ARTEFACTS: tuple[Artefact, ...] = (
@@ -24,6 +24,8 @@ ARTEFACTS: tuple[Artefact, ...] = (
     Artefact("figures-19-20", "Lifespans of blocks, by category over time.", figures_19_20, 1.0),
     Artefact("figure-21", "KV of a request as a share of HBM.", figure_21, 0.5),
     Artefact("figure-22", "KV for an ideal hit ratio, in HBM.", figure_22, 0.5),
-    Artefact("figures-25-27", "Hits and queued TTFT by policy and host memory.", figures_25_to_27, 5.0),
+    Artefact("figure-25", "Hits and queued TTFT by policy and host memory, Qwen2-7B.", figure_25, 2.0),
+    Artefact("figure-26", "The same, Llama2-13B.", figure_26, 1.0),
+    Artefact("figure-27", "The same, Llama3-70B.", figure_27, 1.0),
     Artefact("figure-28", "GDFS, LRU, the distribution, the life regulator.", figure_28, 3.0),
 )  # fmt: skip
