@@ -71,7 +71,8 @@ def figure_21(context: Context) -> Any:
             axis.plot(ordered, np.linspace(0, 1, len(ordered)), color=colour, label=name)
         label(axis, f"Figure 21: {model}, {served.hbm_bytes / 1e9:.0f} GB for KV",
               "KV of a request, % of HBM", "share of requests", log_x=True)  # fmt: skip
-        axis.legend(loc="lower right")
+        axis.set_ylim(0.0, 1.7)  # room for the legend
+        axis.legend(loc="upper left", ncols=2)
         result[model] = {
             "hbm_gb_for_kv": round(served.hbm_bytes / 1e9, 1),
             "kv_kib_per_token": served.shape.kv_bytes_per_token() / 1024,
