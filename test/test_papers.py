@@ -32,6 +32,7 @@ PAPERS: dict[str, list[str]] = {
         *(*numbered("Figure", 7), *numbered("Table", 6), *numbered("Theorem", 2), "Lemma 1"),
         *("Algorithm 1", *numbered("Equation", 8, first=4), "Equation 11"),
     ],
+    "wa": numbered("Figure", 29) + numbered("Table", 2),
 }
 """PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
 PAPERS["cachetune"] = [

@@ -269,8 +269,8 @@ def _categories(seen: Observation, gain: dict[str, float], best: Gain) -> tuple[
     if shuffled < 0.2:
         return "none needed", (
             f"with shuffled labels the gain is {best.placebo_points:+.1f} points, with the true "
-            f"ones {best.points:+.1f}: it comes from the survival curve and what the policy "
-            "learns by itself"
+            f"ones {best.points:+.1f}: it comes from the reuse curves and what the policy learns by "
+            "itself"
         )
     options = ["none", *(["type"] if kinds else []), *(["turn"] if seen.has_turns else []), "both"]
     tell = next(o for o in options if gain[o] >= max(gain.values()) - 0.2)

@@ -1,0 +1,45 @@
+"""Axes that all pictures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#0b5394", "#e07b00", "#38761d", "#a64d79", "#666666", "#00a3a3", "#c00000", "#7f6000")
+
+
+def panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> tuple[Any, Any]:
+    """(figure, axes as an array of rows)."""
+    plt.rcParams.update({"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 7})
+    return plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
+    )
+
+
+def label(axis: Any, title: str, x: str, y: str, *, log_x: bool = False, grid: bool = True) -> None:
+    axis.set_title(title)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    if log_x:
+        axis.set_xscale("log")
+    if grid:
+        axis.grid(alpha=0.25)
+
+
+def heat(axis: Any, rows: Sequence[Sequence[float]], title: str, x: str, y: str) -> Any:
+    """A heat map with a bar of its own."""
+    shown = axis.imshow(rows, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+    label(axis, title, x, y, grid=False)
+    axis.figure.colorbar(shown, ax=axis, fraction=0.05)
+    return shown
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=76, pil_kwargs={"optimize": True})
+    plt.close(figure)

@@ -1,0 +1,162 @@
+"""Figures 15, 23 and 29: a category's reuse probability, fitted on one stretch of time and tried on
+the next (Sections 3.4, 4.2, A.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from artefact import Context
+
+from sglang_canopy.characterize.observe import TOP_TURN, Observation, observe
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from wa.picture import COLOURS, label, panels, save
+from wa.sources import conversation, mooncake_synthetic, trace_a, trace_b
+
+LEAST_BLOCKS = 2000
+MOST_CATEGORIES = 6
+SHARE = 0.9
+"""Uses of a stretch are followed for this share of its length."""
+
+
+def figures_15_29(context: Context) -> Any:
+    """Fit an hour, test the next, another hour of the day, and another day."""
+    day, next_day = observe(trace_a()), observe(trace_a(seed=2))
+    hour = 3600.0
+    cases = {
+        "trace-a, 9 to 10 h on 10 to 11 h": (day, 9 * hour, day, 10 * hour, hour),
+        "trace-a, 9 to 10 h on 3 to 4 h": (day, 9 * hour, day, 3 * hour, hour),
+        "trace-a, a morning on another day's": (day, 8 * hour, next_day, 8 * hour, 4 * hour),
+    }
+    for name, trace in (
+        ("trace-b", trace_b(2400.0)),
+        ("conversation", conversation(context.data)),
+        ("Mooncake synthetic", mooncake_synthetic(context.data)),
+    ):
+        seen = observe(trace)
+        half, start = seen.span_s / 2.0, float(seen.time_s[0])
+        cases[f"{name}, first half on second"] = (seen, start, seen, start + half, half)
+    result: dict[str, Any] = {}
+    drawn = {}
+    for name, (first, from_s, second, to_s, length) in cases.items():
+        rows = _compare(first, from_s, second, to_s, length)
+        drawn[name] = rows
+        weight = np.array([r["blocks"] for r in rows], float)
+        result[name] = {
+            "categories": {
+                r["name"]: {
+                    k: round(r[k], 3)
+                    for k in ("reused", "exponential_here", "exponential_next", "curve_next",
+                              "everybody_next")
+                }
+                for r in rows
+            },
+            "mean_by_blocks": {
+                k: round(float(np.average([r[k] for r in rows], weights=weight)), 3)
+                for k in ("exponential_here", "exponential_next", "curve_next", "everybody_next")
+            },
+        }  # fmt: skip
+    result["what a profile of the first half wins in the second"] = _profiled(context)
+    _draw(drawn, context)
+    return result
+
+
+def _cdf(
+    seen: Observation, category: int | None, start_s: float, length_s: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """(ages, share of what the category used in the stretch that was used again by each, blocks).
+
+    Uses of its first tenth part are followed for the rest, so that all have the same horizon.
+    """
+    number = lambda who: seen.kind[who] * TOP_TURN + np.clip(seen.turn[who], 1, TOP_TURN) - 1  # noqa: E731
+    horizon = SHARE * length_s / 2.0
+    until = start_s + length_s - horizon
+    used = seen.time_s[seen.reused_from]
+    mine = (used >= start_s) & (used < until)
+    held = (seen.last_s >= start_s) & (seen.last_s < until)
+    if category is not None:
+        mine &= number(seen.reused_from) == category
+        held &= number(seen.last_request) == category
+    total = float(seen.reused_blocks[mine].sum() + held.sum())
+    ages = np.linspace(0.0, horizon, 120)
+    order = np.argsort(seen.reuse_age_s[mine])
+    weight = np.concatenate([[0], np.cumsum(seen.reused_blocks[mine][order])])
+    at = np.searchsorted(seen.reuse_age_s[mine][order], ages, "right")
+    return ages, weight[at] / max(total, 1.0), total
+
+
+def _exponential(ages: np.ndarray, cdf: np.ndarray) -> np.ndarray:
+    """P (1 - exp(-x / m)) with P the share used again and m their mean gap."""
+    share = cdf[-1]
+    mass = np.diff(cdf, prepend=0.0)
+    mean = (ages * mass).sum() / share if share > 0 else 1.0
+    return share * -np.expm1(-ages / max(mean, 1e-9))
+
+
+def _compare(
+    first: Observation, from_s: float, second: Observation, to_s: float, length: float
+) -> list[dict[str, Any]]:
+    """Largest distances of distribution functions, by category."""
+    inside = (first.time_s >= from_s) & (first.time_s < from_s + length)
+    category = first.kind * TOP_TURN + np.clip(first.turn, 1, TOP_TURN) - 1
+    counts = np.bincount(category[inside], first.blocks[inside])
+    _, everybody, _ = _cdf(first, None, from_s, length)
+    rows = []
+    for one in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]:
+        ages, here, blocks = _cdf(first, int(one), from_s, length)
+        name = first.category_name(int(one))
+        kind, turn = divmod(int(one), TOP_TURN)
+        other = second.labels.index(first.labels[kind]) * TOP_TURN + turn
+        _, there, more = _cdf(second, other, to_s, length)
+        if min(blocks, more) < LEAST_BLOCKS:
+            continue
+        fitted = _exponential(ages, here)
+        rows.append(
+            {
+                "name": name, "blocks": blocks, "reused": float(here[-1]), "ages": ages,
+                "here": here, "there": there, "fitted": fitted,
+                "exponential_here": float(np.abs(fitted - here).max()),
+                "exponential_next": float(np.abs(fitted - there).max()),
+                "curve_next": float(np.abs(here - there).max()),
+                "everybody_next": float(np.abs(everybody - there).max()),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _profiled(context: Context) -> dict[str, Any]:
+    """Block hits in % on the second half of the conversation trace, at 5 % of its blocks."""
+    trace = conversation(context.data)
+    half = len(trace) // 2
+    first, second = trace[:half], trace[half:]
+    size = int(0.05 * distinct_blocks(second))
+    rows = {"lru": simulate(second, make_policy("lru"), size).block_hit_ratio}
+    for name, options in (("exponential", {"model": "exponential"}), ("survival", {})):
+        learnt = make_policy("wa", options)
+        simulate(first, learnt, int(0.05 * distinct_blocks(first)))
+        started = make_policy("wa", options)
+        started.restore(learnt.state())
+        rows[f"{name}, started from the first half"] = simulate(
+            second, started, size
+        ).block_hit_ratio
+        rows[f"{name}, started from nothing"] = simulate(
+            second, make_policy("wa", options), size
+        ).block_hit_ratio
+    return {k: round(100.0 * v, 2) for k, v in rows.items()}
+
+
+def _draw(drawn: dict[str, Any], context: Context) -> None:
+    names = [n for n in drawn if not n.endswith("3 to 4 h")]
+    figure, axes = panels(1, len(names), 3.3)
+    for axis, name in zip(axes[0], names):
+        for colour, row in zip(COLOURS, drawn[name][:4]):
+            axis.plot(row["ages"], row["here"], color=colour, label=row["name"])
+            axis.plot(row["ages"], row["there"], ":", color=colour)
+            axis.plot(row["ages"], row["fitted"], "--", color=colour, linewidth=0.8)
+        label(axis, name.replace(", ", ",\n", 1), "seconds since the use", "used again by then")
+        axis.set_ylim(0, 1.7 * axis.get_ylim()[1])
+        axis.legend(
+            loc="upper left", ncols=2, title="line: first, dots: second, dashes: exponential"
+        )
+    save(figure, context.figure())

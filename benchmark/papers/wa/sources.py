@@ -1,0 +1,44 @@
+"""The traces that stand for the paper's two, and three real ones.
+
+Traces A and B cannot be shipped; `trace-a` and `trace-b` of `canopy synth` are made to their published
+statistics (docs/research/synthetic-traces.md) and say nothing that was put into them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.synth import synthesise
+from sglang_canopy.trace.synth_presets import get_preset
+
+DAY_S = 86400.0
+
+
+def trace_a(seconds: float = DAY_S, rate: float = 0.5, seed: int = 1) -> list[TraceRequest]:
+    """The synthetic trace A: a day at half a request a second."""
+    preset = get_preset("trace-a").at_rate(rate)
+    return [d.request for d in synthesise(preset, seconds, seed)]
+
+
+def trace_b(seconds: float = 1200.0, seed: int = 1) -> list[TraceRequest]:
+    """The synthetic trace B, at the public sample's 24 requests a second."""
+    return [d.request for d in synthesise(get_preset("trace-b"), seconds, seed)]
+
+
+def conversation(data: Path) -> list[TraceRequest]:
+    """Mooncake's conversations: real, no types, no users, conversations inferred from blocks."""
+    return list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
+
+
+def mooncake_synthetic(data: Path) -> list[TraceRequest]:
+    """Mooncake's synthetic trace."""
+    return list(open_trace(data / "mooncake" / "synthetic_trace.jsonl", "mooncake"))
+
+
+def agentic(data: Path, conversations: int = 60) -> list[TraceRequest]:
+    """Real agents' conversations, overlaid: started within two hours."""
+    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    return list(overlay(archive, conversations, 7200.0, 1))
