@@ -23,24 +23,21 @@ def numbered(kind: str, last: int, first: int = 1) -> list[str]:
 
 
 PAPERS: dict[str, list[str]] = {
-    "kareto": numbered("Figure", 17)
-    + numbered("Table", 1)
-    + numbered("Equation", 3)
-    + numbered("Algorithm", 2)
-    + numbered("Observation", 6),
+    "wa": [*numbered("Figure", 29), *numbered("Table", 2)],
     "tail": [
         *(*numbered("Figure", 7), *numbered("Table", 6), *numbered("Theorem", 2), "Lemma 1"),
         *("Algorithm 1", *numbered("Equation", 8, first=4), "Equation 11"),
     ],
-    "wa": numbered("Figure", 29) + numbered("Table", 2),
+    "cachetune": [
+        *(*numbered("Figure", 11), *numbered("Table", 2), *numbered("Equation", 13)),
+        "Algorithm 1",
+    ],
+    "kareto": [
+        *(*numbered("Figure", 17), *numbered("Table", 1), *numbered("Equation", 3)),
+        *(*numbered("Algorithm", 2), *numbered("Observation", 6)),
+    ],
 }
-"""PAPERS["wa"] = numbered("Figure", 29) + numbered("Table", 2) + ..., from the paper's text."""
-PAPERS["cachetune"] = [
-    *numbered("Figure", 11),
-    *numbered("Table", 2),
-    *numbered("Equation", 13),
-    "Algorithm 1",
-]
+"""What each paper numbers, counted from its text."""
 
 
 def rows(paper: str) -> dict[str, list[str]]:
