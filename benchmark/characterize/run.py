@@ -92,7 +92,9 @@ def row(name: str, report: dict, taken_s: float) -> dict[str, str]:
         got["LRU: 90 % of ideal with"] = f"{100 * need:.1f} %"
     else:
         got["LRU: 90 % of ideal with"] = "-"
-    got["advice"] = advice["policy"] if advice else "-"
+    got["advice"] = (
+        ", ".join([advice["policy"], *advice["policy_options"].values()]) if advice else "-"
+    )
     for share in (0.25, 0.5, 0.9):
         gain = [g for g in advice["gains"] if g["lru_share"] == share] if advice else []
         got[f"gain at {100 * share:.0f} %"] = (
