@@ -63,7 +63,8 @@ def fill(client: Any) -> str:
     """Two sessions that take all memory; before them what session ``c`` says alone is noted."""
     alone = turn(client, "alone", token_ids(2))["text"]
     client.post("/canopy/hint", {"conversation": "alone", "over": True})
-    until(client, lambda gate: gate["active_sessions"] == 0)
+    # Of the server's own first request, a few tokens may be left.
+    until(client, lambda gate: gate["footprint_tokens"] < PROMPT)
     client.flush()
     for seed, name in enumerate("ab"):
         turn(client, name, token_ids(seed))
@@ -97,7 +98,7 @@ def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smoll
             client.post("/abort_request", {"rid": rid, "abort_all": not rid})
             waiting.result(timeout=WAIT_S)
             until(client, lambda gate: gate["waiting_sessions"] == 0)
-        assert gate_status(client)["active_sessions"] == 2
+        assert gate_status(client)["footprint_tokens"] < 3 * PROMPT
         assert "Traceback" not in client.server.log_text()
 
 
@@ -125,6 +126,6 @@ def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(serve
                 assert "another session" in text
         until(client, lambda gate: gate["refused_requests"] == 2 * len(refused))
         client.post("/canopy/hint", {"conversation": "a", "over": True})
-        until(client, lambda gate: gate["active_sessions"] == 1)
+        until(client, lambda gate: gate["footprint_tokens"] < 2 * PROMPT)
         assert turn(client, "c", token_ids(2))["text"] == alone
         assert "Traceback" not in client.server.log_text()
