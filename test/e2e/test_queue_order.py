@@ -52,6 +52,7 @@ def ours(shared_server, smollm2):
         *("--chunked-prefill-size", "256", "--max-running-requests", "3"),
         *("--enable-priority-scheduling", "--disable-priority-preemption"),
         *("--default-priority-value", "0"),
+        *("--decode-log-interval", "4"),  # as often are the gauges brought up to date
         kv_tokens=8192,
     )
 
@@ -74,7 +75,7 @@ def order_of_answers(client: Any, asked: Sequence[dict[str, Any]]) -> list[int]:
         order.append(number)
 
     held = [
-        threading.Thread(target=client.generate, args=(token_ids(8, 900 + i), 160))
+        threading.Thread(target=client.generate, args=(token_ids(8, 900 + i), 400))
         for i in range(3)
     ]
     for thread in held:
