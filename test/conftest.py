@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("canopy", deadline=None)
+settings.load_profile("canopy")
 
 # Before anything imports sglang or triton.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

@@ -43,8 +43,9 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     sent: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
     obj = SimpleNamespace(sampling_params={"custom_params": dict(ASKED)})
+    manager = SimpleNamespace(server_args=None)
     entry.generation_begins(
-        lambda _self, sent_obj, _request: sent.append(sent_obj), None, obj, request
+        lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request
     )
     stamp = sent[0].sampling_params["custom_params"][STAMP_KEY]
     assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
