@@ -29,6 +29,7 @@ STAMPS = VENV / "canopy-stamps"
 REQUIREMENTS = ROOT / "requirements"
 PIP_LOG = STATE / "logs" / "pip.log"
 MININTERVAL_S = 0.1 if sys.stderr.isatty() else 10.0  # a log file needs few lines of a bar
+RETRY_AFTER_S = 5.0
 DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpack
 
 
@@ -132,7 +133,17 @@ def check_disk(free_bytes: int, needed_gb: int) -> None:
 
 
 def pip(arguments: Sequence[str], label: str) -> None:
-    """Run `pip install` with a bar for fetching and one for installing; output goes to PIP_LOG."""
+    """Run `pip install`, and once more if it failed: an index that does not answer for a moment
+    looks to pip like a package that does not exist."""
+    if _pip_once(arguments, label):
+        time.sleep(RETRY_AFTER_S)
+        reason = _pip_once(arguments, label)
+        if reason:
+            raise SetupError(f"pip could not install {label}: {reason}; its output is in {PIP_LOG}")
+
+
+def _pip_once(arguments: Sequence[str], label: str) -> str | None:
+    """Why it failed. A bar for fetching and one for installing; output goes to PIP_LOG."""
     from tqdm import tqdm
 
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
@@ -161,9 +172,9 @@ def pip(arguments: Sequence[str], label: str) -> None:
             status = process.wait()
         finally:
             process.kill()
-    if status != 0:
-        reason = errors[0] if errors else f"it ended with status {status}"
-        raise SetupError(f"pip could not install {label}: {reason}; its output is in {PIP_LOG}")
+    if status == 0:
+        return None
+    return errors[0] if errors else f"it ended with status {status}"
 
 
 def step(name: str, inputs: bytes, action: Callable[[], None]) -> None:
