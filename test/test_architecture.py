@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -163,3 +164,9 @@ def test_the_command_line_starts_without_torch() -> None:
         [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip().endswith("False"), done.stdout + done.stderr
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports test files by name alone, and leaves out the second of two."""
+    names = Counter(path.name for path in (ROOT / "test").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
