@@ -168,5 +168,5 @@ def test_the_command_line_starts_without_torch() -> None:
 
 def test_no_two_test_files_share_a_name() -> None:
     """pytest imports test files by name alone, and leaves out the second of two."""
-    names = Counter(path.name for path in (ROOT / "test").rglob("test_*.py"))
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
