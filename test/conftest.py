@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("canopy", deadline=None)
-settings.load_profile("canopy")
+# How long an example takes says how busy the machine is. The same examples each time, so that a
+# change is what makes a test fail; `--all` looks for new ones.
+settings.register_profile("canopy", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
 
 # Before anything imports sglang or triton.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -24,6 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("explore" if config.getoption("--all") else "canopy")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

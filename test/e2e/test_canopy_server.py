@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 import urllib.error
@@ -13,14 +12,10 @@ from pathlib import Path
 import pytest
 
 from sglang_canopy.bench.launch import cpu_arguments, free_port, healthy
+from support.prompts import token_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 WA = ("--radix-eviction", "wa")
-
-
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
 def refused(client, path: str, body: dict) -> tuple[int, str]:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from sglang_canopy.cli.main import main
 from sglang_canopy.sim.system import SystemConfig, load_profile, simulate_system
 from sglang_canopy.trace.record import TraceRequest
+from support.prompts import token_ids
 
 LRU = ("--radix-eviction-policy", "lru")
-
-
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
 def test_greedy_text_with_a_cache_is_transformers(shared_server, smollm2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import time
 import urllib.request
 from collections.abc import Callable
@@ -14,15 +13,12 @@ from typing import Any
 
 import pytest
 
+from support.prompts import token_ids
+
 GATED = ("--radix-eviction", "canopy-lru", "--canopy-session-gate")
 KV_TOKENS = 2048
 PROMPT = 900
 WAIT_S = 120.0
-
-
-def token_ids(seed: int, count: int = PROMPT) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
 def turn(client: Any, name: str, prompt: list[int], tokens: int = 4, **body: Any) -> dict[str, Any]:
@@ -61,13 +57,13 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 def fill(client: Any) -> str:
     """Two sessions that take all memory; before them what session ``c`` says alone is noted."""
-    alone = turn(client, "alone", token_ids(2))["text"]
+    alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
     client.post("/canopy/hint", {"conversation": "alone", "over": True})
     # Of the server's own first request, a few tokens may be left.
     until(client, lambda gate: gate["footprint_tokens"] < PROMPT)
     client.flush()
     for seed, name in enumerate("ab"):
-        turn(client, name, token_ids(seed))
+        turn(client, name, token_ids(PROMPT, seed))
     return alone
 
 
@@ -75,9 +71,9 @@ def fill(client: Any) -> str:
 def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smollm2: Path):
     with server(smollm2, *GATED, "queue", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
         alone = fill(client)
-        third = in_thread(turn, client, "c", token_ids(2))
+        third = in_thread(turn, client, "c", token_ids(PROMPT, 2))
         before = until(client, lambda gate: gate["waiting_sessions"] == 1)
-        longer = token_ids(0) + token_ids(20, 9)
+        longer = token_ids(PROMPT, 0) + token_ids(9, 20)
         assert turn(client, "a", longer)["meta_info"]["cached_tokens"] >= PROMPT
         until(client, lambda gate: gate["clock_s"] > before["clock_s"] + 2.0)  # no request comes
         assert not third.done()
@@ -92,7 +88,7 @@ def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smoll
         # Requests that go away while they wait leave nothing behind.
         for rid in ("gone", ""):
             sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": f"d{rid}"}}
-            body = {"input_ids": token_ids(3), "sampling_params": sampling}
+            body = {"input_ids": token_ids(PROMPT, 3), "sampling_params": sampling}
             waiting = in_thread(post, client, "/generate", body | ({"rid": rid} if rid else {}))
             until(client, lambda gate: gate["waiting_sessions"] == 1)
             client.post("/abort_request", {"rid": rid, "abort_all": not rid})
@@ -109,7 +105,7 @@ def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(serve
         sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": "c"}}
         words = " ".join(str(number) for number in range(400))
         refused = {
-            "/generate": {"input_ids": token_ids(2), "sampling_params": sampling},
+            "/generate": {"input_ids": token_ids(PROMPT, 2), "sampling_params": sampling},
             "/v1/chat/completions": {
                 "model": "m",
                 "messages": [{"role": "user", "content": words}],
@@ -127,5 +123,5 @@ def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(serve
         until(client, lambda gate: gate["refused_requests"] == 2 * len(refused))
         client.post("/canopy/hint", {"conversation": "a", "over": True})
         until(client, lambda gate: gate["footprint_tokens"] < 2 * PROMPT)
-        assert turn(client, "c", token_ids(2))["text"] == alone
+        assert turn(client, "c", token_ids(PROMPT, 2))["text"] == alone
         assert "Traceback" not in client.server.log_text()

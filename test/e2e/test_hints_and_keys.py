@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import urllib.error
 import urllib.request
 from typing import Any
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
+from support.prompts import token_ids
 
 ADMIN = "the-administrators-key"
 SECRET = "0123456789abcdef-of-the-gateway"
 BEARER = {"Authorization": f"Bearer {ADMIN}"}
 GATEWAY = {GATEWAY_HEADER: SECRET}
-
-
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
 def call(client, path: str, body: Any = None, headers: dict[str, str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -13,24 +12,15 @@ from typing import Any
 
 import pytest
 
+from support.prompts import continuing_prompts, token_ids
+
 PAGE = 64
 PATIENCE_S = 60.0
 OURS = ("--canopy-queue-order", "response-ratio")
 
 
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
-
-
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """Lengths from a few tokens to several chunks; a third continue another one."""
-    draw = random.Random(seed)
-    made: list[list[int]] = []
-    for number in range(count):
-        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
-        made.append([*head[:900], *token_ids(draw.choice([10, 70, 200, 600]), seed + number)])
-    return made
+    return continuing_prompts(count, seed, most_shared=900)
 
 
 def all_at_once(client: Any, asked: Sequence[list[int]], **more: Any) -> list[list[int]]:

@@ -11,15 +11,12 @@ from typing import Any
 
 import pytest
 
+from support.prompts import token_ids
+
 PAGE = 16
 REQUESTS = 500
 PATIENCE_S = 60.0
 CATEGORIES = ("chat", "agent", "batch")
-
-
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
 
 
 def conversations(requests: int, seed: int, turns: int = 5) -> list[tuple[list[int], dict]]:

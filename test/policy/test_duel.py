@@ -88,7 +88,6 @@ class Always(Duel):
     def _decide(self):
         arms = sorted(self._make)
         self.winner = arms[(arms.index(self.winner) + 1) % len(arms)]
-        return True
 
 
 def test_a_change_of_mind_moves_no_leaf_and_loses_none():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -253,6 +254,20 @@ def test_two_runs_decide_alike() -> None:
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=10)
 
 
+def test_a_flush_counts_the_copies_that_nothing_will_use() -> None:
+    tree = copying(16, ahead=6)
+    for name in range(2):
+        tree.serve(path(name, 8), time=name)
+    step(tree)
+    tree.settle()
+    copied = tree.core.ahead.counts.copied
+    tree.cache.reset()
+    tree.allocator.clear()
+    assert copied > 0
+    assert tree.core.ahead.counts.wasted == copied
+    check_copies(tree)
+
+
 class Copies(RuleBasedStateMachine):
     """Serve, abort, evict, load, step and flush, over a link that carries when it likes."""
 
@@ -309,7 +324,7 @@ class Copies(RuleBasedStateMachine):
     @rule(names=prompts)
     def begin(self, names) -> None:
         """A request that holds what it found; it may be aborted, and then inserts nothing."""
-        key = RadixKey(tokens_array(self.tokens(names)), None)
+        key = RadixKey(array("q", self.tokens(names)), None)
         hit = self.tree.cache.match_prefix(MatchPrefixParams(key=key))
         if hit.device_prefix_len and not self.locks:
             self.locks.append(self.tree.cache.lock(hit.last_device_node))
@@ -357,12 +372,6 @@ class Copies(RuleBasedStateMachine):
         if hasattr(self, "tree"):
             check(self.tree)
             check_copies(self.tree)
-
-
-def tokens_array(tokens):
-    from array import array
-
-    return array("q", tokens)
 
 
 TestCopies = Copies.TestCase

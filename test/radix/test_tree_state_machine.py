@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ class Tree(RuleBasedStateMachine):
 
     @rule(tokens=prompts)
     def pin(self, tokens) -> None:
-        key = RadixKey(tokens_array(tokens), None)
+        key = RadixKey(array("q", tokens), None)
         hit = self.tree.cache.match_prefix(MatchPrefixParams(key=key))
         if hit.device_prefix_len and len(self.locks) < 2:
             self.locks.append(self.tree.cache.lock(hit.last_device_node))
@@ -104,12 +106,6 @@ class Tree(RuleBasedStateMachine):
     def everything_adds_up(self) -> None:
         if hasattr(self, "tree"):
             check(self.tree)
-
-
-def tokens_array(tokens):
-    from array import array
-
-    return array("q", tokens)
 
 
 TestTree = Tree.TestCase

@@ -10,31 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from array import array
 from pathlib import Path
 from typing import Any
 
+from support.prompts import continuing_prompts, token_ids
+
 KV_TOKENS = 4096
 MOST_STEPS = 20_000
 REQUESTS = 18
 
 
-def token_ids(count: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(100, 40_000) for _ in range(count)]
-
-
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """Lengths from a few tokens to several chunks; a third continue another one."""
-    draw = random.Random(seed)
-    made: list[list[int]] = []
-    for number in range(count):
-        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
-        made.append([*head[:600], *token_ids(draw.choice([10, 70, 200, 600]), seed + number)])
-    return made
+    return continuing_prompts(count, seed, most_shared=600)
 
 
 class InProcess:

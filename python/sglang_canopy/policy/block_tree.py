@@ -105,16 +105,21 @@ class RadixTree:
         node, hit = self.match(request.path)
         request.cached_tokens = min(hit * self.block_tokens, request.prompt_tokens)
         request.label = policy.finish(request)
+        self.keep(request, node, hit)
+        return hit
+
+    def keep(self, request: Request, node: Node, hit: int) -> None:
+        """Cache the whole path of a request that has ended, of which ``match`` found ``hit`` blocks
+        down to ``node``, and mark it as used."""
         self.lock(node)
         leaf = self.insert(request, node, hit)
         self.stamp(request, leaf)
         # ``insert`` moved on from ``node``: it has a child now, or it is ``leaf``.
         node.locks -= 1
         if leaf is not self.root and not leaf.children and not leaf.locks:
-            policy.admit(leaf, self.now)
+            self.policy.admit(leaf, self.now)
         if self.used_blocks > self.capacity_blocks:
             self.evict(self.used_blocks - self.capacity_blocks)
-        return hit
 
     def match(self, path: Sequence[int]) -> tuple[Node, int]:
         """The node where the cached run of ``path`` ends, and that run's blocks.

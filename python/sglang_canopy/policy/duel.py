@@ -67,13 +67,13 @@ class Duel:
         """Whether a conversation, by any number that names it, is in the sample."""
         return _mixed(conversation) % self.one_in == 0
 
-    def observe(self, request: Request) -> bool:
-        """Serve a sampled request that has ended in every shadow cache. Whether the winner changed.
+    def observe(self, request: Request) -> None:
+        """Serve a sampled request that has ended in every shadow cache, and choose the winner anew.
 
         Its label must be the live policy's, its path extended over the output where it is known.
         """
         if not self.capacity_tokens or not request.path:
-            return False
+            return
         self._thin_out(request.time)
         if not self._caches:
             tokens = self.capacity_tokens // self.one_in
@@ -89,7 +89,7 @@ class Duel:
                 squares[other] = squares[other] * keep + float(tokens - others) ** 2
         self._seen += 1
         self._since_switch += 1
-        return self._decide()
+        self._decide()
 
     def hit_ratios(self) -> dict[str, float]:
         """Share of the sampled prompt tokens that each arm saved; recent requests weigh most."""
@@ -105,19 +105,18 @@ class Duel:
             "sampled_requests": self._seen,
         }
 
-    def _decide(self) -> bool:
+    def _decide(self) -> None:
         if self._since_switch < _HOLD_REQUESTS:
-            return False
+            return
         winner = self.winner
         best = max(self._saved, key=lambda name: (self._saved[name], name == winner))
         ahead = self._saved[best] - self._saved[winner]
         sure = _SURE + _DOUBT_REQUESTS / self._seen
         if ahead <= sure * math.sqrt(self._squares[best][winner]):
-            return False
+            return
         self.winner = best
         self.switches += 1
         self._since_switch = 0
-        return True
 
     def _thin_out(self, now: float) -> None:
         """Halve the sample after a minute that had too many requests in it."""

@@ -23,14 +23,7 @@ class ShadowCache:
         if request.time > tree.now:
             tree.now = request.time
         node, hit = tree.match(request.path)
-        tree.lock(node)
-        leaf = tree.insert(request, node, hit)
-        if leaf is not node:
-            tree.lock(leaf)
-            tree.unlock(node)
-        tree.stamp(request, leaf)
-        if leaf is not tree.root:
-            tree.unlock(leaf)
+        tree.keep(request, node, hit)
         return min(hit * tree.block_tokens, request.prompt_tokens)
 
     def __len__(self) -> int:

@@ -96,7 +96,8 @@ class CopyAhead:
         self._cache = cache
 
     def clear(self) -> None:
-        """The tree is being emptied."""
+        """The tree is being emptied, and the host with it."""
+        self.counts.wasted = self.counts.copied - self.counts.used
         self._window.clear()
         self._for_disk.clear()
         self._covered, self._missed = 0, False

@@ -1,0 +1,23 @@
+"""Prompts of random tokens for servers and schedulers."""
+
+from __future__ import annotations
+
+import random
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    """``count`` tokens that every model of the tests knows."""
+    draw = random.Random(seed)
+    return [draw.randrange(100, 40_000) for _ in range(count)]
+
+
+def continuing_prompts(count: int, seed: int, most_shared: int) -> list[list[int]]:
+    """Lengths from a few tokens to several chunks; a third begin with up to ``most_shared`` tokens
+    of another one."""
+    draw = random.Random(seed)
+    made: list[list[int]] = []
+    for number in range(count):
+        head = made[draw.randrange(len(made))] if number % 3 == 2 else []
+        new = token_ids(draw.choice([10, 70, 200, 600]), seed + number)
+        made.append([*head[:most_shared], *new])
+    return made
