@@ -22,11 +22,14 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     store.clear()
     assert len(store) == store.state.units.used == 0
     assert store.state.evictable.tenant_bytes == {}
+    assert store.state.evictable.pinned_by_tenant == {}
     assert store.counters.evicted == {"cleared": 30}
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
     store.verify()
     put(store, chain("new", 3))
+    assert store.pin(chain("new", 3), store.clock() + 100) == 3
+    store.verify()
     store.close()
     again = store_at(tmp_path, pages=64)
     assert len(again) == 3

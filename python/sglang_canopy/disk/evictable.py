@@ -141,6 +141,8 @@ class EvictablePages:
         for rows in (self._leaves, self._twin_leaves, self._locked, self._pins):
             rows.clear()
         self._pin_ends.clear()
+        self._pin_tenants.clear()
+        self.pinned_by_tenant.clear()
         self.pinned_bytes = 0
 
     def charge_tenant(self, tenant: str | None, stored_bytes: int) -> None:
