@@ -45,8 +45,9 @@ ROOMS: dict[str, set[str]] = {
         *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
         *("reuse", "schedule", "storage", "telemetry"),
     },
+    "doctor": {"config", "policy", "server", "storage"},
     "cli": {
-        *("characterize", "chunk", "config", "latency", "plan", "policy", "profiling"),
+        *("characterize", "chunk", "config", "doctor", "latency", "plan", "policy", "profiling"),
         *("report", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
@@ -61,7 +62,7 @@ LABORATORY = (
 
 SGLANG = {
     *("radix", "storage", "telemetry", "server", "cpu", "bench", "bench_serving", "chunk/server"),
-    "request",
+    *("request", "doctor"),
 }
 """Rooms that may import sglang; ``request`` inside functions only."""
 

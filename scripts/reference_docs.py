@@ -30,7 +30,7 @@ import house
 from sglang_canopy.chunk import fields as chunk_fields
 from sglang_canopy.chunk.server import options as chunk_options
 from sglang_canopy.cli import main as cli
-from sglang_canopy.config import declared, refusals
+from sglang_canopy.config import declared, refusals, setups
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.queue import QueueFlags
@@ -245,6 +245,19 @@ def refused() -> str:
     return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 
+def setups_table() -> str:
+    """How far each set-up was tried with each part, and by which test."""
+
+    def cell(setup: setups.Setup, part: str) -> str:
+        known = setup.cell(part)
+        if known.test is not None:
+            return f"{known.state}: `test/{known.test.partition('::')[0]}`"
+        return f"{known.state}: {known.why}" if known.state == setups.REFUSED else known.state
+
+    rows = [[one.name, *(cell(one, part) for part in setups.PARTS)] for one in setups.SETUPS]
+    return table(["set-up", *setups.PARTS], rows)
+
+
 def seams_table() -> str:
     """What each hook on SGLang is for."""
     rows = [[f"`{s.target.removeprefix('sglang.srt.')}`", s.kind, s.purpose] for s in seams.SEAMS]
@@ -368,6 +381,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "server-flags": canopy_flags,
     "storage-keys": lambda: options_table(StorageSettings),
     "refused": refused,
+    "setups": setups_table,
     "seams": seams_table,
     "chunk-flags": chunk_flags,
     "chunk-modes": chunk_modes,

@@ -11,6 +11,7 @@ from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
+    "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "simulate": "hit ratios of policies at several capacities on a trace, without a server",
     "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
     "profile": "measure a live server's costs, for the simulator and the planner",
@@ -23,6 +24,18 @@ COMMANDS = {
     "calibrate": "measure which share of a document a server should recompute",
     "chunk-eval": "quality lost and time saved by reusing document KV, on a model",
 }
+
+
+TAKES_THE_REST = ("doctor",)
+"""Commands whose arguments are another program's, options too."""
+
+
+def _whole(argv: list[str]) -> list[str]:
+    """``argv`` with ``--`` before the first argument that is none of the command's own options."""
+    own = next(i for i, a in enumerate(argv) if a in TAKES_THE_REST) + 1
+    while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
+        own += 1
+    return argv if "--" in argv[:own] else [*argv[:own], "--", *argv[own:]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"sglang_canopy.cli.{name.replace('-', '_')}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(_whole(argv) if chosen in TAKES_THE_REST else argv)
     try:
         return args.run(args) or 0
     except CanopyError as error:

@@ -7,7 +7,7 @@ which no way of starting SGLang goes round (``sglang.Engine`` reads no command l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,13 @@ def unsupported(
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """
+    return next(all_unsupported(feature, *configured, environment=environment), None)
+
+
+def all_unsupported(
+    feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
+) -> Iterator[str]:
+    """Every reason why ``feature`` cannot run, the first to be reported first."""
     for refusal in REFUSALS:
         why = getattr(refusal, feature)
         if why is None:
@@ -178,8 +185,7 @@ def unsupported(
         value = _value(refusal, configured, environment)
         if refusal.refused(value):
             ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
-            return f"{why.format(value)}; {', or '.join(ways_out)}"
-    return None
+            yield f"{why.format(value)}; {', or '.join(ways_out)}"
 
 
 def _value(refusal: Refusal, configured: tuple[Any, ...], environment: Mapping[str, str]) -> Any:

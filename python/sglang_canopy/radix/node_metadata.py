@@ -12,6 +12,7 @@ from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.offset_walk import OffsetWalkCore
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live import LiveCache
 
 
-class NodeMetadataCore(UnifiedTreeCore):
+class NodeMetadataCore(OffsetWalkCore):
     """Creates, splits and removes ``node.canopy`` with its node, and reports evictable leaves."""
 
     def __init__(

@@ -151,7 +151,7 @@ def _check(
 
 def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str, Any]:
     """The user's extra configuration, with what our options say where it says nothing."""
-    extra = _given_extra(server_args.hicache_storage_backend_extra_config)
+    extra = given_extra(server_args.hicache_storage_backend_extra_config)
     choice = tiers.disk
     if choice is None and ours:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
@@ -182,7 +182,8 @@ def _hidden(tenant: str) -> str:
     return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
 
 
-def _given_extra(text: str | None) -> dict[str, Any]:
+def given_extra(text: str | None) -> dict[str, Any]:
+    """SGLang's extra configuration of the storage, JSON or ``@FILE.json``, as an object."""
     flag = "--hicache-storage-backend-extra-config"
     if not text:
         return {}

@@ -1,0 +1,248 @@
+"""Set-ups of a server, and what is known of each: one table, for the documentation and the doctor.
+
+A cell says how far a set-up was tried with one part of Canopy, and by which test. What is refused
+says ``refusals.py``; ``test/config/test_setups.py`` holds this table against it and the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.config.refusals import CHUNKS, POLICIES, unsupported
+
+SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
+"""A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
+the start stops with the reason; nothing refuses it, and nobody has tried it."""
+
+PARTS = ("device", "host", "disk", "chunks")
+"""Policies on the device, host memory and the disk, and reuse of documents' KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """How far one part of Canopy was tried in a set-up."""
+
+    state: str
+    test: str | None = None
+    """``folder/file.py::name`` below ``test/``, for what was tried."""
+    why: str = ""
+    """For what is refused or untested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One row. ``option`` of ``ServerArgs``, or of the model, makes it one; ``value`` is a sample."""
+
+    name: str
+    option: str
+    value: Any
+    device: Cell | None = None
+    host: Cell | None = None
+    disk: Cell | None = None
+    chunks: Cell | None = None
+    """``None``: refused, or else untested."""
+    applies: Callable[[Any], bool] = bool
+    """Whether the option's value is such a set-up."""
+
+    def cell(self, part: str) -> Cell:
+        """What is known of ``part``."""
+        feature = CHUNKS if part == "chunks" else POLICIES
+        sample = SimpleNamespace(**{self.option: self.value})
+        why = unsupported(feature, sample, environment={})
+        known: Cell | None = getattr(self, part)
+        if why is not None:
+            return Cell(REFUSED, why=why.partition(";")[0])
+        return known or Cell(UNTESTED, why="nobody has tried it")
+
+
+def _served(test: str) -> Cell:
+    return Cell(SERVED, f"e2e/{test}")
+
+
+def _cache(test: str) -> Cell:
+    return Cell(CACHE, test)
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+def _above(limit: int) -> Callable[[Any], bool]:
+    return lambda value: (value or 0) > limit
+
+
+_EVICTS = _served("test_canopy_server.py::test_a_prefix_is_found_again_and_the_pool_evicts")
+_TIERS = _served(
+    "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
+)
+_TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
+_MLA = _cache(
+    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
+)
+
+_SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
+
+SETUPS = (
+    Setup(
+        "one process, CPU",
+        "device",
+        "cpu",
+        _EVICTS,
+        _TIERS,
+        _TIERS,
+        _served("test_chunks.py::test_a_second_prompt_reuses_documents_in_another_order"),
+        _is("cpu"),
+    ),
+    Setup("CUDA", "device", "cuda", applies=_is("cuda")),
+    Setup(
+        "`--tp-size 2`",
+        "tp_size",
+        2,
+        _TWO,
+        _TWO,
+        _served("test_two_ranks.py::test_what_is_known_comes_back_with_every_read_from_disk"),
+        _served("test_chunks.py::test_tensor_parallel_ranks_reuse_alike"),
+        _is(2),
+    ),
+    Setup("`--tp-size` above 2", "tp_size", 4, applies=_above(2)),
+    Setup(
+        "`--dp-size`",
+        "dp_size",
+        2,
+        _served(
+            "test_hints_and_keys.py::test_a_hint_reaches_every_replica_and_only_trusted_ones_count"
+        ),
+        disk=_cache(
+            "storage/test_storage_ranks.py::test_replicas_of_data_parallelism_each_have_a_disk_tier"
+        ),
+        applies=_above(1),
+    ),
+    Setup("`--enable-dp-attention`", "enable_dp_attention", True),
+    Setup(
+        "`--pp-size`",
+        "pp_size",
+        2,
+        disk=_cache(
+            "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
+        ),
+        applies=_above(1),
+    ),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, disk=_MLA),
+    Setup("sliding-window models", "is_hybrid_swa", True),
+    Setup("Mamba and linear attention", "is_hybrid_ssm", True),
+    Setup(
+        "images in prompts",
+        "is_multimodal",
+        True,
+        _cache(
+            "radix/test_images.py::test_prompts_with_different_images_part_where_the_image_begins"
+        ),
+    ),
+    Setup(
+        "LoRA adapters",
+        "enable_lora",
+        True,
+        disk=_cache("storage/test_namespace.py::test_an_adapter_is_known_by_its_content"),
+    ),
+    Setup(
+        "pages of 1 token",
+        "page_size",
+        1,
+        _EVICTS,
+        _SLOTS,
+        None,
+        _served("test_chunks.py::test_a_second_prompt_reuses_documents_in_another_order"),
+        _is(1),
+    ),
+    Setup(
+        "pages of 16 tokens",
+        "page_size",
+        16,
+        _TWO,
+        _TWO,
+        _served(
+            "test_three_tiers.py::test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back"
+        ),
+        _served("test_chunks.py::test_windows_pages_and_retraction"),
+        _is(16),
+    ),
+    Setup(
+        "pages of 64 tokens",
+        "page_size",
+        64,
+        _cache("server/test_queue_in_scheduler.py::test_answers_survive_retraction"),
+        applies=_is(64),
+    ),
+    Setup(
+        "the overlap schedule",
+        "overlap_schedule",
+        True,
+        chunks=_served(
+            "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
+        ),
+    ),
+    Setup(
+        "chunked prefill",
+        "chunked_prefill_size",
+        256,
+        _served("test_queue_order.py::test_every_answer_is_what_it_is_alone"),
+        chunks=_served("test_chunks.py::test_windows_pages_and_retraction"),
+        applies=_above(0),
+    ),
+    Setup(
+        "`--enable-mixed-chunk`",
+        "enable_mixed_chunk",
+        True,
+        chunks=_served(
+            "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
+        ),
+    ),
+    Setup(
+        "`--enable-priority-scheduling`",
+        "enable_priority_scheduling",
+        True,
+        _served("test_queue_order.py::test_short_ones_overtake_and_priorities_go_first"),
+    ),
+    Setup("structured output", "structured_output", True),
+    Setup("speculative decoding", "speculative_algorithm", "EAGLE"),
+    Setup(
+        "`--disaggregation-mode`",
+        "disaggregation_mode",
+        "prefill",
+        applies=_is("prefill", "decode"),
+    ),
+    Setup("`--grpc-port`", "grpc_port", 30001),
+    Setup("`--grpc-mode`", "grpc_mode", True),
+    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True),
+    Setup("`--tokenizer-worker-num` above 1", "tokenizer_worker_num", 2, applies=_above(1)),
+    Setup("`--use-ray`", "use_ray", True),
+    Setup("`--enable-streaming-session`", "enable_streaming_session", True),
+    Setup("`--enable-session-radix-cache`", "enable_session_radix_cache", True),
+    Setup("`--enable-lmcache`", "enable_lmcache", True),
+    Setup("`--enable-flexkv`", "enable_flexkv", True),
+    Setup("an external cache linker", "enable_unified_cache_external_linker", True),
+    Setup("`--radix-cache-backend`", "radix_cache_backend", "other"),
+    Setup(
+        "`--kv-cache-dtype`",
+        "kv_cache_dtype",
+        "fp8_e5m2",
+        applies=lambda v: v not in (None, "auto"),
+    ),
+    Setup("quantised weights", "quantization", "awq"),
+    Setup("`--enable-return-hidden-states`", "enable_return_hidden_states", True),
+    Setup("`--enable-encoder-swa-bounded-replay`", "enable_encoder_swa_bounded_replay", True),
+)
+
+
+def untested(configured: Any, parts: tuple[str, ...]) -> list[tuple[Setup, list[str]]]:
+    """The set-ups that ``configured``, a server's arguments, has, and ``parts`` untried in each."""
+    found = []
+    for setup in SETUPS:
+        if setup.applies(getattr(configured, setup.option, None)):
+            untried = [part for part in parts if setup.cell(part).state == UNTESTED]
+            if untried:
+                found.append((setup, untried))
+    return found

@@ -1,0 +1,167 @@
+"""A server's command line, read as the server reads it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_canopy.config import refusals
+from sglang_canopy.config.setups import PARTS, untested
+from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+
+HIDDEN = "***"
+_SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
+"""Options, and keys of JSON, whose value is never shown. Quotas name tenants, which are secrets."""
+_LAUNCHERS = (
+    ("sglang", "serve"),
+    ("python", "-m", "sglang.launch_server"),
+    ("python3", "-m", "sglang.launch_server"),
+)
+_ASKED = {
+    refusals.POLICIES: "--radix-eviction",
+    refusals.CHUNKS: "--canopy-chunks on",
+    refusals.GATE: "--canopy-session-gate",
+    refusals.COPY_AHEAD: "--canopy-copy-ahead",
+}
+
+
+def server_arguments(words: Sequence[str]) -> list[str]:
+    """``words`` without the launcher's name, a model in first place as ``--model-path``."""
+    words = list(words)
+    for launcher in _LAUNCHERS:
+        if tuple(words[: len(launcher)]) == launcher:
+            words = words[len(launcher) :]
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--model-path")
+    return words
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """``words`` fit to be shown to anybody: values of keys, secrets and quotas are hidden."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if hide and not word.startswith("--"):
+            shown.append(HIDDEN)
+        elif name.startswith("-") and equals:
+            shown.append(f"{name}={HIDDEN if _SECRET.search(name) else _without_secrets(value)}")
+        else:
+            shown.append(word if name.startswith("-") else _without_secrets(word))
+        hide = word.startswith("-") and not equals and bool(_SECRET.search(word))
+    return shown
+
+
+def _without_secrets(text: str) -> str:
+    if not text.lstrip().startswith(("{", "[")):
+        return re.sub(r"(://[^/:@]*:)[^@/]*@", rf"\1{HIDDEN}@", text)
+    try:
+        return json.dumps(_hide(json.loads(text)))
+    except ValueError:
+        return HIDDEN  # it cannot be told what is in it
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: HIDDEN if _SECRET.search(k) else _hide(v) for k, v in value.items()}
+    return [_hide(each) for each in value] if isinstance(value, list) else value
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Every option of ``words``, by SGLang's parser with ours in it.
+
+    Raises ``CanopyError`` for what SGLang's own parser refuses. Our options' checks come later.
+    """
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    from sglang_canopy.server import arguments, plugin
+
+    plugin.load()
+    load_plugins()
+    parser = argparse.ArgumentParser(prog="sglang serve", allow_abbrev=False)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            ServerArgs.add_cli_args(parser)
+            arguments.add_flags(None, parser)  # where SGLang's loading of plugins is switched off
+            return parser.parse_args(arguments.expand(list(words))[0][0])
+    except SystemExit as stop:
+        lines = said.getvalue().strip().splitlines()
+        raise CanopyError(str(stop.code) if not lines else lines[-1]) from None
+
+
+def asked_for(given: argparse.Namespace) -> list[str]:
+    """The features, of those in ``refusals``, that a command line asks for."""
+    asked = {
+        refusals.POLICIES: given.radix_eviction_policy in live_names(),
+        refusals.CHUNKS: getattr(given, "canopy_chunks", None) == "on",
+        refusals.GATE: getattr(given, "canopy_session_gate", None) in ("queue", "reject"),
+        refusals.COPY_AHEAD: getattr(given, "canopy_copy_ahead", None) is not None,
+    }
+    return [feature for feature, wanted in asked.items() if wanted]
+
+
+def refused(given: argparse.Namespace) -> list[Finding]:
+    """Everything of the table of refusals that applies, not only the first."""
+    found = []
+    for feature in asked_for(given):
+        for why in refusals.all_unsupported(feature, given):
+            found.append(Finding(REFUSED, f"{_ASKED[feature]}: {why}"))
+    return found
+
+
+def stopped(words: Sequence[str]) -> Finding | None:
+    """What stops the start, by the server's own reading of its command line; ``None``: nothing."""
+    from sglang.srt.server_args import prepare_server_args
+
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            prepare_server_args(list(words))
+    except SystemExit as stop:
+        lines = said.getvalue().strip().splitlines()
+        reason = stop.code if isinstance(stop.code, str) else (lines or ["it ends"])[-1]
+        return Finding(REFUSED, reason.removeprefix("sglang-canopy: "))
+    except Exception as error:
+        return Finding(REFUSED, f"{type(error).__name__}: {error}")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return None
+
+
+def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """Which parts of Canopy a command line uses, of ``setups.PARTS``."""
+    asked = asked_for(given)
+    ours = refusals.POLICIES in asked
+    host = bool(getattr(given, "enable_hierarchical_cache", False))
+    used = {
+        "device": ours,
+        "host": ours and host,
+        "disk": host and getattr(given, "hicache_storage_backend", None) == "canopy",
+        "chunks": refusals.CHUNKS in asked,
+    }
+    return tuple(part for part in PARTS if used[part])
+
+
+def untried(given: argparse.Namespace) -> list[Finding]:
+    """What nothing refuses and nobody has tried."""
+    if given.device is None:
+        import torch
+
+        given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        Finding(UNTESTED, f"{setup.name}: {', '.join(parts)}")
+        for setup, parts in untested(given, parts_of(given))
+    ]

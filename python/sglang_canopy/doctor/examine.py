@@ -1,0 +1,107 @@
+"""All that the doctor looks at, and the report of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.doctor import command_line, machine
+from sglang_canopy.doctor.finding import STOPS, Finding
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(slots=True)
+class Report:
+    """What a bug report needs. Nothing in it is secret."""
+
+    command: str
+    facts: dict[str, str]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """0: nothing stands in the way of a start. 1: something does."""
+        return int(any(finding.kind in STOPS for finding in self.findings))
+
+    def text(self) -> str:
+        """Markdown, to be pasted."""
+        width = max(map(len, self.facts))
+        lines = ["### canopy doctor", "", "```"]
+        lines += [f"{name:{width}}  {value}" for name, value in self.facts.items()]
+        lines += [f"{'flags':{width}}  {self.command or '(none)'}", "```", ""]
+        for finding in self.findings:
+            lines.append(f"- **{finding.kind}**: {finding.text}")
+        if not self.findings:
+            lines.append("- nothing is refused, untested or missing")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, for scripts."""
+        findings = [{"kind": one.kind, "text": one.text} for one in self.findings]
+        return {
+            "status": self.status,
+            "flags": self.command,
+            "environment": self.facts,
+            "findings": findings,
+        }
+
+
+def examine(words: Sequence[str]) -> Report:
+    """Look at a server's command line, which may be empty, and at this machine.
+
+    Raises ``CanopyError`` for a command line that SGLang's parser does not take.
+    """
+    arguments = command_line.server_arguments(words)
+    report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
+    report.findings += machine.packages()
+    report.findings += machine.tools()
+    if not arguments:
+        return report
+    if any(one.kind in STOPS for one in machine.packages()):
+        return report  # another SGLang's parser says nothing of ours
+    given = command_line.parse(arguments)
+    refused = command_line.refused(given)
+    first = command_line.stopped(arguments)
+    if first is not None and not any(_says(one, first) for one in refused):
+        refused.insert(0, first)
+    report.findings += [*refused, *command_line.untried(given), *_places(given)]
+    return report
+
+
+def _says(one: Finding, other: Finding) -> bool:
+    """Whether the start's own sentence is ``one``, which names fewer details."""
+    return one.text.partition(": ")[2] in other.text
+
+
+def _places(given: argparse.Namespace) -> list[Finding]:
+    """Ports and folders that this server would use."""
+    found = machine.port(given.host, given.port)
+    if "disk" in command_line.parts_of(given):
+        from sglang_canopy.server.flags import given_extra
+        from sglang_canopy.storage.settings import StorageSettings
+
+        try:
+            settings = StorageSettings.from_extra(
+                given_extra(given.hicache_storage_backend_extra_config)
+            )
+        except CanopyError:
+            return found  # the start has said it
+        found += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
+    profile = _profile(given)
+    if profile is not None:
+        found += machine.folder("profile", profile.parent)
+    return found
+
+
+def _profile(given: argparse.Namespace) -> Path | None:
+    config = given.radix_eviction_policy_config
+    try:
+        path = json.loads(config).get("profile") if isinstance(config, str) else None
+    except (ValueError, AttributeError):
+        return None
+    return Path(path) if isinstance(path, str) else None

@@ -1,0 +1,141 @@
+"""The machine and the environment that a server would start in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy import SGLANG_VERSION, __version__
+from sglang_canopy.doctor.finding import FAULT, NOTE, Finding
+
+PACKAGES = (
+    *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python"),
+    *("transformers", "numpy", "xgrammar", "mooncake-transfer-engine"),
+)
+FILES = 4096
+"""Open files that SGLang and the disk store are comfortable with."""
+GB = 10**9
+FREE_GB = 1.0
+"""Free space below which a folder that is written to is a fault."""
+
+
+def facts() -> dict[str, str]:
+    """What a bug report should say of the environment."""
+    found = {
+        "canopy": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }
+    found |= {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    found["torch build"] = _torch_build()
+    found["compiler"] = _compiler(os.environ) or "none"
+    found["open files"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    found["locked memory"] = _limit(resource.RLIMIT_MEMLOCK)
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_build() -> str:
+    try:
+        import torch
+    except Exception as error:  # a broken build raises what it likes
+        return f"cannot be imported ({type(error).__name__}: {error})"
+    if torch.version.cuda:
+        there = "usable" if torch.cuda.is_available() else "no device"
+        return f"{torch.__version__}, CUDA {torch.version.cuda}, {there}"
+    return f"{torch.__version__}, {'ROCm' if torch.version.hip else 'CPU'}"
+
+
+def _compiler(environment: Mapping[str, str]) -> str | None:
+    """What Triton and inductor would compile with."""
+    names = (environment.get("CC", ""), "gcc", "clang", "cc")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _limit(which: int) -> str:
+    soft = resource.getrlimit(which)[0]
+    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+
+
+def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
+    """The wrong SGLang, or two of them. ``distributions``: those installed, by default."""
+    found = []
+    if distributions is None:
+        distributions = importlib.metadata.distributions()
+    places = {
+        (str(each.locate_file("")), each.version)
+        for each in distributions
+        if (each.metadata["Name"] or "").lower() == "sglang"
+    }
+    versions = ", ".join(f"{version} in {place}" for place, version in sorted(places))
+    if not places:
+        found.append(
+            Finding(FAULT, f"sglang is not installed; pip install sglang=={SGLANG_VERSION}")
+        )
+    elif len(places) > 1:
+        found.append(Finding(FAULT, f"two sglangs are installed: {versions}; uninstall one"))
+    elif {version for _, version in places} != {SGLANG_VERSION}:
+        found.append(Finding(FAULT, f"sglang {SGLANG_VERSION} is needed, found {versions}"))
+    return found
+
+
+def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """What compiling kernels and keeping many files open takes."""
+    found = []
+    if _compiler(environment) is None:
+        found.append(
+            Finding(FAULT, "no C compiler (gcc, clang, $CC): Triton and torch.compile need one")
+        )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= files < FILES:
+        found.append(Finding(NOTE, f"only {files} files may be open; ulimit -n {FILES} or more"))
+    return found
+
+
+def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
+    """Whether ``path`` can be written to and has room. Nothing is created."""
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir():
+        return [Finding(FAULT, f"{what} {path}: {there} is not a folder")]
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [Finding(FAULT, f"{what} {path}: {there} cannot be written to")]
+    free = shutil.disk_usage(there).free
+    found = []
+    if free < FREE_GB * GB:
+        found.append(Finding(FAULT, f"{what} {path}: only {free / GB:.1f} GB are free"))
+    elif free < needs_bytes:
+        text = (
+            f"{what} {path}: {needs_bytes / GB:.1f} GB are configured, {free / GB:.1f} GB are free"
+        )
+        found.append(Finding(NOTE, text))
+    if there == path and path.stat().st_mode & 0o077:
+        found.append(Finding(NOTE, f"{what} {path}: other users may enter it; chmod 700"))
+    return found
+
+
+def port(host: str, number: int) -> list[Finding]:
+    """Whether ``host``:``number`` can be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            return [Finding(FAULT, f"port {number} on {host} cannot be used: {reason}")]
+    return []

@@ -1,0 +1,120 @@
+"""Say in one line what moved between the pinned SGLang and another release, by default the newest.
+
+    python scripts/follow_sglang.py                 # the newest on the package index
+    python scripts/follow_sglang.py --release 0.5.22
+    python scripts/follow_sglang.py --wheel FILE    # one that is here already
+    python scripts/follow_sglang.py --list          # and every function, a line each
+
+Only the wheel is downloaded, into a temporary folder, and nothing of it is run: the functions that
+Canopy hooks, overrides or relies on (``sglang_digests.json``) are compared by their syntax trees.
+Exit status 0: none moved; 1: some did; 2: the release cannot be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_canopy import SGLANG_VERSION
+from sglang_canopy.server import digests
+
+SHOWN = 4
+
+
+class NoRelease(Exception):
+    """One line: why the release cannot be looked at."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """What differs in one release, as ``FILE: NAME``."""
+
+    release: str
+    known: int
+    changed: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """All of it in one line."""
+        head = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
+        differ = [*self.gone, *self.changed]
+        if not differ:
+            return f"{head}none of {self.known} functions moved"
+        files = sorted({one.partition(":")[0] for one in differ})
+        names = [one.partition(": ")[2] for one in differ]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return (
+            f"{head}{len(self.changed)} of {self.known} functions changed and {len(self.gone)} are "
+            f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}"
+        )
+
+
+def moved(wheel: Path) -> Moved:
+    """Compare a wheel of SGLang with the table. Raises ``NoRelease`` for a file that is none."""
+    table = digests.read_table()
+    name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
+    if name is None:
+        raise NoRelease(f"{wheel} is no wheel of sglang")
+    result = Moved(name[1], sum(len(entry["names"]) for entry in table.values()))
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            inside = set(archive.namelist())
+            for file, entry in table.items():
+                path = f"sglang/{file}"
+                tree = ast.parse(archive.read(path) if path in inside else "")
+                for function, known in entry["names"].items():
+                    found = digests.digest_of(tree, function)
+                    if found is None:
+                        result.gone.append(f"{file}: {function}")
+                    elif found != known:
+                        result.changed.append(f"{file}: {function}")
+    except (OSError, zipfile.BadZipFile, SyntaxError) as error:
+        raise NoRelease(f"{wheel} cannot be read: {error}") from None
+    return result
+
+
+def download(release: str | None, into: Path) -> Path:
+    """The wheel of ``release``, or of the newest one, from pip's package index."""
+    asked = "sglang" if release is None else f"sglang=={release}"
+    command = [sys.executable, "-m", "pip", "download", asked, "--no-deps"]
+    command += ["--only-binary", ":all:", "--quiet", "--dest", str(into)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(into.glob("sglang-*.whl"))
+    if done.returncode or not wheels:
+        said = done.stderr.strip().splitlines() or ["pip downloaded no wheel"]
+        raise NoRelease(f"{asked}: {said[-1]}")
+    return wheels[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--release", metavar="X.Y.Z", help="this release, not the newest")
+    source.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is here already")
+    parser.add_argument("--list", action="store_true", help="every function that moved")
+    arguments = parser.parse_args(argv)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            wheel = arguments.wheel or download(arguments.release, Path(folder))
+            result = moved(wheel)
+    except NoRelease as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(result.line())
+    if arguments.list:
+        for how, each in (("gone", result.gone), ("changed", result.changed)):
+            for one in each:
+                print(f"  {how:7} {one}")
+    return int(bool(result.changed or result.gone))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""`canopy doctor`: it reads a server's flags as the server does, and tells nobody's secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy import SGLANG_VERSION
+from sglang_canopy.cli import main as cli
+from sglang_canopy.config.refusals import POLICIES, REFUSALS, all_unsupported, unsupported
+from sglang_canopy.doctor import machine
+from sglang_canopy.doctor.command_line import HIDDEN, masked, server_arguments
+from sglang_canopy.doctor.examine import Report
+from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
+
+BASE = "--model-path /none --device cpu --port {port} "
+LINES = {
+    "plain": BASE + "--radix-eviction wa",
+    "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
+    "two refused": BASE + "--radix-eviction wa --enable-lmcache --grpc-port 30001",
+    "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
+    "bad option": BASE + "--radix-eviction wa --canopy-session-gate-share 0.5",
+    "bad policy's option": BASE
+    + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
+    "no such plan": BASE + "--radix-eviction wa --canopy-plan /no/such/plan.json",
+    "unknown flag": BASE + "--no-such-flag",
+    "bad number": BASE + "--tp-size two",
+    "disk": "sglang serve /none --device cpu --port {port} --radix-eviction wa "
+    "--enable-hierarchical-cache --hicache-storage-backend canopy "
+    """--hicache-storage-backend-extra-config '{{"path": "{folder}"}}' --api-key opensesame""",
+}
+RUN = """
+import contextlib, io, json, sys
+from sglang_canopy.cli.main import main
+found = {}
+for name, words in json.loads(sys.argv[1]).items():
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["doctor", "--json", *words])
+    found[name] = {"code": status, "said": err.getvalue(), **json.loads(out.getvalue() or "{}")}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory) -> dict:
+    """Every line of ``LINES``, examined in a process of its own: SGLang is hooked there."""
+    blocked = tmp_path_factory.mktemp("doctor") / "file"
+    blocked.write_text("not a folder")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    words = {
+        name: shlex.split(line.format(port=free, folder=blocked / "disk"))
+        for name, line in LINES.items()
+    }
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        words["busy port"] = [*shlex.split(LINES["plain"].format(port=port))]
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, json.dumps(words)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def of_kind(report: dict, kind: str) -> list[str]:
+    return [one["text"] for one in report["findings"] if one["kind"] == kind]
+
+
+def test_nothing_is_said_of_a_plain_server(reports) -> None:
+    assert reports["plain"]["code"] == 0
+    assert not of_kind(reports["plain"], REFUSED) + of_kind(reports["plain"], UNTESTED)
+
+
+def test_sglangs_own_policy_is_refused_nothing(reports) -> None:
+    assert reports["sglangs own"]["code"] == 0
+
+
+def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
+    said = of_kind(reports["two refused"], REFUSED)
+    assert reports["two refused"]["code"] == 1
+    assert [any(name in one for one in said) for name in ("lmcache", "--grpc-port")] == [True] * 2
+    assert all("--radix-eviction lru" in one for one in said)
+    assert len(said) == 2, "the start's own sentence is one of them"
+
+
+def test_what_nobody_has_tried_is_named_and_no_obstacle(reports) -> None:
+    assert reports["untested"]["code"] == 0
+    assert of_kind(reports["untested"], UNTESTED) == ["`--tp-size` above 2: device, host"]
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("bad option", "--canopy-session-gate"),
+        ("bad policy's option", "--radix-eviction-policy-config"),
+    ],
+)
+def test_what_the_server_would_stop_for_is_its_own_sentence(reports, line, part) -> None:
+    assert reports[line]["code"] == 1
+    (said,) = of_kind(reports[line], REFUSED)
+    assert part in said
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [("unknown flag", "--no-such-flag"), ("bad number", "two"), ("no such plan", "plan.json")],
+)
+def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) -> None:
+    assert reports[line]["code"] == 2
+    assert part in reports[line]["said"]
+    assert "Traceback" not in reports[line]["said"]
+
+
+def test_a_port_that_is_taken_and_a_folder_that_is_none_are_faults(reports) -> None:
+    (port,) = of_kind(reports["busy port"], FAULT)
+    assert "cannot be used" in port
+    (folder,) = of_kind(reports["disk"], FAULT)
+    assert "is not a folder" in folder
+    assert reports["busy port"]["code"] == reports["disk"]["code"] == 1
+
+
+def test_a_whole_launch_command_is_read_and_its_key_is_hidden(reports) -> None:
+    assert reports["disk"]["flags"].startswith("--model-path /none ")
+    assert "opensesame" not in json.dumps(reports)
+
+
+def test_the_environment_is_in_every_report(reports) -> None:
+    names = {"canopy", "python", "torch", "sglang", "torch build", "compiler", "open files"}
+    assert names <= reports["plain"]["environment"].keys()
+
+
+# ---- without a server's parser ----
+
+
+def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
+    every = [one for one in REFUSALS if one.policies and one.option and one.refused(True)]
+    given = SimpleNamespace(**{one.option: True for one in every})
+    found = list(all_unsupported(POLICIES, given, environment={}))
+    assert len(found) == len(every)
+    assert found[0] == unsupported(POLICIES, given, environment={})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sglang", "serve", "M", "--x"],
+        ["python", "-m", "sglang.launch_server", "--model-path", "M", "--x"],
+        ["M", "--x"],
+        ["--model-path", "M", "--x"],
+    ],
+)
+def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
+    assert server_arguments(words) == ["--model-path", "M", "--x"]
+
+
+@given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())
+def test_no_key_is_ever_shown(secret, joined) -> None:
+    words: list[str] = []
+    for flag in ("--api-key", "--admin-api-key", "--canopy-tenant-quota-gb", "--ssl-key-password"):
+        words += [f"{flag}={secret}"] if joined else [flag, secret]
+    words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
+    words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
+    shown = " ".join(masked(words))
+    assert secret not in shown
+    assert HIDDEN in shown
+
+
+def test_a_switch_after_a_key_is_not_taken_for_its_value() -> None:
+    assert masked(["--api-key", "--port", "3"]) == ["--api-key", "--port", "3"]
+
+
+def distribution(version: str, place: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        version=version, metadata={"Name": "sglang"}, locate_file=lambda _: Path(place)
+    )
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ([], "not installed"),
+        ([("0.0.1", "/a")], SGLANG_VERSION),
+        ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/b")], "two sglangs"),
+        ([(SGLANG_VERSION, "/a"), (SGLANG_VERSION, "/a")], None),
+    ],
+)
+def test_no_sglang_a_wrong_one_and_two_of_them(installed, said) -> None:
+    found = machine.packages([distribution(*one) for one in installed])
+    assert [one.kind for one in found] == ([] if said is None else [FAULT])
+    assert said is None or said in found[0].text
+
+
+def test_a_machine_without_a_compiler(monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = machine.tools({})
+    assert FAULT in [one.kind for one in found]
+    assert "gcc" in found[0].text
+
+
+def test_folders(tmp_path) -> None:
+    tmp_path.chmod(0o700)
+    assert machine.folder("it", tmp_path / "not" / "there" / "yet") == []
+    assert machine.folder("it", tmp_path) == []
+    (note,) = machine.folder("it", tmp_path, 10**18)
+    assert note.kind == NOTE
+    tmp_path.chmod(0o755)
+    (note,) = machine.folder("it", tmp_path)
+    assert "chmod 700" in note.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to(tmp_path) -> None:
+    tmp_path.chmod(0o500)
+    (fault,) = machine.folder("it", tmp_path / "disk")
+    assert fault.kind == FAULT
+
+
+@pytest.mark.parametrize("number", [-1, 70_000])
+def test_a_port_that_is_none(number) -> None:
+    (fault,) = machine.port("127.0.0.1", number)
+    assert str(number) in fault.text
+
+
+@pytest.mark.parametrize("kind", [REFUSED, FAULT, UNTESTED, NOTE])
+def test_the_status_and_the_text(kind) -> None:
+    report = Report("--x", {"python": "3"}, [Finding(kind, "so it is")])
+    assert report.status == (kind in (REFUSED, FAULT))
+    assert f"**{kind}**: so it is" in report.text()
+
+
+def test_the_doctors_own_help_is_its_own(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["doctor", "--help"])
+    assert stop.value.code == 0
+    assert "sglang serve" in capsys.readouterr().out

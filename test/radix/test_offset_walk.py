@@ -1,0 +1,239 @@
+"""The walk by offsets against SGLang's own: the same results and the same tree, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+from sglang_canopy.radix import key_cursor
+from sglang_canopy.radix.key_cursor import CappedKey, KeyCursor
+from sglang_canopy.radix.offset_walk import OffsetWalkCore
+from support.live_tree import LiveTree
+
+SLOTS = 4096
+register_tree_core_backend("offset-walk", OffsetWalkCore)
+
+# Few blocks, so that paths meet, part and end inside one another's nodes.
+blocks = st.lists(st.integers(0, 3), min_size=1, max_size=5)
+tails = st.integers(0, 9)
+names = st.sampled_from([(None, None), ("adapter", None), (None, "tenant"), ("adapter", "tenant")])
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), blocks, tails, names, st.integers(0, 60), st.integers(0, 2)),
+        st.tuples(st.just("match"), blocks, tails, names, st.booleans()),
+        st.tuples(st.just("evict"), st.integers(1, 120)),
+        st.tuples(st.just("lock"), blocks, tails, names),
+        st.tuples(st.just("unlock")),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def path(chosen: list[int], tail: int) -> array:
+    """Blocks of 20 tokens that share their first ten with the next, and a tail."""
+    tokens = []
+    for block in chosen:
+        tokens += [block // 2] * 10 + [10 + block] * 10
+    return array("q", tokens + [7] * tail)
+
+
+class Played:
+    """One tree, told what to do; ``look`` is all there is to see of it."""
+
+    def __init__(self, core: str, page: int, host: int, write: str, pairs: bool) -> None:
+        self.tree = LiveTree(
+            SLOTS, "lru", page_size=page, core=core, host_tokens=host, write_policy=write
+        )
+        self.core, self.cache, self.page = self.tree.core, self.tree.cache, page
+        self.core.is_eagle = pairs
+        self.locks: list[Any] = []
+        self.first = self.core.root_node.id
+
+    def do(self, what: str, *given: Any) -> Any:
+        result = getattr(self, what)(*given)
+        self.tree.settle()
+        return result
+
+    def insert(self, chosen, tail, name, own, priority) -> Any:
+        key = RadixKey(path(chosen, tail), name[0], cache_salt=name[1])
+        aligned = len(key) // self.page * self.page
+        if not aligned or self.tree.allocator.available_size() < aligned + self.page:
+            return None
+        held = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+        have = self.core.collect_full_device_indices(held.last_device_node, self.first)
+        own = min(own, len(have)) // self.page * self.page
+        fresh = self.tree.allocator.alloc(aligned - own)
+        value = torch.cat([have[:own], fresh])
+        result = self.cache.insert(
+            InsertParams(
+                key=key,
+                value=value,
+                prev_prefix_len=own,
+                inserted_len=own,
+                priority=priority,
+                track_adopted_ranges=True,
+            )
+        )
+        return dataclasses.replace(result, last_device_node=self.seen(result.last_device_node))
+
+    def key(self, chosen, tail, name, capped=False) -> RadixKey:
+        tokens = path(chosen, tail)
+        limit = max(len(tokens) - 1, 0) if capped else None
+        return RadixKey(tokens, name[0], limit=limit, cache_salt=name[1])
+
+    def match(self, chosen, tail, name, capped) -> Any:
+        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name, capped)))
+        nodes = {
+            field: self.seen(getattr(found, field))
+            for field in ("last_device_node", "last_host_node", "best_match_node")
+        }
+        last = found.last_visited_node_id
+        return found._replace(**nodes, last_visited_node_id=last and self.seen(last))
+
+    def evict(self, tokens) -> None:
+        self.cache.evict(EvictParams(num_tokens=tokens))
+
+    def lock(self, chosen, tail, name) -> None:
+        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(chosen, tail, name)))
+        self.locks.append(self.cache.lock(found.last_device_node))
+
+    def unlock(self) -> None:
+        if self.locks:
+            self.cache.unlock(self.locks.pop())
+
+    def seen(self, node_id: int) -> tuple:
+        """A node by its path: two trees number theirs differently."""
+        node, above = self.core.node_by_id(node_id), []
+        while node is not self.core.root_node:
+            above.append(tuple(node.key.raw_token_ids()))
+            node = node.parent
+        return tuple(reversed(above))
+
+    def look(self) -> Any:
+        nodes = sorted(self.core._node_arena.values(), key=lambda node: node.last_access_time)
+        full = BASE_COMPONENT_TYPE
+        return [
+            (
+                self.seen(node.id),
+                (node.key.extra_key, node.key.cache_salt, node.key.is_bigram, len(node.key)),
+                list(node.children),
+                node.priority,
+                node.hit_count,
+                None if not node.id or node is self.core.root_node else self.slots(node, "value"),
+                self.slots(node, "host_value"),
+                node.component_data[full].lock_ref,
+            )
+            for node in nodes
+        ], sorted(self.tree.allocator.free_pages.tolist())
+
+    def slots(self, node: Any, tier: str) -> Any:
+        value = getattr(node.component_data[BASE_COMPONENT_TYPE], tier)
+        return None if value is None else list(value)
+
+
+def same(page: int, host: int, write: str, pairs: bool, steps: list) -> None:
+    played = [Played(core, page, host, write, pairs) for core in ("python", "offset-walk")]
+    for step in steps:
+        results = [each.do(*step) for each in played]
+        assert repr(results[0]) == repr(results[1]), step
+        seen = [each.look() for each in played]
+        assert seen[0] == seen[1], step
+    for each in played:
+        each.cache.sanity_check()
+
+
+@pytest.mark.parametrize("host", [0, SLOTS])
+@pytest.mark.parametrize("page", [1, 4])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=operations, write=st.sampled_from(["write_through", "write_back"]))
+def test_same_results_and_tree_as_sglangs_walk(page, host, write, steps) -> None:
+    same(page, host, write, False, steps)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=operations)
+def test_same_with_keys_of_token_pairs(page, steps) -> None:
+    same(page, 0, "write_through", True, steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 8).flatmap(
+        lambda at_once: st.tuples(
+            st.just(8 * at_once), st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1))
+        )
+    ),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+    st.integers(0, 4),
+)
+def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, before) -> None:
+    at_once, have, rest = case
+    stored = RadixKey(array("q", have), None, is_bigram=pairs).page_aligned(page)
+    node = type("Node", (), {"key": stored})()
+    key = RadixKey(array("q", [5] * before + rest), None, is_bigram=pairs)
+    key = CappedKey.of(key).page_aligned(page)
+    if len(key) <= before or not len(stored):
+        return
+    with pytest.MonkeyPatch.context() as patch, KeyCursor(key, page) as cursor:
+        patch.setattr(key_cursor, "_AT_ONCE", at_once)
+        cursor.offset = before
+        assert cursor.advance(node) == stored.match_at(key, before, page)
+
+
+def test_an_array_that_was_walked_can_grow_again() -> None:
+    """The scheduler goes on appending output to the array that a key shares with its request."""
+    tree = Played("offset-walk", 4, 0, "write_through", False)
+    tokens = path([1, 2], 0)
+    slots = tree.tree.allocator.alloc(40)
+    tree.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
+    tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None, limit=39)))
+    tokens.extend([1] * 1000)
+    assert tree.tree.match(list(tokens)) == 40
+    assert {len(node.key.token_ids) for node in tree.core._node_arena.values()} == {0, 40 - 4, 4}
+
+
+def test_a_walk_copies_no_more_of_a_key_than_its_new_leaf_needs(monkeypatch) -> None:
+    """Slices taken while 20 nodes are walked: SGLang's would be 20, of the whole rest each."""
+    sliced: list[int] = []
+    original = RadixKey.__getitem__
+
+    def counting(self: RadixKey, index: Any) -> RadixKey:
+        part = original(self, index)
+        sliced.append(len(part))
+        return part
+
+    def cost(core: str) -> int:
+        tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
+        tokens, slots = array("q"), torch.empty(0, dtype=torch.int64)
+        for turn in range(20):
+            tokens.extend(range(100 * turn, 100 * turn + 40))
+            slots = torch.cat([slots, tree.allocator.alloc(40)])
+            sliced.clear()
+            key = RadixKey(array("q", tokens), None)
+            tree.cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=40 * turn))
+            tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
+        return sum(sliced)
+
+    monkeypatch.setattr(RadixKey, "__getitem__", counting)
+    assert cost("offset-walk") == 40 < cost("python")
+
+
+def test_other_components_keep_sglangs_walk() -> None:
+    core = OffsetWalkCore.__new__(OffsetWalkCore)
+    core.components = (object(), object())
+    assert not core._walks(RadixKey(array("q", [1]), None))
+    assert issubclass(OffsetWalkCore, UnifiedTreeCore)

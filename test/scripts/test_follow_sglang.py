@@ -1,0 +1,82 @@
+"""`scripts/follow_sglang.py`: what moved in another SGLang, told from its wheel alone."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang")
+import sglang
+
+import follow_sglang
+from sglang_canopy.server import digests
+
+CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Callable[..., Path]:
+    """A wheel of the installed SGLang's files that the table names, with ``edits`` in one."""
+
+    def make(edit: Callable[[str], str] = str, without: str = "") -> Path:
+        path = tmp_path / "sglang-9.9.9-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in digests.read_table():
+                text = (Path(sglang.__path__[0]) / file).read_text(encoding="utf-8")
+                if file != without:
+                    archive.writestr(f"sglang/{file}", edit(text) if file == CORE else text)
+        return path
+
+    return make
+
+
+def told(capsys, *argv: str) -> tuple[int, str]:
+    status = follow_sglang.main(argv)
+    return status, "".join(capsys.readouterr())
+
+
+def test_the_same_functions_under_another_number_are_none(wheel, capsys) -> None:
+    status, said = told(capsys, "--wheel", str(wheel(lambda text: text + "\n# a comment\n")))
+    assert status == 0
+    assert said.startswith("sglang 9.9.9, pinned ")
+    assert "none of" in said
+
+
+def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
+    def edit(text: str) -> str:
+        assert "new_node.hit_count = child.hit_count" in text
+        return text.replace("new_node.hit_count = child.hit_count", "new_node.hit_count = 0")
+
+    status, said = told(capsys, "--wheel", str(wheel(edit)))
+    assert status == 1
+    assert said.count("\n") == 1
+    assert "UnifiedTreeCore._split_node" in said
+    assert "1 of" in said
+
+
+def test_a_renamed_function_and_a_file_that_went_are_gone(wheel, capsys) -> None:
+    renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
+    status, said = told(capsys, "--wheel", str(renamed), "--list")
+    assert status == 1
+    assert f"gone    {CORE}: UnifiedTreeCore._split_node" in said
+    status, said = told(capsys, "--wheel", str(wheel(without=CORE)), "--list")
+    assert said.count(f"gone    {CORE}") == len(digests.read_table()[CORE]["names"])
+
+
+@pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "sglang-1.0-py3-none-any.whl"])
+def test_what_is_no_wheel_of_sglang_is_a_mistake(name, tmp_path, capsys) -> None:
+    (tmp_path / name).write_text("not a zip")
+    status, said = told(capsys, "--wheel", str(tmp_path / name))
+    assert status == 2
+    assert name in said
+    assert "Traceback" not in said
+
+
+def test_a_release_that_pip_cannot_give_is_said(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    status, said = told(capsys, "--release", "0.0.0")
+    assert status == 2
+    assert "sglang==0.0.0" in said
