@@ -25,11 +25,17 @@ def load_halves(ptr, row, row_stride, head, dims, mask, DIM: tl.constexpr):
 
 
 @triton.jit
-def turn(low, high, table_ptr, position, dims, mask, DIM: tl.constexpr):
-    """Rotate both halves to ``position [block]``; zeros where the mask is off."""
+def load_angles(table_ptr, position, dims, mask, DIM: tl.constexpr):
+    """cos and sin of ``position [block]``, once for all heads of a token."""
     angle = position[:, None] * DIM + dims[None, :]
     cos = tl.load(table_ptr + angle, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(table_ptr + angle + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return cos, sin
+
+
+@triton.jit
+def turn(low, high, cos, sin):
+    """Rotate both halves by cos and sin; zeros where those are zero."""
     return low * cos - high * sin, high * cos + low * sin
 
 
