@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from canopy_kernel import pages
-from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn
+from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn, warps
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -95,7 +95,7 @@ def _fuse_kernel(
         )
 
 
-BLOCK, WARPS = 8, 2
+BLOCK = 8
 
 
 def fuse_triton(
@@ -128,7 +128,7 @@ def fuse_triton(
         PAGE=k_pool.shape[1],
         DIM=dim,
         BLOCK=BLOCK,
-        num_warps=WARPS,
+        num_warps=warps(dim),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from canopy_kernel import pages
-from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn
+from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn, warps
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -87,9 +87,8 @@ def _rope_scatter_kernel(
         )
 
 
-BLOCK, WARPS = 8, 2
-"""Tokens and warps a program: at head size 128 each half row is 8 lanes of 16 bytes, so that 2
-warps move 8 tokens at a time, and there are enough programs for a chip at 2,000 tokens."""
+BLOCK = 8
+"""Tokens a program: enough programs for a chip at 2,000 tokens."""
 
 
 def rope_scatter_pieces_triton(
@@ -145,7 +144,7 @@ def rope_scatter_pieces_triton(
         PAGE=k_pool.shape[1],
         DIM=dim,
         BLOCK=BLOCK,
-        num_warps=WARPS,
+        num_warps=warps(dim),
     )
 
 

@@ -15,6 +15,11 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def warps(dim: int) -> int:
+    """Warps of a program that moves rows: at head size 256 four would spill."""
+    return 4 if dim <= 128 else 8
+
+
 @triton.jit
 def load_halves(ptr, row, row_stride, head, dims, mask, DIM: tl.constexpr):
     """Both halves of a head of rows ``[block]``, fp32; zeros where the mask is off."""

@@ -121,7 +121,7 @@ def _merges(kind: str, few: bool, arch: int) -> Iterator[Specialisation]:
 
 
 def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
-    from canopy_kernel import fuse, rope_scatter
+    from canopy_kernel import fuse, rope_scatter, rows
 
     label = f"d{dim} {kind} page{page}"
     pointers = {"positions_ptr": "*i64", "slots_ptr": "*i64", "table_ptr": "*fp32"}
@@ -135,7 +135,7 @@ def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
             **pointers,
         },
         {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK},
-        rope_scatter.WARPS,
+        rows.warps(dim),
         2,
     )
     fresh = ("fresh_k_ptr", "fresh_v_ptr", "raw_k_ptr", "raw_v_ptr")
@@ -144,6 +144,6 @@ def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
         fuse._fuse_kernel,
         {**dict.fromkeys((*fresh, *pools), f"*{kind}"), "origin_ptr": "*i64", **pointers},
         {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": fuse.BLOCK},
-        fuse.WARPS,
+        rows.warps(dim),
         2,
     )

@@ -53,10 +53,8 @@ def configuration(
         return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, 3)
     if dim == 64:
         return Configuration(128, 64, 8, 3)
-    if dim == 256 and capability < 90:
-        return Configuration(32, 64, 8, 2)
-    if dim == 256 and continues:
-        return Configuration(64, 32, 4, 2)
+    if dim == 256 and (continues or capability < 90):
+        return Configuration(32, 32, 4, 2)
     if capability >= 90:
         return Configuration(128, 64 if dim == 128 else 32, 8, 3 if dim == 128 else 2)
     return Configuration(128, 32, 8, 2 if split else 3)
