@@ -1,12 +1,13 @@
 """Every kernel on a GPU: right, how far from its floor, and what fused prefill gains end to end.
 
-    python benchmark/kernels/gpu_check.py --json OUT.json [--quick]
+    python benchmark/kernels/gpu_check.py --json OUT.json [--quick] [--dry-run]
 
-Floors use the bandwidth and matrix rate measured first, on this very device. ``--smoke`` runs tiny
-sizes on a CPU, to prove that the script itself runs; its times mean nothing.
+Floors use the bandwidth and matrix rate measured first, on this very device. ``--dry-run`` does the
+report's arithmetic anywhere; ``--smoke`` runs tiny sizes on a CPU, to prove that the script itself
+runs, and its times mean nothing.
 """
 
-# ruff: noqa: B023, F821 - every closure here is run before its loop or its del
+# ruff: noqa: B023 - every closure here is run before its loop goes on
 from __future__ import annotations
 
 import argparse
@@ -17,10 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from layer_ahead import pipelined_prefill  # beside this file
+from attention_times import (
+    attention_costs,
+    attention_times,
+    stock_ways,
+)  # beside this file, like the next two
+from device_timing import Bench, against_peaks, ceilings, table
+from layer_ahead import pipelined_prefill
 
-from canopy_kernel import attention, flashinfer_attention, fuse, lowpass, pages, rope_scatter
+from canopy_kernel import attention, decomposition, floors, fuse, lowpass, pages, rope_scatter
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import dense_cache
 from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
@@ -30,58 +36,9 @@ from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.frequency import layer_scores
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)
-FLASHINFER = {"positions": "flashinfer", "mask": "flashinfer-mask"}
+DATA_SHEET = {"flop_per_second": 989e12, "bytes_per_second": 4.8e12}
+"""Of an H200, for ``--dry-run`` alone: dense bf16 products, memory bandwidth."""
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-class Bench:
-    """Timing on one device: medians, in seconds."""
-
-    def __init__(self, smoke: bool) -> None:
-        self.smoke = smoke
-        self.device = "cpu" if smoke else "cuda"
-
-    def time(self, work: Callable[[], object], repeats: int = 10) -> float:
-        if self.smoke:
-            begin = time.perf_counter()
-            work()
-            return time.perf_counter() - begin
-        for _ in range(3):
-            work()
-        laps = []
-        for _ in range(repeats):
-            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            a.record()
-            work()
-            b.record()
-            torch.cuda.synchronize()
-            laps.append(a.elapsed_time(b) / 1e3)
-        return statistics.median(laps)
-
-    def random(self, *size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.randn(*size, device=self.device, dtype=torch.float32).to(dtype)
-
-
-def ceilings(b: Bench) -> dict:
-    """Bytes/s of a large copy (read plus write) and FLOP/s of a large bf16 product."""
-    n = 1 << (16 if b.smoke else 29)
-    x = b.random(n)
-    y = torch.empty_like(x)
-    copy = b.time(lambda: y.copy_(x))
-    del y, x
-    m = 256 if b.smoke else 8192
-    p, q = b.random(m, m), b.random(m, m)
-    return {
-        "bytes_per_second": 2 * n * 2 / copy,
-        "flop_per_second": 2 * m**3 / b.time(lambda: p @ q),
-    }
-
-
-def table(length: int, dim: int, device: str) -> torch.Tensor:
-    """cos and sin of every position."""
-    steps = torch.arange(0, dim, 2, device=device) / dim
-    angle = torch.arange(length, device=device)[:, None] * 10000.0**-steps
-    return torch.cat([angle.cos(), angle.sin()], -1)
 
 
 def correctness(b: Bench) -> list[dict]:
@@ -110,6 +67,8 @@ def _one_case(
 
     slots = torch.randperm(640)[:n].to(where)
     rows = attention.Rows.one(torch.randperm(n)[:m].sort()[0].to(where), slots)
+    in_pages = (torch.randperm(640 // page)[:, None] * page + torch.arange(page)).flatten()[:n]
+    in_pages = in_pages.to(where)
     q, k, v = b.random(m, heads, dim, dtype=dtype), pool(), pool()
     errors = {}
 
@@ -118,10 +77,11 @@ def _one_case(
 
     expected = attention.reference(q, k, v, rows, dim**-0.5)
     errors["attention"] = off(attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5), expected)
-    for how, backend in FLASHINFER.items():
-        if flashinfer_attention.unavailable(k, how) is None and dtype != torch.float32:
-            got = attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend)
-            errors[backend] = off(got, expected)
+    for name, paged in stock_ways(b).items():
+        if name == "torch" or (dtype != torch.float32 and layout == "NHD"):
+            at = rows if page == 1 else attention.Rows.one(rows.positions, in_pages)
+            want = expected if page == 1 else attention.reference(q, k, v, at, dim**-0.5)
+            errors[name] = off(decomposition.decomposed(q, k, v, at, dim**-0.5, paged), want)
     cos_sin = table(1000, dim, where)
     raw = [b.random(n, kv_heads, dim, dtype=dtype) for _ in range(4)]
     at = torch.randint(0, 1000, (n,), device=where)
@@ -146,71 +106,6 @@ def _one_case(
     }
 
 
-def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]) -> list[dict]:
-    """Sparse prefill of one 8B-shaped layer, against its floor, masked SDPA and dense causal."""
-    found, (heads, kv_heads, dim) = [], (32, 8, 128)
-    for n in lengths:
-        k, v = b.random(n, 1, kv_heads, dim), b.random(n, 1, kv_heads, dim)
-        slots = torch.arange(n, device=b.device)
-        dense = None
-        for ratio in ratios:
-            m = int(n * ratio)
-            positions = torch.randperm(n)[:m].sort()[0].to(b.device)
-            rows = attention.Rows.one(positions, slots)
-            q = b.random(m, heads, dim)
-            flops = 4 * heads * dim * float((positions + 1).sum())
-            moved = 2 * (2 * m * heads * dim + 2 * n * kv_heads * dim)
-            floor = max(flops / top["flop_per_second"], moved / top["bytes_per_second"])
-            row = {"tokens": n, "ratio": ratio, "floor_s": floor}
-            run = attention.sparse_prefill_triton
-            row["triton_s"] = b.time(lambda: run(q, k, v, rows, dim**-0.5))
-            row["times_floor"] = row["triton_s"] / floor
-            if m * n <= 2e8:  # a dense mask of queries x keys
-                mask = torch.arange(n, device=b.device) <= positions[:, None]
-                args = [x[:, 0].transpose(0, 1)[None] for x in (k, v)]
-                query = q.transpose(0, 1)[None]
-                row["masked_sdpa_s"] = b.time(
-                    lambda: F.scaled_dot_product_attention(
-                        query, *args, attn_mask=mask, enable_gqa=True
-                    )
-                )
-                del mask
-            if dense is None:
-                full = b.random(n, heads, dim)
-                dense = _dense(b, full, k, v)
-                del full
-            row.update(dense)
-            if flashinfer_attention.unavailable(k, "positions") is None:
-                row["flashinfer_s"] = b.time(
-                    lambda: attention.sparse_prefill(q, k, v, rows, dim**-0.5, "flashinfer"), 3
-                )
-            if m * n <= 2e8 and flashinfer_attention.unavailable(k) is None:
-                # plan() and the mask's packing are part of this call, as they are of a first use
-                row["flashinfer_mask_s"] = b.time(
-                    lambda: attention.sparse_prefill(q, k, v, rows, dim**-0.5, "flashinfer-mask"), 3
-                )
-            found.append(row)
-    return found
-
-
-def _dense(b: Bench, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict:
-    """Full causal prefill of the same layer: torch's, and FlashInfer's where it is."""
-    args = [x[:, 0].transpose(0, 1)[None] for x in (k, v)]
-    query = q.transpose(0, 1)[None]
-    out = {
-        "dense_causal_s": b.time(
-            lambda: F.scaled_dot_product_attention(query, *args, is_causal=True, enable_gqa=True), 3
-        )
-    }
-    if flashinfer_attention.unavailable(k) is None:
-        import flashinfer
-
-        out["flashinfer_dense_s"] = b.time(
-            lambda: flashinfer.single_prefill_with_kv_cache(q, k[:, 0], v[:, 0], causal=True), 3
-        )
-    return out
-
-
 def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
     """rope_scatter, fuse and energy of one 8B-shaped layer against their bytes."""
     found, (heads, dim) = [], (8, 128)
@@ -221,21 +116,36 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         slots = torch.randperm(n, device=b.device)
         cos_sin = table(n, dim, b.device)
         origin = torch.where(torch.rand(n, device=b.device) < 0.15, at, -1 - at)
-        bytes_moved = 4 * n * heads * dim * 2 + n * (3 * 8 + dim * 4)
-        floor = bytes_moved / top["bytes_per_second"]
-        scatter = b.time(
-            lambda: rope_scatter.rope_scatter_triton(*raw[:2], at, at, slots, cos_sin, *pools)
-        )
-        fused = b.time(lambda: fuse.fuse_triton(*raw, origin, at, slots, cos_sin, *pools))
+        cut = [slice(i, min(i + 500, n)) for i in range(0, n, 500)]  # chunks, where they are
+        keys, values = ([x[c] for c in cut] for x in raw[:2])
+        inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
+        floor = floors.rope_scatter_floor(n, floors.Heads(32, heads, dim))
+        ways = {
+            "rope_scatter": lambda: rope_scatter.rope_scatter_pieces_triton(
+                keys, values, [len(k) for k in keys], inside, at, slots, cos_sin, *pools
+            ),
+            "rope_scatter joined": lambda: rope_scatter.rope_scatter_triton(
+                torch.cat(keys), torch.cat(values), at, at, slots, cos_sin, *pools
+            ),
+            "fuse": lambda: fuse.fuse_triton(*raw, origin, at, slots, cos_sin, *pools),
+        }
+        found += [
+            {
+                "tokens": n,
+                "kernel": name,
+                **against_peaks("kernel", b.time(work), floor, floor, top),
+            }
+            for name, work in ways.items()
+        ]
         x = b.random(4, n, heads * dim, dtype=torch.float32)
+        least = floors.Cost(4.0 * x.numel(), 2.0 * x.nbytes)
         energy = b.time(lambda: lowpass.energy_triton(x, x))
         found.append(
-            {"tokens": n, "kernel": "rope_scatter", "s": scatter, "times_floor": scatter / floor}
-        )
-        found.append({"tokens": n, "kernel": "fuse", "s": fused, "times_floor": fused / floor})
-        floor = 2 * x.nbytes / top["bytes_per_second"]
-        found.append(
-            {"tokens": n, "kernel": "energy (4 layers)", "s": energy, "times_floor": energy / floor}
+            {
+                "tokens": n,
+                "kernel": "energy (4 layers)",
+                **against_peaks("kernel", energy, least, least, top),
+            }
         )
     return found
 
@@ -282,16 +192,27 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
         for name in ("frequency", "asked"):
             choose = make_selector(name)
             row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
+            row[f"host_{name}_s"] = wall(lambda: fused_prefill(model, away, cache, choose, ratio))
         stored = make_selector("frequency")
         row["device_pipelined_s"] = wall(
             lambda: pipelined_prefill(model, here, cache, stored, ratio)
         )
         row["host_pipelined_s"] = wall(lambda: pipelined_prefill(model, away, cache, stored, ratio))
-        row["speedup_device"] = row["full_s"] / row["device_pipelined_s"]
-        row["speedup_host"] = row["full_s"] / row["host_pipelined_s"]
-        row["host_over_device"] = row["host_pipelined_s"] / row["device_pipelined_s"]
+        for name in ("frequency", "asked", "pipelined"):
+            row.update(
+                compared(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name)
+            )
         found.append(row)
     return found
+
+
+def compared(full: float, device: float, host: float, name: str) -> dict:
+    """How much sooner than full prefill, chunks on the device and on the host, and host by device."""
+    return {
+        f"{name}_speedup_device": full / device,
+        f"{name}_speedup_host": full / host,
+        f"{name}_host_over_device": host / device,
+    }
 
 
 def _pinned(chunk: Chunk, b: Bench) -> Chunk:
@@ -312,6 +233,59 @@ def index_time(b: Bench) -> dict:
         "s": b.time(lambda: layer_scores(chunk)),
         "paper_s": 0.69e-3,
     }
+
+
+def dry_run(lengths: list[int], ratios: list[float]) -> list[dict]:
+    """The report's arithmetic without a device: each way as if it ran at its own roofline under
+    :data:`DATA_SHEET`. No time in it was measured."""
+    found = []
+    for n in lengths:
+        for ratio in ratios:
+            rows = [list(range(0, n, max(1, round(1 / ratio))))]
+            floor, ways = attention_costs(rows, n)
+            row: dict = {"tokens": n, "ratio": ratio}
+            for name, does in ways.items():
+                seconds = does.seconds(DATA_SHEET["flop_per_second"], float("inf"))
+                row.update(against_peaks(name, seconds, does, floor, DATA_SHEET))
+            found.append(row)
+    return found
+
+
+TIMES_FLOOR, HOST_OVER_DEVICE, SPEEDUP = 1.5, 1.1, 4.86
+"""Aims: every kernel within this many times of its floor, chunks on the host within a tenth of
+those on the device, and a fused prefill beyond CacheTune's 3.72 to 4.86 times (Section 5.2)."""
+
+
+def judge(report: dict) -> list[str]:
+    """Every aim and whether the report's figures meet it, worst figure first."""
+    rows = [r for n in ("attention", "movers") for r in report.get(n, [])]
+    ours = ("triton_times_floor", "flashinfer_times_floor", "fa3_times_floor", "kernel_times_floor")
+    floors_met = [
+        (r[key], f"{r.get('kernel', key.split('_')[0])} at {r['tokens']} tokens: ", TIMES_FLOOR, " times its floor")
+        for r in rows
+        for key in ours
+        if key in r
+    ]  # fmt: skip
+    ends = [r for r in report.get("end_to_end", []) if "tokens" in r]
+    hosts = [
+        (r[key], f"{key.split('_')[0]} at {r['tokens']} tokens: host over device ", HOST_OVER_DEVICE, "")
+        for r in ends
+        for key in r
+        if key.endswith("_host_over_device")
+    ]  # fmt: skip
+    said = [
+        f"{'met' if got <= aim else 'MISSED'}: {what}{got:.2f}{unit} (aim {aim:g})"
+        for group in (floors_met, hosts)
+        for got, what, aim, unit in sorted(group, reverse=True)
+    ]
+    for r in ends:
+        for key in sorted(k for k in r if k.endswith("_speedup_device")):
+            verdict = "met" if r[key] >= SPEEDUP else "MISSED"
+            said.append(
+                f"{verdict}: {key.split('_')[0]} at {r['tokens']} tokens: {r[key]:.2f} times sooner "
+                f"than full prefill (aim {SPEEDUP:g})"
+            )
+    return said
 
 
 def show(title: str, rows: list[dict]) -> None:
@@ -335,7 +309,16 @@ def main() -> int:
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on a CPU, times meaningless"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only the arithmetic, under a data sheet's peaks"
+    )
     args = parser.parse_args()
+    if args.dry_run:
+        found = dry_run([4096, 16384, 65536], [0.05, 0.15, 0.5])
+        show(f"attention, computed under {DATA_SHEET}: nothing was run", found)
+        if args.json:
+            args.json.write_text(json.dumps({"dry_run": found}, indent=1))
+        return 0
     if not args.smoke and not torch.cuda.is_available():
         print("no CUDA device: nothing to measure (--smoke proves that this script runs)")
         return 1
@@ -368,8 +351,17 @@ def main() -> int:
     section("index", lambda: index_time(b))
     e2e = [150] if args.smoke else [8192] if args.quick else [8192, 32768]
     section("end_to_end", lambda: end_to_end(b, e2e, 0.15))
+    if not args.smoke:
+        report["aims"] = judge(report)
+        print("\n" + "\n".join(report["aims"]))
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1))
     wrong = [c for c in report["correctness"] if not c.get("ok")]
-    failed = [n for n, v in report.items() if isinstance(v, list) and any("failed" in r for r in v)]
+    failed = [
+        n
+        for n, v in report.items()
+        if n != "aims" and isinstance(v, list) and any("failed" in r for r in v)
+    ]
     print(f"\nwrong: {[c.get('case', c) for c in wrong]}; sections that failed: {failed}")
     return 1 if wrong or failed else 0
 

@@ -1,4 +1,4 @@
-"""Kernels compile for real chips without one: no spills, no more shared memory than there is."""
+"""Kernels compile for real chips without one: no spills, no repeated matrix work, and they fit."""
 
 from __future__ import annotations
 
@@ -12,28 +12,76 @@ import pytest
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from canopy_kernel import compile as ahead  # noqa: E402
 
-def test_the_largest_specialisations_fit_on_sm_80_and_sm_90(tmp_path):
-    """Page size 1 in 16 bits takes the most registers; `python -m canopy_kernel.compile` does all."""
-    out = tmp_path / "built.json"
+
+def built(tmp_path, match, *options):
+    """What `python -m canopy_kernel.compile` says of the names that end with ``match``."""
+    out, command = tmp_path / "built.json", "-m canopy_kernel.compile"
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "canopy_kernel.compile",
-            "--match",
-            "d128 bf16 page1",
-            "--exact",
-            "--json",
-            out,
-        ],
+        [sys.executable, *command.split(), "--match", match, "--json", str(out), *options],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1700,
     )
+    found = json.loads(out.read_text()) if out.exists() else []
     assert done.returncode == 0, done.stdout + done.stderr
-    built = json.loads(out.read_text())
-    assert {b["arch"] for b in built} == {80, 90}
-    assert {b["kernel"] for b in built} == {"sparse_prefill", "rope_scatter", "fuse"}
-    assert all(b["registers"] > 0 for b in built)
+    assert all(b["registers"] > 0 for b in found)
+    assert all(b["spill_bytes"] == 0 for b in found)
+    assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in found)
+    return found
+
+
+def check_layouts(found):
+    """Tiles of many rows give each warp rows of its own; no product is computed twice."""
+    for b in found:
+        if b["kernel"] != "sparse_prefill" or " fp32 " in b["config"]:
+            continue
+        if b["arch"] < 100:
+            assert b["matrix_work"] == 1.0, b
+            assert len(b["dots"]) >= 2
+        if "few_rows" not in b["config"] and " d256 " not in b["config"]:
+            assert all(columns == 1 for _, (_, columns) in b["dots"]), b
+
+
+@pytest.mark.timeout(600)
+def test_attention_at_head_size_128_has_a_row_of_warps_and_no_spill(tmp_path):
+    found = built(tmp_path, "rows d128 bf16 page1", "--exact", "--arch", "80", "--arch", "90")
+    kinds = {(b["arch"], b["config"].split()[1]) for b in found}
+    assert kinds == {(a, kind) for a in (80, 90) for kind in ("rows", "few_rows")}
+    check_layouts(found)
+
+
+@pytest.mark.timeout(600)
+def test_the_kernels_that_move_rows_fit(tmp_path):
+    found = built(tmp_path, "fuse d128 bf16 page1", "--exact", "--arch", "90")
+    found += built(tmp_path, "rope_scatter d128 bf16 page1", "--exact", "--arch", "90")
+    assert {b["kernel"] for b in found} == {"rope_scatter", "fuse"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", ahead.ARCHES)
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_every_configuration_of_16_bits_fits(arch, kind, tmp_path):
+    """The page size changes the arithmetic of an address alone; pages of 1 and of 16 stand for all."""
+    for page in ("1", "16"):
+        check_layouts(built(tmp_path, f"{kind} page{page}", "--exact", "--arch", str(arch)))
+    built(tmp_path, "merge_parts", "--arch", str(arch))
+
+
+TTGIR = """
+#mma = #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [8, 1], instrShape = [16, 32, 16]}>
+  %s = ttng.warp_group_dot %q, %k, %c : !ttg.memdesc<64x128xbf16, #shared> * !ttg.memdesc<128x64xbf16, #shared1> -> tensor<64x64xf32, #mma>
+"""
+PTX = "\twgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1};\n" * 8
+
+
+def test_work_that_two_groups_of_warps_repeat_is_seen():
+    """64 rows on 8 warps: both groups of 4 run instructions of 64 rows over the same scores."""
+    dots, work = ahead.products(TTGIR)
+    assert dots == (("64x64x128", (8, 1)),)
+    assert ahead.matrix_flops(PTX, 8) / work == 2.0
+    assert ahead.matrix_flops(PTX, 4) / work == 1.0
+    assert ahead.matrix_flops("\tmma.sync.aligned.m16n8k16.row.col.f32.f16 {};\n", 4) == 4 * 4096

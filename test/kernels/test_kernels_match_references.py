@@ -127,6 +127,39 @@ def test_rope_scatter(case, count):
 
 
 @every_case
+def test_rope_scatter_takes_the_rows_of_several_chunks_where_they_are(case):
+    dim, _, heads, dtype, page, layout = case
+    torch.manual_seed(page)
+    counts = [3, 0, 21, 9]
+    keys, values = (
+        [torch.randn(30 + i, heads, dim, device=DEVICE).to(dtype) for i in range(4)]
+        for _ in range(2)
+    )
+    picks = [torch.randperm(30)[:n].sort()[0] for n in counts]
+    source = torch.cat(picks).to(DEVICE)
+    positions = torch.randint(0, 500, (33,), device=DEVICE)
+    slots = torch.randperm(100, device=DEVICE)[:33]
+    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
+    copies = [p.clone() for p in pools]
+    rest = (positions, slots, table(500, dim))
+    joined = [torch.cat([x[i] for x, i in zip(xs, picks)]) for xs in (keys, values)]
+    rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *rest, *copies)
+    rope_scatter.rope_scatter_pieces_triton(keys, values, counts, source, *rest, *pools)
+    for got, expected in zip(pools, copies):
+        close(got, expected, dtype)
+
+
+def test_rows_of_another_type_or_layout_are_refused_by_name():
+    k, v = torch.zeros(4, 2, 64), torch.zeros(4, 2, 64)
+    rest = (torch.arange(4),) * 3 + (table(9, 64), *(x[:, None] for x in (k, v)))
+    for other in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
+        with pytest.raises(ValueError, match="allowed are dense rows"):
+            rope_scatter.rope_scatter_pieces_triton([k], [other], [4], *rest)
+    with pytest.raises(ValueError, match="not alike"):
+        rope_scatter.rope_scatter_pieces_triton([k, k], [v], [4], *rest)
+
+
+@every_case
 @pytest.mark.parametrize("fresh", [0, 1, 20, 40])
 def test_fusion_takes_each_token_from_its_origin(case, fresh):
     dim, _, heads, dtype, page, layout = case

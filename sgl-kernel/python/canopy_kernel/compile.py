@@ -1,8 +1,9 @@
 """Compile every shipped specialisation ahead of time, without a GPU, and say what each one needs.
 
-    python -m canopy_kernel.compile [--json FILE]
+    python -m canopy_kernel.compile [--json FILE] [--match TEXT] [--arch 90]
 
-Fails on a register spill or on more shared memory than the chip gives a block. This catches what
+Fails on a register spill, on more shared memory than the chip gives a block, and on matrix
+instructions that repeat work (two groups of warps computing the same scores). This catches what
 does not compile for a chip; what is wrong, the interpreter's tests catch; what is slow, only a GPU.
 """
 
@@ -18,19 +19,23 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-ARCHES = (80, 90)
-SHARED_BYTES = {80: 166_912, 90: 232_448}
+from canopy_kernel.specialisations import Specialisation, specialisations
+
+ARCHES = (80, 90, 100)
+SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 """The most shared memory one block may take (CUDA programming guide, compute capabilities)."""
-DIMS = (64, 128, 256)
-PAGES = (1, 16, 64)
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One compiled kernel: registers a thread, bytes of spills and of shared memory."""
+    """One compiled kernel: registers a thread, bytes of spills and of shared memory.
+
+    dots: of each matrix product "MxNxK", the warps along rows and columns of its result; empty
+    where the product lives in tensor memory (sm_100) or needs no matrix unit. matrix_work: FLOPs
+    of the machine's matrix instructions over those of the products, 1 where none is repeated;
+    None where there are none to count.
+    """
 
     kernel: str
     arch: int
@@ -38,84 +43,15 @@ class Built:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    dots: tuple[tuple[str, tuple[int, int]], ...]
+    matrix_work: float | None
 
     @property
     def fits(self) -> bool:
-        return self.spill_bytes == 0 and self.shared_bytes <= SHARED_BYTES[self.arch]
-
-
-def specialisations() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], int, int]]:
-    """(name, kernel, signature, constants, warps, stages) of everything that ships."""
-    import torch
-
-    from canopy_kernel import attention, fuse, lowpass, rope_scatter
-
-    for kind, name in DTYPES.items():
-        for dim in DIMS:
-            for page in PAGES:
-                dtype = getattr(torch, name)
-                block_q, block_k, warps, stages = attention.blocks(dim, dtype)
-                label = f"d{dim} {kind} page{page}"
-                yield (
-                    f"sparse_prefill {label}",
-                    attention._sparse_prefill_kernel,
-                    {
-                        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{kind}"),
-                        "positions_ptr": "*i64",
-                        "query_starts_ptr": "*i32",
-                        "slots_ptr": "*i64",
-                        "key_starts_ptr": "*i32",
-                        "scale_log2": "fp32",
-                    },
-                    {
-                        "GROUP": 4,
-                        "PAGE": page,
-                        "DIM": dim,
-                        "BLOCK_Q": block_q,
-                        "BLOCK_K": block_k,
-                        "IEEE": kind == "fp32",
-                        "WIDE": False,
-                    },
-                    warps,
-                    stages,
-                )
-                pointers = {"positions_ptr": "*i64", "slots_ptr": "*i64", "table_ptr": "*fp32"}
-                yield (
-                    f"rope_scatter {label}",
-                    rope_scatter._rope_scatter_kernel,
-                    {
-                        **dict.fromkeys(
-                            ("raw_k_ptr", "v_ptr", "k_pool_ptr", "v_pool_ptr"), f"*{kind}"
-                        ),
-                        "source_ptr": "*i64",
-                        **pointers,
-                    },
-                    {"PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK},
-                    4,
-                    2,
-                )
-                yield (
-                    f"fuse {label}",
-                    fuse._fuse_kernel,
-                    {
-                        **dict.fromkeys(
-                            ("fresh_k_ptr", "fresh_v_ptr", "raw_k_ptr", "raw_v_ptr"), f"*{kind}"
-                        ),
-                        **dict.fromkeys(("k_pool_ptr", "v_pool_ptr"), f"*{kind}"),
-                        "origin_ptr": "*i64",
-                        **pointers,
-                    },
-                    {"PAGE": page, "DIM": dim, "BLOCK": fuse.BLOCK},
-                    4,
-                    2,
-                )
-        yield (
-            f"energy {kind}",
-            lowpass._energy_kernel,
-            {"k_ptr": f"*{kind}", "v_ptr": f"*{kind}", "out_ptr": "*fp32"},
-            {"WIDTH": 1024, "BLOCK": lowpass.BLOCK, "STEP": lowpass.STEP},
-            4,
-            2,
+        return (
+            self.spill_bytes == 0
+            and self.shared_bytes <= SHARED_BYTES[self.arch]
+            and self.matrix_work in (None, 1.0)
         )
 
 
@@ -124,44 +60,97 @@ def build(arches: tuple[int, ...] = ARCHES, match: str = "", exact: bool = False
 
     Raises RuntimeError under the interpreter, where kernels cannot be compiled.
     """
+    return [compiled(s, arch) for arch, s in chosen(arches, match, exact)]
+
+
+def chosen(
+    arches: tuple[int, ...], match: str, exact: bool
+) -> Iterator[tuple[int, Specialisation]]:
+    """What :func:`build` compiles."""
+    for arch in arches:
+        for s in specialisations(arch):
+            if s.name.endswith(match) if exact else match in s.name:
+                yield arch, s
+
+
+def compiled(s: Specialisation, arch: int) -> Built:
+    """One specialisation for one chip. Raises RuntimeError under the interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: kernels cannot be compiled; unset it")
-    found = []
-    for name, kernel, pointers, constants, warps, stages in specialisations():
-        if not (name.endswith(match) if exact else match in name):
-            continue
-        signature = {
-            a: "constexpr" if a in constants else pointers.get(a, "i32") for a in kernel.arg_names
-        }
-        attributes = {
-            (i,): [["tt.divisibility", 16]]
-            for i, a in enumerate(kernel.arg_names)
-            if signature[a].startswith("*") or a.endswith(("_row", "_page", "_token", "_head"))
-        }
-        for arch in arches:
-            source = ASTSource(kernel, signature, constants, attributes)
-            options = {"num_warps": warps, "num_stages": stages}
-            compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-            registers, spills = _resources(compiled.asm["ptx"], arch)
-            shared = compiled.metadata.shared
-            found.append(Built(name.split()[0], arch, name, registers, spills, shared))
-    return found
+    names = s.kernel.arg_names
+    signature = {a: "constexpr" if a in s.constants else s.pointers.get(a, "i32") for a in names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, a in enumerate(names)
+        if signature[a].startswith("*") or a.endswith(("_row", "_page", "_token", "_head"))
+    }
+    made = triton.compile(
+        ASTSource(s.kernel, signature, s.constants, attributes),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": s.warps, "num_stages": s.stages},
+    )
+    registers, spills = _resources(made.asm["ptx"], arch)
+    layouts, work = products(made.asm["ttgir"])
+    done = matrix_flops(made.asm["ptx"], s.warps)
+    return Built(
+        s.name.split()[0],
+        arch,
+        s.name,
+        registers,
+        spills,
+        made.metadata.shared,
+        layouts,
+        done / work if done and work else None,
+    )
+
+
+_DOT = re.compile(
+    r"(?:warp_group_dot|tt\.dot) .* : .*?<(\d+)x(\d+)x\w+, .*? \* .*?<(\d+)x(\d+)x\w+, .*"
+    r" -> tensor<\d+x\d+xf32, #(\w+)>"
+)
+_MMA = re.compile(r"^#(\w+) = #ttg\.nvidia_mma<.*warpsPerCTA = \[(\d+), (\d+)\]", re.MULTILINE)
+
+
+def products(ttgir: str) -> tuple[tuple[tuple[str, tuple[int, int]], ...], float]:
+    """Of each matrix product its shape and its warps, and the FLOPs of all of them."""
+    warps = {name: (int(a), int(b)) for name, a, b in _MMA.findall(ttgir)}
+    found, work = [], 0.0
+    for m, k, _, n, layout in _DOT.findall(ttgir):
+        if layout in warps:
+            found.append((f"{m}x{n}x{k}", warps[layout]))
+            work += 2.0 * int(m) * int(n) * int(k)
+    return tuple(found), work
+
+
+def matrix_flops(ptx: str, warps: int) -> float:
+    """FLOPs of one pass over every matrix instruction of a program of ``warps`` warps.
+
+    ``wgmma`` belongs to four warps, ``mma.sync`` to one; every one of them runs it.
+    """
+    total = 0.0
+    for kind, m, n, k in re.findall(
+        r"^\s+(wgmma\.mma_async|mma)\.sync.*?m(\d+)n(\d+)k(\d+)", ptx, re.M
+    ):
+        groups = warps // 4 if kind.startswith("wgmma") else warps
+        total += 2.0 * int(m) * int(n) * int(k) * groups
+    return total
 
 
 def _resources(ptx: str, arch: int) -> tuple[int, int]:
     """Registers and spill bytes, from ptxas itself."""
     from triton import knobs
 
+    assembler = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         chip = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
         done = subprocess.run(
-            [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={chip}", str(file), "-o", os.devnull],
+            [assembler.path, "-v", f"--gpu-name={chip}", str(file), "-o", os.devnull],
             capture_output=True,
             text=True,
             check=True,
@@ -178,13 +167,20 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--exact", action="store_true", help="only names that end with --match")
+    parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
     args = parser.parse_args()
-    found = build(match=args.match, exact=args.exact)
-    for b in found:
+    found = []
+    for arch, s in chosen(tuple(args.arch or ARCHES), args.match, args.exact):
+        b = compiled(s, arch)
+        found.append(b)
+        warps = sorted({f"{r}x{c}" for _, (r, c) in b.dots})
+        layout = f"  warps {','.join(warps)}" if warps else ""
+        work = f"  matrix work {b.matrix_work:.2f}" if b.matrix_work else ""
         flag = "" if b.fits else "  DOES NOT FIT"
         print(
-            f"sm_{b.arch}  {b.config:<32} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"
-            f"  {b.shared_bytes:>7} B shared{flag}"
+            f"sm_{b.arch:<4}{b.config:<40} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"
+            f"  {b.shared_bytes:>7} B shared{layout}{work}{flag}",
+            flush=True,
         )
     bad = [b for b in found if not b.fits]
     print(f"{len(found)} compiled, {len(bad)} do not fit")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from canopy_kernel import pages
-from canopy_kernel.rows import load_halves, rotated, store_halves, turn
+from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn, warps
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -59,11 +59,11 @@ def _fuse_kernel(
     vp_page,
     vp_token,
     vp_head,
+    HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    head = tl.program_id(1)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     alive = token < count
     origin = tl.load(origin_ptr + token, mask=alive, other=0).to(tl.int64)
@@ -75,25 +75,27 @@ def _fuse_kernel(
     old_row = tl.where(origin < 0, -1 - origin, 0)
     dims = tl.arange(0, DIM // 2)
     both = alive[:, None]
+    cos, sin = load_angles(table_ptr, position, dims, old, DIM)
     # What is masked loads zeros, so a sum is a choice without a third pass.
-    low, high = load_halves(raw_k_ptr, old_row, rk_row, head, dims, old, DIM)
-    low, high = turn(low, high, table_ptr, position, dims, old, DIM)
-    fresh_low, fresh_high = load_halves(fresh_k_ptr, new_row, fk_row, head, dims, new, DIM)
-    low += fresh_low
-    high += fresh_high
-    store_halves(
-        k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
-    )
-    low, high = load_halves(raw_v_ptr, old_row, rv_row, head, dims, old, DIM)
-    fresh_low, fresh_high = load_halves(fresh_v_ptr, new_row, fv_row, head, dims, new, DIM)
-    low += fresh_low
-    high += fresh_high
-    store_halves(
-        v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
-    )
+    for head in tl.range(0, HEADS, loop_unroll_factor=2):
+        low, high = load_halves(raw_k_ptr, old_row, rk_row, head, dims, old, DIM)
+        low, high = turn(low, high, cos, sin)
+        fresh_low, fresh_high = load_halves(fresh_k_ptr, new_row, fk_row, head, dims, new, DIM)
+        low += fresh_low
+        high += fresh_high
+        store_halves(
+            k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
+        )
+        low, high = load_halves(raw_v_ptr, old_row, rv_row, head, dims, old, DIM)
+        fresh_low, fresh_high = load_halves(fresh_v_ptr, new_row, fv_row, head, dims, new, DIM)
+        low += fresh_low
+        high += fresh_high
+        store_halves(
+            v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
+        )
 
 
-BLOCK = 16
+BLOCK = 8
 
 
 def fuse_triton(
@@ -104,7 +106,7 @@ def fuse_triton(
     if count == 0:
         return
     heads, dim = raw_k.shape[1:]
-    _fuse_kernel[(triton.cdiv(count, BLOCK), heads)](
+    _fuse_kernel[(triton.cdiv(count, BLOCK),)](
         fresh_k,
         fresh_v,
         raw_k,
@@ -122,10 +124,11 @@ def fuse_triton(
         raw_v.stride(0),
         *k_pool.stride()[:3],
         *v_pool.stride()[:3],
+        HEADS=heads,
         PAGE=k_pool.shape[1],
         DIM=dim,
         BLOCK=BLOCK,
-        num_warps=4,
+        num_warps=warps(dim),
     )
 
 

@@ -22,6 +22,13 @@ def flat(pool: torch.Tensor) -> torch.Tensor:
     return pool[:, None]
 
 
+def paged(pool: torch.Tensor, page_size: int) -> torch.Tensor:
+    """A pool of single tokens as pages of ``page_size``; of one where it cannot be divided so."""
+    if pool.is_contiguous() and pool.shape[0] % page_size == 0:
+        return pool.view(-1, page_size, *pool.shape[1:])
+    return flat(pool)
+
+
 def read(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """``[n, kv_heads, head_dim]`` rows of a pool view at ``slots [n]``."""
     size = pool.shape[1]

@@ -15,6 +15,11 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def warps(dim: int) -> int:
+    """Warps of a program that moves rows: at head size 256 four would spill."""
+    return 4 if dim <= 128 else 8
+
+
 @triton.jit
 def load_halves(ptr, row, row_stride, head, dims, mask, DIM: tl.constexpr):
     """Both halves of a head of rows ``[block]``, fp32; zeros where the mask is off."""
@@ -25,11 +30,17 @@ def load_halves(ptr, row, row_stride, head, dims, mask, DIM: tl.constexpr):
 
 
 @triton.jit
-def turn(low, high, table_ptr, position, dims, mask, DIM: tl.constexpr):
-    """Rotate both halves to ``position [block]``; zeros where the mask is off."""
+def load_angles(table_ptr, position, dims, mask, DIM: tl.constexpr):
+    """cos and sin of ``position [block]``, once for all heads of a token."""
     angle = position[:, None] * DIM + dims[None, :]
     cos = tl.load(table_ptr + angle, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(table_ptr + angle + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return cos, sin
+
+
+@triton.jit
+def turn(low, high, cos, sin):
+    """Rotate both halves by cos and sin; zeros where those are zero."""
     return low * cos - high * sin, high * cos + low * sin
 
 

@@ -2,20 +2,25 @@
 
 A backend keeps its name and its class; while a fused batch runs, ``canopy_plan`` is set and rows
 attend by position: a query at position p sees its own request's keys 0..p. Every other batch goes
-to the stock code. On a CPU this is the project's blocked torch attention; on CUDA the Triton kernel
-of ``canopy_kernel`` (written and checked in Triton's interpreter, not yet run on a GPU in a server).
+to the stock code. On a CPU this is the project's blocked torch attention. On CUDA it goes by the
+server's own backend: ``flashinfer`` and ``fa3`` run the keys before each block of rows in their stock
+paged kernels and Triton the rest, every other one Triton alone (``canopy_kernel``, proved on a CPU,
+not yet run on a GPU in a server).
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from canopy_kernel import attention, pages
+from canopy_kernel import attention, decomposition, pages, stock_kernels
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
@@ -33,9 +38,19 @@ class FusedAttention:
         return self.rows.positions
 
     def attend(
-        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        scale: float,
+        paged: decomposition.Paged | None = None,
     ) -> torch.Tensor:
-        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once."""
+        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once.
+
+        paged: the stock kernel that runs the keys before each block of rows, where there is one.
+        """
+        if paged is not None:
+            return decomposition.decomposed(q, k_pool, v_pool, self.rows, scale, paged)
         if q.is_cuda:
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._planned:
@@ -69,13 +84,29 @@ def _forward_extend(
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+    query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    paged = _stock_kernel(backend, query, keys)
+    size = 1 if paged is None else backend.canopy_page_size
     out = plan.attend(
-        q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-        pages.flat(pool.get_key_buffer(layer.layer_id)),
-        pages.flat(pool.get_value_buffer(layer.layer_id)),
-        layer.scaling,
+        query, pages.paged(keys, size), pages.paged(values, size), layer.scaling, paged
     )
     return out.reshape(q.shape)
+
+
+def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decomposition.Paged | None:
+    """Which stock kernel runs fused batches behind ``backend``: decided, and logged, at the first."""
+    if backend.canopy_choice is None:
+        choice = stock_kernels.choose(
+            backend.canopy_name, backend, q.shape[-1], q.dtype, keys.dtype, q.device.type
+        )
+        backend.canopy_choice = choice
+        if choice.paged is not None:
+            what = f"{backend.canopy_name}'s paged kernel and Triton"
+        else:
+            what = "Triton alone" if q.is_cuda else "torch"
+        logger.info("canopy: rows of fused prompts attend through %s: %s", what, choice.reason)
+    return backend.canopy_choice.paged
 
 
 def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
@@ -94,14 +125,15 @@ def register() -> None:
     for name in BACKENDS:
         create = ATTENTION_BACKENDS.get(name)
         if create is not None and not hasattr(create, "canopy_fused"):
-            register_attention_backend(name)(_fusing(create))
+            register_attention_backend(name)(_fusing(name, create))
 
 
-def _fusing(create: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(create)
     def made(runner: Any) -> Any:
         backend = create(runner)
-        backend.canopy_plan = None
+        backend.canopy_plan = backend.canopy_choice = None
+        backend.canopy_name, backend.canopy_page_size = name, getattr(runner, "page_size", 1)
         backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
         return backend
 

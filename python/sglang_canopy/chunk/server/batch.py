@@ -70,7 +70,8 @@ def pack_rows(
         assert torch.equal(row[at].to(own.dtype), own), "slots of the rows are not the batch's"
     starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32).to(device)
     keys = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
-    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts))
+    sizes = (tuple(counts), tuple(lengths))  # host numbers: a launch waits for nothing
+    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes)
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
     return packed, FusedAttention(rows)

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Serve the bundle's random 8B Llama on a GPU machine without a network: ./serve.sh [flags of launch_server]
+# Wants Python 3.12, torch 2.11 with CUDA, Triton 3.6 and transformers 5.17 in PYTHON (python3).
+set -euo pipefail
+bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python3} site=${SITE:-$bundle/site}
+if [[ ! -e $site/.installed ]]; then
+  "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target "$site" "$bundle"/wheels/*.whl
+  touch "$site/.installed"
+fi
+export PYTHONPATH="$site:$bundle/stand_in${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export HF_HUB_OFFLINE=1 SGLANG_IS_FLASHINFER_AVAILABLE=false
+export SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1
+export SGLANG_JIT_CACHE_DIR=${SGLANG_JIT_CACHE_DIR:-$bundle/jit}
+if nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null); then
+  nvcc=$(readlink -f "$nvcc")
+  export PATH="$(dirname "$nvcc"):$PATH" CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$nvcc")")}
+  # The just-in-time kernels link against libcudart.so; torch's wheel has it under its version only.
+  runtime=$("$python" -c 'import glob, site
+found = [f for s in site.getsitepackages() for f in glob.glob(s + "/nvidia/**/libcudart.so.*", recursive=True)]
+print(found[0] if found else "")')
+  if [[ -n $runtime ]]; then
+    mkdir -p "$bundle/lib" && ln -sf "$runtime" "$bundle/lib/libcudart.so"
+    export LIBRARY_PATH="$bundle/lib${LIBRARY_PATH:+:$LIBRARY_PATH}"
+  fi
+else
+  echo "no nvcc: SGLang's fused operators run in torch; leave host tiers off" >&2
+  export SGLANG_FORCE_FUSED_OP_BACKEND=torch
+fi
+exec "$python" -m sglang.launch_server --model-path "$bundle/model" --load-format dummy \
+  --dtype bfloat16 --attention-backend triton --sampling-backend pytorch \
+  --cuda-graph-backend-prefill disabled --cuda-graph-backend-decode "${GRAPHS:-disabled}" \
+  --radix-eviction wa --page-size 16 --enable-metrics --enable-cache-report "$@"

@@ -1,0 +1,154 @@
+"""FlashInfer's and FA3's paged attention as :data:`.decomposition.Paged`, and which of them to use.
+
+Both come with the server: FlashInfer is imported where a server has chosen it, FA3's function is
+the one of the server's own backend. Neither has been run on a GPU in this form yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_kernel import decomposition
+from canopy_kernel.decomposition import Blocks, Paged
+
+WORKSPACE_BYTES = 128 * 1024 * 1024
+"""FlashInfer's recommendation for its split results, where the server shares none of its own."""
+DIMS = (64, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class FlashInferPaged:
+    """FlashInfer's stock ``BatchPrefillWithPagedKVCacheWrapper``, planned once a forward.
+
+    workspace: the server's own buffer, which no other kernel uses at the same time on one stream;
+    made where it is None. The host waits once a forward for the blocks' prefixes, unless the rows'
+    positions are there (``Rows.host_positions``).
+    """
+
+    workspace: torch.Tensor | None = None
+    _wrapper: Any = None
+    _planned: Any = None
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        blocks: Blocks,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """As :data:`.decomposition.Paged`; log-sum-exp of base 2."""
+        key = (blocks, scale, q.dtype, q.shape[1:], k_pool.shape[2])
+        if self._planned is None or self._planned[0] is not blocks or self._planned[1:] != key[1:]:
+            self._plan(q, k_pool, blocks, scale)
+            self._planned = key
+        out, lse = self._wrapper.run(q, (k_pool, v_pool), return_lse=True)
+        return out, lse, 1.0
+
+    def _plan(self, q: torch.Tensor, k_pool: torch.Tensor, blocks: Blocks, scale: float) -> None:
+        if self._wrapper is None:
+            import flashinfer
+
+            if self.workspace is None:
+                self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+            self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD")
+        lists = decomposition.page_lists(blocks)
+        self._wrapper.plan(
+            blocks.query_starts,
+            lists.starts,
+            lists.indices,
+            lists.last_page,
+            q.shape[1],
+            k_pool.shape[2],
+            q.shape[2],
+            blocks.page_size,
+            causal=False,
+            sm_scale=scale,
+            q_data_type=q.dtype,
+            kv_data_type=k_pool.dtype,
+        )
+
+
+@dataclass(slots=True)
+class FlashAttentionPaged:
+    """FA3's ``flash_attn_with_kvcache`` over a page table. The host waits for nothing.
+
+    attend: that function, as the server's backend holds it.
+    """
+
+    attend: Callable[..., Any]
+    _made: tuple[Any, ...] = field(default=(None,))
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        blocks: Blocks,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """As :data:`.decomposition.Paged`; log-sum-exp of base e, ``[heads, m]`` in memory."""
+        if self._made[0] is not blocks:
+            starts = blocks.query_starts
+            if q.is_cuda:
+                starts = starts.pin_memory().to(q.device, non_blocking=True)
+            self._made = (blocks, decomposition.page_table(blocks), starts)
+        _, table, starts = self._made
+        out, lse, *_ = self.attend(
+            q=q,
+            k_cache=k_pool,
+            v_cache=v_pool,
+            page_table=table,
+            cache_seqlens=blocks.prefixes,
+            cu_seqlens_q=starts,
+            max_seqlen_q=blocks.queries,
+            softmax_scale=scale,
+            causal=False,
+            return_softmax_lse=True,
+        )
+        return out, lse.T, 1.0 / math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The stock kernel for a server's backend, or None: Triton alone. reason: one sentence."""
+
+    paged: Paged | None
+    reason: str
+
+
+def choose(
+    name: str, backend: Any, head_dim: int, dtype: torch.dtype, pool_dtype: torch.dtype, device: str
+) -> Choice:
+    """By the server's own attention backend (``flashinfer``, ``fa3``, ``triton``, ...).
+
+    Triton alone wherever a stock kernel is missing or does not take the shape or the type.
+    """
+    if device != "cuda":
+        return Choice(None, f"the device is {device}, which runs the torch path")
+    if name not in ("flashinfer", "fa3"):
+        return Choice(None, f"the server's attention backend is {name}")
+    if head_dim not in DIMS:
+        return Choice(None, f"heads have {head_dim} numbers; {name} is used for 64, 128 and 256")
+    if dtype not in DTYPES or pool_dtype != dtype:
+        return Choice(
+            None, f"queries are {dtype} and the pool {pool_dtype}; {name} is used where both are "
+            "float16 or bfloat16"
+        )  # fmt: skip
+    if name == "fa3":
+        attend = getattr(backend, "flash_attn_with_kvcache", None)
+        if attend is None:
+            return Choice(None, "this server's fa3 backend holds no flash_attn_with_kvcache")
+        return Choice(FlashAttentionPaged(attend), "the server's attention backend is fa3")
+    try:
+        import flashinfer  # noqa: F401
+    except ImportError as error:
+        return Choice(None, f"flashinfer cannot be imported: {error}")
+    workspace = getattr(backend, "workspace_buffer", None)
+    return Choice(FlashInferPaged(workspace), "the server's attention backend is flashinfer")

@@ -1,0 +1,109 @@
+"""The work list of the Triton attention kernel: which rows, which keys, which part, in which order.
+
+Row ``i`` of a request is head ``i % group`` of query ``i // group``: the query heads of one KV head
+lie in the rows of one tile, and its keys are read once for all of them. The list is made from host
+numbers alone, once for all layers of a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+FEW = 16
+"""Rows of the small tile: the least that a matrix instruction takes."""
+LEAST_KEYS = 512
+"""A part of a split tile reads about this many keys at least: below it merging costs more."""
+MOST_PARTS = 32
+FIELDS = 8
+"""int32 a tile: request, first row, rows, query whose position its keys begin at (-1: key 0),
+part, parts, place of the part in the workspace, nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of the kernel over tiles of ``block_m`` rows, and the merge that follows it.
+
+    tiles: ``[t, FIELDS]`` int32, longest first; merges: ``[u, FIELDS]`` int32, split tiles only:
+    request, first row, rows, first part, parts; parts: how many the workspace holds.
+    """
+
+    block_m: int
+    tiles: torch.Tensor
+    merges: torch.Tensor
+    parts: int
+
+
+def plan(
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    group: int,
+    block_m: int,
+    kv_heads: int,
+    programs: int,
+) -> list[Launch]:
+    """Tiles of whole requests: of ``block_m`` rows, and of ``FEW`` where a request (a decode row,
+    a short question) or its rest has no more than that.
+
+    counts, lengths: queries and keys a request; programs: how many the chip runs at once. Tiles
+    are split along the keys where there are fewer tiles than that.
+    """
+    large: list[tuple[int, list[int]]] = []
+    small: list[tuple[int, list[int]]] = []
+    for request, (m, n) in enumerate(zip(counts, lengths)):
+        first, rows = 0, m * group
+        while first < rows:
+            size = FEW if rows - first <= FEW or block_m <= FEW else block_m
+            some = min(size, rows - first)
+            last = (first + some - 1) // group
+            keys = last + 1 + (n - m) * (last + 1) // m  # the stop itself only the device knows
+            (small if size == FEW else large).append((keys, [request, first, some, -1]))
+            first += some
+    return [
+        _launch(size, found, kv_heads, programs)
+        for size, found in ((block_m, large), (FEW, small))
+        if found
+    ]
+
+
+def spans(counts: Sequence[int], group: int, block_m: int, block: int) -> list[Launch]:
+    """Tiles of the spans of blocks of ``block`` queries: a tile's keys begin at the position of
+    its block's first query. One launch, never split."""
+    found: list[list[int]] = []
+    query = 0
+    for request, m in enumerate(counts):
+        for at in range(0, m, block):
+            end = min(at + block, m) * group
+            found += [
+                [request, first, min(block_m, end - first), query + at]
+                for first in range(at * group, end, block_m)
+            ]
+        query += m
+    if not found:
+        return []
+    return [Launch(block_m, _table([[*t, 0, 1, 0, 0] for t in found]), _table([]), 0)]
+
+
+def _launch(
+    block_m: int, found: list[tuple[int, list[int]]], kv_heads: int, programs: int
+) -> Launch:
+    found.sort(key=lambda t: -t[0])
+    share = max(LEAST_KEYS, sum(keys for keys, _ in found) * kv_heads // max(1, programs))
+    tiles: list[list[int]] = []
+    merges: list[list[int]] = []
+    place = 0
+    for keys, tile in found:
+        parts = min(MOST_PARTS, -(-keys // share))
+        if parts == 1:
+            tiles.append([*tile, 0, 1, 0, 0])
+            continue
+        tiles += [[*tile, part, parts, place + part, 0] for part in range(parts)]
+        merges.append([*tile[:3], place, parts, 0, 0, 0])
+        place += parts
+    return Launch(block_m, _table(tiles), _table(merges), place)
+
+
+def _table(rows: list[list[int]]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, FIELDS)

@@ -1,0 +1,471 @@
+"""Position-causal sparse attention in Triton: a work list of tiles, keys up to each tile's last row.
+
+The query heads of a KV head are rows of one tile (:mod:`.tiles`). Keys before a tile's first
+position need no mask and are read in a loop without one. A tile with few rows is split along its
+keys; its parts are merged by their log-sum-exp. A tile may also continue from the result of
+another kernel over the keys before it (:mod:`.decomposition`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from canopy_kernel import tiles
+from canopy_kernel.ragged import Rows
+from canopy_kernel.triton_shim import tl, triton
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Rows and keys a tile, warps, pipeline stages."""
+
+    block_m: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+def configuration(
+    dim: int,
+    dtype: torch.dtype,
+    few: bool,
+    capability: int,
+    split: bool = False,
+    continues: bool = False,
+) -> Configuration:
+    """What ships for a head size, a type, a kind of tile and a chip (80, 90, 100).
+
+    At head size 128, 64 rows on 8 warps would have both halves of them compute the same scores:
+    a tile of 128 rows has one warp for each 16 of them. All compile without spills
+    (:mod:`.compile`); what is fastest, only a GPU says.
+    """
+    if dtype == torch.float32:
+        if few:
+            return Configuration(tiles.FEW, 32 if dim < 256 else 16, 4, 1)
+        block_m, block_k, warps = {64: (32, 32, 4), 128: (16, 32, 8)}.get(dim, (16, 16, 4))
+        return Configuration(block_m, block_k, warps, 1)
+    if few:
+        return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, 3)
+    if dim == 64:
+        return Configuration(128, 64, 8, 3)
+    if dim == 256 and (continues or capability < 90):
+        return Configuration(32, 32, 4, 2)
+    if capability >= 90:
+        return Configuration(128, 64 if dim == 128 else 32, 8, 3 if dim == 128 else 2)
+    return Configuration(128, 32, 8, 2 if split else 3)
+
+
+@triton.jit
+def _dot(a, b, IEEE: tl.constexpr):
+    return tl.dot(a, b, input_precision="ieee" if IEEE else "tf32")
+
+
+@triton.jit
+def _paged(slot, page_stride, token_stride, PAGE: tl.constexpr):
+    """Offset of a slot's row in a pool."""
+    if PAGE == 1:
+        at = slot * page_stride
+    else:
+        at = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride
+    return at
+
+
+@triton.jit
+def _add_keys(
+    q,
+    acc,
+    peak,
+    total,
+    at,
+    end,
+    position,
+    k_head_ptr,
+    v_head_ptr,
+    slots_ptr,
+    scale_log2,
+    k_page,
+    k_token,
+    v_page,
+    v_token,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IEEE: tl.constexpr,
+    KIND: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold the keys ``at .. at + BLOCK_K`` into the running softmax of the rows."""
+    dims = tl.arange(0, DIM)
+    key = at + tl.arange(0, BLOCK_K)
+    if MASKED:
+        inside = key < end
+        slot = tl.load(slots_ptr + key, mask=inside, other=0).to(tl.int64)
+        k_at = k_head_ptr + _paged(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
+        k = tl.load(k_at, mask=inside[None, :], other=0.0).to(q.dtype)
+        score = _dot(q, k, IEEE) * scale_log2
+        seen = (key[None, :] <= position[:, None]) & inside[None, :]
+        score = tl.where(seen, score, float("-inf"))
+        high = tl.maximum(peak, tl.max(score, axis=1))
+        # A row that has seen no key yet keeps a finite peak, so that exp2 gives 0 and not NaN.
+        safe = tl.where(high == float("-inf"), 0.0, high)
+    else:
+        slot = tl.load(slots_ptr + key).to(tl.int64)
+        k_at = k_head_ptr + _paged(slot, k_page, k_token, PAGE)[None, :] + dims[:, None]
+        k = tl.load(k_at).to(q.dtype)
+        score = _dot(q, k, IEEE) * scale_log2
+        high = tl.maximum(peak, tl.max(score, axis=1))
+        safe = high
+    weight = tl.exp2(score - safe[:, None])
+    decay = tl.exp2(peak - safe)
+    total = total * decay + tl.sum(weight, axis=1)
+    v_at = v_head_ptr + _paged(slot, v_page, v_token, PAGE)[:, None] + dims[None, :]
+    if MASKED:
+        v = tl.load(v_at, mask=inside[:, None], other=0.0).to(q.dtype)
+    else:
+        v = tl.load(v_at).to(q.dtype)
+    acc = acc * decay[:, None] + _dot(weight.to(KIND).to(q.dtype), v, IEEE)
+    return acc, high, total
+
+
+@triton.jit
+def _sparse_prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    positions_ptr,
+    query_starts_ptr,
+    slots_ptr,
+    key_starts_ptr,
+    tiles_ptr,
+    part_ptr,
+    part_lse_ptr,
+    before_ptr,
+    before_lse_ptr,
+    scale_log2,
+    lse_to_log2,
+    q_row,
+    q_head,
+    k_page,
+    k_token,
+    k_head,
+    v_page,
+    v_token,
+    v_head,
+    before_lse_row,
+    before_lse_head,
+    GROUP: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IEEE: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CONTINUES: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    tile = tiles_ptr + tl.program_id(1) * 8
+    request = tl.load(tile)
+    first = tl.load(tile + 1)
+    lane = tl.arange(0, BLOCK_M)
+    alive = lane < tl.load(tile + 2)
+    dims = tl.arange(0, DIM)
+    row = first + lane
+    query = tl.load(query_starts_ptr + request) + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    position = tl.load(positions_ptr + query, mask=alive, other=-1).to(tl.int32)
+    where = query.to(tl.int64) * q_row + head * q_head
+    q = tl.load(q_ptr + where[:, None] + dims[None, :], mask=alive[:, None], other=0.0)
+    kind: tl.constexpr = q_ptr.dtype.element_ty
+    if WIDE:  # Triton's interpreter multiplies the raw bits of bf16: widen there, exactly
+        q = q.to(tl.float32)
+    slots = slots_ptr + tl.load(key_starts_ptr + request)
+    # Sorted positions: the tile's last live row bounds the keys anyone in it may read, and every
+    # row sees the keys up to its first one.
+    stop = tl.max(position, axis=0) + 1
+    clear = tl.min(tl.where(alive, position, stop), axis=0) + 1
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    low = stop * 0
+    if CONTINUES:
+        low = tl.load(positions_ptr + tl.load(tile + 3)).to(tl.int32)
+        if low > 0:
+            acc = tl.load(
+                before_ptr + where[:, None] + dims[None, :], mask=alive[:, None], other=0.0
+            ).to(tl.float32)
+            lse_at = before_lse_ptr + query.to(tl.int64) * before_lse_row + head * before_lse_head
+            peak = tl.load(lse_at, mask=alive, other=0.0) * lse_to_log2
+            total = tl.full([BLOCK_M], 1.0, tl.float32)
+    high = stop
+    if SPLIT:
+        part = tl.load(tile + 4)
+        parts = tl.load(tile + 5)
+        share = tl.cdiv(tl.cdiv(stop, parts), BLOCK_K) * BLOCK_K
+        low = part * share
+        high = tl.minimum(low + share, stop)
+    whole = tl.maximum(tl.minimum(high, clear) - low, 0) // BLOCK_K * BLOCK_K
+    k_head_ptr = k_ptr + kv_head * k_head
+    v_head_ptr = v_ptr + kv_head * v_head
+    for at in range(low, low + whole, BLOCK_K):
+        acc, peak, total = _add_keys(
+            q,
+            acc,
+            peak,
+            total,
+            at,
+            high,
+            position,
+            k_head_ptr,
+            v_head_ptr,
+            slots,
+            scale_log2,
+            k_page,
+            k_token,
+            v_page,
+            v_token,
+            PAGE,
+            DIM,
+            BLOCK_K,
+            IEEE,
+            kind,
+            False,
+        )
+    for at in range(low + whole, high, BLOCK_K):
+        acc, peak, total = _add_keys(
+            q,
+            acc,
+            peak,
+            total,
+            at,
+            high,
+            position,
+            k_head_ptr,
+            v_head_ptr,
+            slots,
+            scale_log2,
+            k_page,
+            k_token,
+            v_page,
+            v_token,
+            PAGE,
+            DIM,
+            BLOCK_K,
+            IEEE,
+            kind,
+            True,
+        )
+    total = tl.where(total == 0.0, 1.0, total)  # no key in this part
+    acc = acc / total[:, None]
+    whole_tile = True
+    if SPLIT:  # noqa: SIM102 - the first is decided when the kernel is compiled
+        if tl.load(tile + 5) > 1:
+            place = (tl.load(tile + 6).to(tl.int64) * tl.num_programs(0) + kv_head) * BLOCK_M + lane
+            tl.store(part_ptr + place[:, None] * DIM + dims[None, :], acc)
+            tl.store(part_lse_ptr + place, peak + tl.log2(total))
+            whole_tile = False
+    if whole_tile:
+        tl.store(
+            out_ptr + where[:, None] + dims[None, :],
+            acc.to(out_ptr.dtype.element_ty),
+            mask=alive[:, None],
+        )
+
+
+@triton.jit
+def _merge_kernel(
+    part_ptr,
+    part_lse_ptr,
+    out_ptr,
+    merges_ptr,
+    query_starts_ptr,
+    q_row,
+    q_head,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Join a split tile's parts: weights are exp2 of each part's log-sum-exp less the greatest."""
+    kv_head = tl.program_id(0)
+    merge = merges_ptr + tl.program_id(1) * 8
+    lane = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    alive = lane < tl.load(merge + 2)
+    dims = tl.arange(0, DIM)
+    base = tl.load(merge + 3).to(tl.int64)
+    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    acc = tl.zeros([BLOCK_R, DIM], tl.float32)
+    for part in range(tl.load(merge + 4)):
+        place = ((base + part) * tl.num_programs(0) + kv_head) * BLOCK_M + lane
+        lse = tl.load(part_lse_ptr + place, mask=alive, other=float("-inf"))
+        some = tl.load(part_ptr + place[:, None] * DIM + dims[None, :], mask=alive[:, None])
+        high = tl.maximum(peak, lse)
+        safe = tl.where(high == float("-inf"), 0.0, high)
+        decay = tl.exp2(peak - safe)
+        weight = tl.exp2(lse - safe)
+        total = total * decay + weight
+        acc = acc * decay[:, None] + some * weight[:, None]
+        peak = high
+    row = tl.load(merge + 1) + lane
+    query = (tl.load(query_starts_ptr + tl.load(merge)) + row // GROUP).to(tl.int64)
+    where = query * q_row + (kv_head * GROUP + row % GROUP) * q_head
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        out_ptr + where[:, None] + dims[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=alive[:, None],
+    )
+
+
+MERGE_ROWS = 16
+
+
+@functools.lru_cache(maxsize=16)
+def chip(device: torch.device) -> tuple[int, int]:
+    """(compute capability as 80, 90, ..; programs at once: two a multiprocessor) of a device."""
+    if device.type != "cuda":
+        return 90, 16  # the interpreter
+    found = torch.cuda.get_device_properties(device)
+    return found.major * 10 + found.minor, 2 * found.multi_processor_count
+
+
+def _to(device: torch.device, launches: list[tiles.Launch]) -> list[tiles.Launch]:
+    """The tables on the device, without waiting for it."""
+    if device.type != "cuda":
+        return launches
+
+    def moved(table: torch.Tensor) -> torch.Tensor:
+        return table.pin_memory().to(device, non_blocking=True) if len(table) else table
+
+    return [tiles.Launch(x.block_m, moved(x.tiles), moved(x.merges), x.parts) for x in launches]
+
+
+def sparse_prefill_triton(
+    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
+) -> torch.Tensor:
+    """The Triton kernel (CUDA, or the interpreter on a CPU). Same arguments as
+    :func:`canopy_kernel.attention.reference`; the work list is made once for all layers."""
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    if q.shape[0] == 0:
+        return out
+    kv_heads = k_pool.shape[2]
+    group, dim = q.shape[1] // kv_heads, q.shape[2]
+    capability, programs = chip(q.device)
+    block_m = configuration(dim, q.dtype, False, capability).block_m
+
+    def work() -> list[tiles.Launch]:
+        return _to(q.device, tiles.plan(*rows.sizes(), group, block_m, kv_heads, programs))
+
+    for launch in rows.once(("tiles", group, block_m, kv_heads), work):
+        run_tiles(q, k_pool, v_pool, out, rows, scale, launch)
+    return out
+
+
+def span_triton(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    rows: Rows,
+    scale: float,
+    block: int,
+    before: tuple[torch.Tensor, torch.Tensor, float],
+) -> torch.Tensor:
+    """Rows over the keys from their block's first position on, continued from the keys before it.
+
+    block: queries a block; before: (``[m, heads, d]`` attention over the keys before each block,
+    ``[m, heads]`` its log-sum-exp, the factor that makes it one of base 2). Rows of a block that
+    begins at position 0 take nothing from it. Otherwise as :func:`sparse_prefill_triton`.
+    """
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    if q.shape[0] == 0:
+        return out
+    kv_heads = k_pool.shape[2]
+    group, dim = q.shape[1] // kv_heads, q.shape[2]
+    block_m = configuration(dim, q.dtype, False, chip(q.device)[0], continues=True).block_m
+
+    def work() -> list[tiles.Launch]:
+        return _to(q.device, tiles.spans(rows.sizes()[0], group, block_m, block))
+
+    for launch in rows.once(("spans", group, block_m, block), work):
+        run_tiles(q, k_pool, v_pool, out, rows, scale, launch, before)
+    return out
+
+
+def run_tiles(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    out: torch.Tensor,
+    rows: Rows,
+    scale: float,
+    launch: tiles.Launch,
+    before: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+) -> None:
+    """One launch into ``out``, and its merge."""
+    kv_heads = k_pool.shape[2]
+    dim, group = q.shape[2], q.shape[1] // kv_heads
+    few = launch.block_m == tiles.FEW
+    config = configuration(
+        dim, q.dtype, few, chip(q.device)[0], launch.parts > 0, before is not None
+    )
+    wide = q.dtype == torch.bfloat16 and not q.is_cuda
+    shape = (launch.parts, kv_heads, launch.block_m)
+    part = torch.empty(*shape, dim, dtype=torch.float32, device=q.device) if launch.parts else out
+    part_lse = torch.empty(shape, dtype=torch.float32, device=q.device) if launch.parts else out
+    first, lse, to_log2 = before if before is not None else (out, out, 1.0)
+    _sparse_prefill_kernel[(kv_heads, len(launch.tiles))](
+        q,
+        k_pool,
+        v_pool,
+        out,
+        rows.positions,
+        rows.query_starts,
+        rows.slots,
+        rows.key_starts,
+        launch.tiles,
+        part,
+        part_lse,
+        first,
+        lse,
+        scale * LOG2_E,
+        to_log2,
+        *q.stride()[:2],
+        *k_pool.stride()[:3],
+        *v_pool.stride()[:3],
+        *lse.stride()[:2],
+        GROUP=group,
+        PAGE=k_pool.shape[1],
+        DIM=dim,
+        BLOCK_M=launch.block_m,
+        BLOCK_K=config.block_k,
+        IEEE=q.dtype == torch.float32 or wide,
+        WIDE=wide,
+        SPLIT=launch.parts > 0,
+        CONTINUES=before is not None,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    if launch.parts:
+        blocks = triton.cdiv(launch.block_m, MERGE_ROWS)
+        _merge_kernel[(kv_heads, len(launch.merges), blocks)](
+            part,
+            part_lse,
+            out,
+            launch.merges,
+            rows.query_starts,
+            *out.stride()[:2],
+            GROUP=group,
+            DIM=dim,
+            BLOCK_M=launch.block_m,
+            BLOCK_R=MERGE_ROWS,
+            num_warps=4,
+        )

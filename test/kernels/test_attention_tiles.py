@@ -1,0 +1,101 @@
+"""The attention kernel's work list, and the kernel over every kind of tile in it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from canopy_kernel import attention, tiles, triton_attention  # noqa: E402
+
+requests = st.lists(
+    st.integers(0, 300).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 3000))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(requests, st.sampled_from([1, 3, 4, 7, 8]), st.sampled_from([16, 64, 128]))
+def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block_m):
+    counts, lengths = zip(*sizes)
+    rows = []
+    for launch in tiles.plan(counts, lengths, group, block_m, 2, 64):
+        for request, first, some, begin, part, parts, _place, _ in launch.tiles.tolist():
+            assert 0 < some <= launch.block_m
+            assert begin == -1
+            assert part < parts
+            if part == 0:
+                rows += [(request, first + i) for i in range(some)]
+        split = [t for t in launch.tiles.tolist() if t[5] > 1]
+        assert sorted(t[6] for t in split) == list(range(launch.parts))
+        merged = [[m[0], m[1], m[2], m[4]] for m in launch.merges.tolist()]
+        assert sorted(merged) == sorted([*t[:3], t[5]] for t in split if t[4] == 0)
+    wanted = [(i, row) for i, (m, _) in enumerate(sizes) for row in range(m * group)]
+    assert sorted(rows) == wanted
+
+
+def test_decode_rows_of_a_mixed_batch_have_small_tiles_of_their_own():
+    large, small = tiles.plan([400, 1, 1], [4000, 9000, 50], 4, 128, 8, 264)
+    assert (large.block_m, small.block_m) == (128, tiles.FEW)
+    assert {t[0] for t in large.tiles.tolist()} == {0}
+    assert {t[0] for t in small.tiles.tolist()} >= {1, 2}
+
+
+def test_the_longest_tiles_come_first():
+    (launch,) = tiles.plan([320, 64], [8000, 2000], 4, 128, 8, 64)
+    assert launch.tiles[0].tolist()[:2] == [0, 9 * 128]  # the last rows of the longer request
+    first = [t[1] for t in launch.tiles.tolist() if t[0] == 0]
+    assert first == sorted(first, reverse=True)
+
+
+def test_few_rows_are_split_until_the_chip_is_full_and_many_are_not():
+    (few,) = tiles.plan([1], [32768], 4, 128, 8, 264)
+    assert len(few.tiles) == tiles.MOST_PARTS
+    assert len(few.tiles) * 8 <= 264 + 8
+    (short,) = tiles.plan([1], [700], 4, 128, 8, 264)
+    assert len(short.tiles) == 2  # a part has hundreds of keys
+    many = tiles.plan([9830], [65536], 4, 128, 8, 264)
+    assert sum(launch.parts for launch in many) == 0
+
+
+def _batch(sizes):
+    slots = torch.randperm(sum(n for _, n in sizes) + 7)[: sum(n for _, n in sizes)]
+    positions = [torch.randperm(n)[:m].sort()[0] for m, n in sizes]
+    counts, lengths = (torch.tensor([0, *x]).cumsum(0).int() for x in zip(*sizes))
+    return attention.Rows(torch.cat(positions), counts, slots, lengths, max(m for m, _ in sizes))
+
+
+SIZES = {
+    "mixed": [(75, 220), (1, 300), (1, 1), (0, 9)],
+    "one-row": [(1, 600)],
+    "question": [(9, 400)],
+}
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 20], ids=lambda g: f"group{g}")
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypatch):
+    monkeypatch.setattr(tiles, "LEAST_KEYS", 70)
+    torch.manual_seed(group)
+    rows, kv_heads, dim = _batch(sizes), 2, 64
+    q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, dim, dtype=torch.float16)
+    n = int(rows.slots.max()) + 1
+    k, v = (torch.randn(n, 1, kv_heads, dim, dtype=torch.float16) for _ in range(2))
+    got = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
+    expected = attention.reference(q, k, v, rows, 0.125)
+    assert (got.float() - expected.float()).abs().max() < 4e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_prompt_of_two_thousand_tokens(dim):
+    torch.manual_seed(dim)
+    rows = _batch([(310, 2048), (40, 1500), (1, 900)])
+    q = torch.randn(351, 8, dim, dtype=torch.float16)
+    k, v = (torch.randn(4455, 1, 2, dim, dtype=torch.float16) for _ in range(2))
+    got = triton_attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5)
+    expected = attention.reference(q, k, v, rows, dim**-0.5)
+    assert (got.float() - expected.float()).abs().max() < 4e-3

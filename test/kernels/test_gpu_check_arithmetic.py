@@ -1,0 +1,90 @@
+"""The GPU check's own arithmetic, which runs anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmark" / "kernels"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import device_timing
+    import gpu_check
+
+    return device_timing, gpu_check
+
+
+def test_a_time_beside_its_floor_and_the_measured_peaks(scripts):
+    from canopy_kernel.floors import Cost
+
+    timing, _ = scripts
+    top = {"flop_per_second": 100.0, "bytes_per_second": 10.0}
+    row = timing.against_peaks("k", 4.0, Cost(300.0, 50.0), Cost(200.0, 10.0), top)
+    assert row == {
+        "k_s": 4.0,
+        "k_times_floor": 2.0,  # 200 FLOPs at 100 a second
+        "k_of_peak_flops": 0.75,  # 300 done in 4 seconds
+        "k_of_peak_bytes": 0.25,
+        "k_flops_over_floor": 1.5,
+    }
+
+
+def test_every_aim_is_judged_by_the_report(scripts):
+    _, check = scripts
+    report = {
+        "attention": [{"tokens": 8, "triton_times_floor": 1.4, "fa3_times_floor": 1.6}],
+        "movers": [{"tokens": 8, "kernel": "fuse", "kernel_times_floor": 1.2}],
+        "end_to_end": [
+            {"tokens": 8, "ratio": 0.15, **check.compared(10.0, 2.0, 2.5, "asked")},
+            {"failed": "out of memory"},
+        ],
+    }
+    assert check.judge(report) == [
+        "MISSED: fa3 at 8 tokens: 1.60 times its floor (aim 1.5)",
+        "met: triton at 8 tokens: 1.40 times its floor (aim 1.5)",
+        "met: fuse at 8 tokens: 1.20 times its floor (aim 1.5)",
+        "MISSED: asked at 8 tokens: host over device 1.25 (aim 1.1)",
+        "met: asked at 8 tokens: 5.00 times sooner than full prefill (aim 4.86)",
+    ]
+    assert check.judge({"attention": [{"failed": "no"}]}) == []
+
+
+def run(out, *flags):
+    done = subprocess.run(
+        ["bash", ROOT / "scripts" / "gpu_check.sh", out, *flags],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return done, json.loads((out / "gpu_check.json").read_text())
+
+
+def test_the_dry_run_prints_the_arithmetic_and_runs_no_kernel(tmp_path):
+    done, report = run(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing was run" in done.stdout
+    assert not (tmp_path / "compile.json").exists()
+    rows = report["dry_run"]
+    assert {(r["tokens"], r["ratio"]) for r in rows} >= {(4096, 0.15), (65536, 0.5)}
+    assert all(r[f"{way}_flops_over_floor"] >= 1 for r in rows for way in ("triton", "decomposed"))
+
+
+@pytest.mark.long
+def test_the_smoke_run_goes_through_every_section(tmp_path):
+    done, report = run(tmp_path, "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = report["end_to_end"]
+    assert {"host_asked_s", "device_asked_s", "asked_host_over_device"} <= set(row)
+    assert all(case["ok"] for case in report["correctness"])
