@@ -48,7 +48,7 @@ from slices import due_times, rate_of, turn
 
 from sglang_canopy.bench import client, forced_output, replay_clock
 from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
-from sglang_canopy.bench.options import closed_loop, labels
+from sglang_canopy.bench.options import labels
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.cli.main import main as canopy
 from sglang_canopy.trace import open_trace
@@ -72,6 +72,11 @@ class Arm:
     """Of the load under way: each slice's requests."""
     seconds: float = 0.0
     """Of the load under way: until each slice was answered, in all."""
+
+    @property
+    def sessions(self) -> bool:
+        """Whether it is told of sessions and their ends, which SGLang's session cache needs."""
+        return "--enable-session-radix-cache" in self.arguments
 
 
 def arm_of(text: str) -> Arm:
@@ -99,18 +104,12 @@ def trace_of(args: argparse.Namespace) -> tuple[str, Path]:
 
 
 async def replay(
-    arm: Arm,
-    made: Materialiser,
-    part: Sequence[Planned],
-    due: Sequence[float],
-    think: tuple[float, float] | None = None,
+    arm: Arm, made: Materialiser, part: Sequence[Planned], due: Sequence[float]
 ) -> tuple[list[dict[str, Any]], float]:
-    """Send ``part`` when it is due; returns what came back, and the seconds until all of it had.
-
-    ``think`` makes it a closed loop: the factor on times to think, and the longest before it.
-    """
+    """Send ``part`` when it is due; returns what came back, and the seconds until all of it had."""
     jobs = [ReplayRequest(p, said) for p, said in zip(part, labels(part, False, 0), strict=True)]
-    schedule = Schedule(jobs, due, loop=None if think is None else closed_loop(jobs, *think))
+    schedule = Schedule(jobs, due)
+    ends = set({p.request.conversation: p.ordinal for p in made.planned}.values())
     began = time.perf_counter()
 
     async def send(job: ReplayRequest) -> None:
@@ -118,8 +117,13 @@ async def replay(
         if arm.clock:
             custom[replay_clock.KEY] = [arm.clock, round(job.planned.request.time_s, 6)]
         prompt = made.prompt(job.planned)
-        payload = client.body(DIALECT, "served", prompt, job.planned.output_tokens, custom, {})
+        named = job.planned.request.conversation if arm.sessions else None
+        extra = {} if named is None else {"session_id": named}
+        payload = client.body(DIALECT, "served", prompt, job.planned.output_tokens, custom, extra)
         job.reply = await client.send(session, arm.url + DIALECT.path, DIALECT, payload, {})
+        if named is not None and job.planned.ordinal in ends:
+            async with session.post(f"{arm.url}/close_session", json={"session_id": named}) as told:
+                told.raise_for_status()
         schedule.answered(job)
 
     async with aiohttp.ClientSession(
