@@ -2,11 +2,10 @@
 
     python benchmark/latency/served_simulated.py --profile PROFILE.json --data DIR RESULT.json ...
 
-PROFILE is what ``canopy profile`` measured on the machine of the results, with its best at prompts
-and contexts as long as the scaled trace has. The same slices come at the same shares of
+PROFILE is what ``canopy profile`` measured on the machine of the results. The same slices come at the same shares of
 saturation, which is that of the simulated first arm, measured in the same way (all of a warm-up's
 second half at once). Between two slices nothing comes for as long as the other arms' turns took.
-The interval is of the same bootstrap. Open loop only.
+The interval is of the same bootstrap. SGLang's session cache is not simulated.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
 METRICS = ("mean", "p95", "p99", "hits")
 OURS = ("wa", "etlru")
+SGLANGS = {"slru": {"protected_share": 1.0}}
+"""Settings with which a policy here does what SGLang's of that name does."""
+NOT_SIMULATED = "--enable-session-radix-cache"
 COPIES_BYTES_PER_S = 4e9
 """Of the link to the host where the profile has none: memory to memory, no accelerator."""
 
@@ -54,7 +56,8 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
     given, _ = parser.parse_known_args([*about["common"], *shlex.split(arguments)])
     ours = given.radix_eviction in OURS or given.radix_eviction.startswith("canopy-")
     name = given.radix_eviction.removeprefix("canopy-") if ours else given.radix_eviction
-    policy: dict[str, Any] = {"policy": name, "policy_config": given.radix_eviction_policy_config}
+    settings = {**SGLANGS.get(name, {}), **given.radix_eviction_policy_config}
+    policy: dict[str, Any] = {"policy": name, "policy_config": settings}
     host = None
     if given.enable_hierarchical_cache:
         size = given.hicache_ratio * about["kv_tokens"] * profile.kv_bytes_per_token
@@ -133,7 +136,11 @@ def run_load(
     profile: EngineProfile,
 ) -> Iterator[tuple[str, dict[str, tuple[float, float, float]]]]:
     """Each arm against the first one."""
-    configs = {name: config_of(text, about, profile) for name, text in about["arms"].items()}
+    configs = {
+        name: config_of(text, about, profile)
+        for name, text in about["arms"].items()
+        if NOT_SIMULATED not in text
+    }
     warm, each = about["warm_requests"], about["slice_requests"]
     half = warm // 2
     parts = [planned[i : i + each] for i in range(warm, len(planned), each)]
