@@ -1,0 +1,103 @@
+"""What served.py makes of its requests: figures, paired intervals, tables, a result that grows."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DRAWS = 4000
+PERCENTILES = (50, 95, 99)
+
+Slices = Sequence[Sequence[dict[str, Any]]]
+"""Each slice's requests, as ``served.row`` makes them."""
+
+
+def figures(slices: Slices) -> dict[str, float]:
+    """Of all requests of ``slices`` that were answered. Seconds; ``hits`` is a share."""
+    rows = [r for part in slices for r in part if r["ok"]]
+    ttft = np.array([r["ttft_s"] for r in rows])
+    prompts = np.array([r["prompt_tokens"] for r in rows])
+    tenth = max(1, len(rows) // 10)
+    by_length = np.argsort(prompts, kind="stable")
+    found = {"mean": float(ttft.mean())}
+    found |= {f"p{p}": float(np.percentile(ttft, p)) for p in PERCENTILES}
+    found["max"] = float(ttft.max())
+    found["shortest decile"] = float(ttft[by_length[:tenth]].mean())
+    found["longest decile"] = float(ttft[by_length[-tenth:]].mean())
+    found["done, mean"] = statistics.fmean(r["done_s"] for r in rows)
+    found["hits"] = sum(r["cached_tokens"] for r in rows) / max(int(prompts.sum()), 1)
+    return found
+
+
+def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, float, float]]:
+    """Change of each figure and its 95 % interval, over slices drawn with replacement. Ratios
+    minus one; for hits, the difference."""
+    draw = random.Random(seed)
+    numbers = range(len(base))
+    found: dict[str, list[float]] = {}
+    picks = [list(numbers)] + [draw.choices(numbers, k=len(base)) for _ in range(DRAWS)]
+    for pick in picks:
+        one, two = figures([base[i] for i in pick]), figures([other[i] for i in pick])
+        for name in one:
+            change = two[name] - one[name] if name == "hits" else two[name] / one[name] - 1.0
+            found.setdefault(name, []).append(change)
+    return {
+        name: (values[0], *map(float, np.percentile(values[1:], [2.5, 97.5])))
+        for name, values in found.items()
+    }
+
+
+def table(made: Mapping[str, Any]) -> str:
+    """One load of a result as Markdown."""
+    found: Mapping[str, Mapping[str, float]] = made["figures"]
+    base = next(iter(found))
+    lines = [
+        f"\n## {made['load']:.0%} of saturation ({made['requests_a_second']:.2f} requests/s), "
+        f"{made['slices']} slices, {made['requests']} requests an arm\n",
+        "| arm | " + " | ".join(found[base]) + " | all answered after, s |",
+        "|---|" + "---:|" * (len(found[base]) + 1),
+    ]
+    for arm, values in found.items():
+        cells = [f"{v:.1%}" if name == "hits" else f"{v:.2f}" for name, v in values.items()]
+        lines.append(f"| {arm} | " + " | ".join(cells) + f" | {made['seconds'][arm]:.1f} |")
+    for arm, changes in made["changes"].items():
+        cells = [f"{100 * v:+.0f} [{100 * a:+.0f}, {100 * b:+.0f}]" for v, a, b in changes.values()]
+        lines.append(f"| {arm} to {base}, % | " + " | ".join(cells) + " | |")
+    if made["failed"]:
+        lines.append(f"\n{made['failed']} requests failed, the first: {made['error']}")
+    return "\n".join(lines)
+
+
+class Result:
+    """A JSON file that has a load as soon as it is measured, and is gone on with.
+
+    Ends the command where the file is of another set-up (``about``).
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.made: dict[str, Any] = {"about": json.loads(json.dumps(about)), "loads": []}
+        if path.exists():
+            known = json.loads(path.read_text())
+            if known["about"] != self.made["about"]:
+                raise SystemExit(
+                    f"{path} is of other arguments; give another --out or --name, or remove it"
+                )
+            self.made = known
+
+    def has(self, load: float) -> bool:
+        """Whether ``load`` was measured before."""
+        return any(one["load"] == load for one in self.made["loads"])
+
+    def add(self, load: Mapping[str, Any]) -> None:
+        """One more, written at once; never half a file."""
+        self.made["loads"].append(load)
+        beside = self.path.with_suffix(".part")
+        beside.write_text(f"{json.dumps(self.made)}\n")
+        beside.replace(self.path)

@@ -1,0 +1,48 @@
+"""Slices of a trace for served.py: when their requests are due, and whose turn it is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from sglang_canopy.trace.materialise import Planned
+
+T = TypeVar("T")
+
+
+def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
+    """Seconds from the slice's start: the trace's own gaps, as fast as ``rate`` requests a second.
+
+    Stamps that several requests share are spread evenly up to the next one; the last stamp's over
+    the shortest step of the slice, since what comes next is not in it.
+    """
+    stamps = [planned.request.time_s for planned in part]
+    steps = [later - t for t, later in itertools.pairwise(stamps) if later > t]
+    if not steps:  # one stamp for all: a Poisson process instead
+        draw = random.Random(seed)
+        return list(itertools.accumulate(draw.expovariate(rate) for _ in part))
+    spread: list[float] = []
+    for time_s, group in itertools.groupby(stamps):
+        count = len(list(group))
+        step = next((t for t in stamps if t > time_s), time_s + min(steps)) - time_s
+        spread += [time_s + step * i / count for i in range(count)]
+    span = (stamps[-1] + min(steps)) - stamps[0]
+    return [(t - stamps[0]) / span * len(part) / rate for t in spread]
+
+
+def rate_of(parts: Sequence[Sequence[Planned]], load: float, tokens_a_second: float) -> float:
+    """Requests a second at which ``parts`` bring ``load`` of what a server can do.
+
+    In prompt tokens: some slices have prompts three times as long as others.
+    """
+    prompts = [planned.prompt_tokens for part in parts for planned in part]
+    return load * tokens_a_second * len(prompts) / sum(prompts)
+
+
+def turn(arms: Sequence[T], number: int) -> list[T]:
+    """Who goes first, second, ... in slice ``number``: everyone in turn, forwards and back."""
+    first = number % len(arms)
+    order = [*arms[first:], *arms[:first]]
+    return order[:1] + order[:0:-1] if number // len(arms) % 2 else order

@@ -1,0 +1,157 @@
+"""Two real servers in turns: when requests are due, what the bootstrap draws, what is written."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.trace import TraceRequest
+from sglang_canopy.trace.materialise import Planned
+
+FOLDER = Path(__file__).parents[2] / "benchmark" / "latency"
+
+
+def module(name: str) -> ModuleType:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+slices = module("slices")
+paired = module("paired")
+
+
+def part(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]:
+    prompts = prompts or [10] * len(stamps)
+    return [
+        Planned(TraceRequest(t, n, 1, (), 1), i, n, 1, None)
+        for i, (t, n) in enumerate(zip(stamps, prompts, strict=True))
+    ]
+
+
+def test_requests_of_the_last_stamp_do_not_come_at_once() -> None:
+    due = slices.due_times(part([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
+    assert due == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+
+
+def test_the_gaps_are_those_of_the_trace() -> None:
+    due = slices.due_times(part([0.0, 1.0, 4.0, 5.0]), rate=1.0, seed=0)
+    gaps = [b - a for a, b in itertools.pairwise(due)]
+    assert gaps[1] == pytest.approx(3 * gaps[0])
+    assert gaps[2] == pytest.approx(gaps[0])
+
+
+def test_one_stamp_for_all_is_a_poisson_process() -> None:
+    due = slices.due_times(part([7.0] * 400), rate=4.0, seed=3)
+    assert len(set(due)) == 400
+    assert due[-1] == pytest.approx(100.0, rel=0.15)
+    assert due == slices.due_times(part([7.0] * 400), rate=4.0, seed=3)
+    assert due != slices.due_times(part([7.0] * 400), rate=4.0, seed=4)
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=2, max_size=40).map(sorted),
+    st.floats(0.1, 50.0),
+)
+def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: float) -> None:
+    due = slices.due_times(part([3.0 * s for s in stamps]), rate=rate, seed=0)
+    assert len(due) == len(stamps)
+    assert due == sorted(due)
+    assert due[0] >= 0.0
+    if stamps[0] != stamps[-1]:
+        assert due[0] == 0.0
+        assert len(due) / rate >= due[-1]
+
+
+def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
+    """Two slices of short and long prompts: on average the load that was asked for."""
+    parts = [part([0, 1], [10, 30]), part([2, 3], [100, 60])]
+    assert slices.rate_of(parts, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
+
+
+def rows(*ttft: float, cached: int = 0, ok: bool = True) -> list[dict[str, Any]]:
+    return [
+        {"ok": ok, "ttft_s": t, "done_s": t + 1, "prompt_tokens": 10, "cached_tokens": cached}
+        for t in ttft
+    ]
+
+
+def test_equal_arms_differ_by_nothing() -> None:
+    draw = random.Random(1)
+    base = [rows(*(draw.random() for _ in range(5))) for _ in range(6)]
+    for value, low, high in paired.compared(base, base, seed=1).values():
+        assert value == low == high == 0.0
+
+
+def test_the_interval_is_paired() -> None:
+    """Slices differ a hundredfold, the arms by exactly a tenth: the interval has no width."""
+    base = [rows(s, 2 * s) for s in (0.1, 1.0, 10.0)]
+    other = [rows(0.9 * s, 1.8 * s) for s in (0.1, 1.0, 10.0)]
+    value, low, high = paired.compared(base, other, seed=1)["mean"]
+    assert (value, low, high) == pytest.approx((-0.1, -0.1, -0.1))
+
+
+def test_the_interval_is_that_of_a_mean_of_slices() -> None:
+    """Against the normal approximation: 40 slices of one request, ratio of means about one."""
+    draw = random.Random(5)
+    base = [rows(1.0) for _ in range(40)]
+    changes = [draw.gauss(0.0, 0.2) for _ in range(40)]
+    value, low, high = paired.compared(base, [rows(1.0 + c) for c in changes], seed=2)["mean"]
+    error = statistics.stdev(changes) / 40**0.5
+    assert value == pytest.approx(statistics.fmean(changes))
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
+
+
+def test_hits_differ_in_points_and_failures_do_not_count() -> None:
+    base = [rows(1.0, 1.0, cached=2), rows(1.0, cached=2)]
+    other = [rows(1.0, cached=5) + rows(99.0, ok=False), rows(1.0, cached=5)]
+    found = paired.compared(base, other, seed=1)
+    assert found["hits"] == pytest.approx((0.3, 0.3, 0.3))
+    assert found["max"][0] == 0.0
+
+
+def test_everyone_goes_first_equally_often() -> None:
+    firsts = [slices.turn("abc", number)[0] for number in range(6)]
+    assert sorted(firsts) == list("aabbcc")
+    pairs = {(a, b) for n in range(6) for t in [slices.turn("abc", n)]
+             for a, b in itertools.pairwise(t)}  # fmt: skip
+    assert len(pairs) == 6, "who comes before whom changes too"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[], Any]:
+    return lambda: json.loads((tmp_path / "result.json").read_text())
+
+
+def test_a_result_is_there_after_every_load_and_is_gone_on_with(
+    tmp_path: Path, written: Callable[[], Any]
+) -> None:
+    about = {"arms": {"a": ["--x"]}, "slices": 10}
+    result = paired.Result(tmp_path / "result.json", about)
+    result.add({"load": 0.95, "figures": {}})
+    assert [one["load"] for one in written()["loads"]] == [0.95]
+    again = paired.Result(tmp_path / "result.json", about)
+    assert again.has(0.95)
+    assert not again.has(0.7)
+    again.add({"load": 0.7, "figures": {}})
+    assert [one["load"] for one in written()["loads"]] == [0.95, 0.7]
+
+
+def test_other_arguments_are_another_result(tmp_path: Path) -> None:
+    paired.Result(tmp_path / "result.json", {"arms": 1}).add({"load": 0.95})
+    with pytest.raises(SystemExit, match="other arguments"):
+        paired.Result(tmp_path / "result.json", {"arms": 2})
