@@ -52,9 +52,10 @@ class SystemConfig:
     session_gate: str = "none"
     """Who may join the queue, a name in ``gate.py``."""
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
-    waiting_prefixes: str = "awaited"
-    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``awaited``
-    as the live tree, ``touched`` as SGLang's own ``lru``."""
+    waiting_prefixes: str = "by-place"
+    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``by-place``
+    as the live tree, ``awaited`` with ``--canopy-protect-waiting off``, ``touched`` as SGLang's
+    own ``lru``."""
     prefetch_policy: str = "best_effort"
     """When a request that waits for its disk prefetch may start: at once, with what has come
     (``best_effort``); when all has (``wait_complete``); or after a time (``timeout``)."""
