@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,8 +37,20 @@ def test_every_arm_is_a_system_and_has_its_baseline_first(simulated):
 
 
 def test_another_setting_is_another_run(simulated):
-    prints = {simulated.fingerprint(arm) for arm in simulated.ARMS}
-    assert len(prints) == len(simulated.ARMS)
+    for workload in simulated.WORKLOADS:
+        arms = [arm for arm in simulated.ARMS if workload in arm.workloads]
+        assert len({simulated.fingerprint(arm) for arm in arms}) == len(arms)
+
+
+def test_an_arm_that_says_nothing_of_who_waits_is_run_again_when_the_default_changes(
+    simulated, monkeypatch
+):
+    arms = {arm.key: arm for arm in simulated.ARMS}
+    before = {key: simulated.fingerprint(arms[key]) for key in ("sglang", "wa")}
+    other = SimpleNamespace(waiting_prefixes="ignored")
+    monkeypatch.setattr(simulated, "SystemConfig", lambda **_: other)
+    assert simulated.fingerprint(arms["sglang"]) == before["sglang"]
+    assert simulated.fingerprint(arms["wa"]) != before["wa"]
 
 
 def test_the_load_at_a_target_lies_between_the_runs_around_it(simulated):
