@@ -26,7 +26,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,11 @@ SEEDS = (0, 1, 2)
 WORKLOADS = ("conversation", "synthetic", "agentic")
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
+
+
+LONGEST = {"llama-3.1-8b-h100": 131_072}
+"""Profile -> tokens of the longest agentic request: the model's context, where the device does
+not hold the trace's longest."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,13 @@ def parts() -> list[Part]:
     ]
 
 
-def trace(workload: str, seed: int, data: Path) -> list[TraceRequest]:
-    """The requests of one seed."""
+def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> list[TraceRequest]:
+    """The requests of one seed; of agents no request of more than ``longest`` tokens, and none of
+    its session after it."""
     if workload == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        return list(itertools.islice(overlay(archive, SESSIONS, 3600.0, seed), REQUESTS))
+        made = overlay(archive, SESSIONS, 3600.0, seed)
+        return list(itertools.islice(made if longest is None else up_to(made, longest), REQUESTS))
     if workload == "conversation":
         path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
         found = itertools.islice(open_trace(path, "mooncake"), start, start + REQUESTS)
@@ -96,6 +103,16 @@ def trace(workload: str, seed: int, data: Path) -> list[TraceRequest]:
     path = data / "mooncake" / "synthetic_trace.jsonl"
     made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
     return made if seed == 0 else shuffled(made, seed)
+
+
+def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
+    """Each session up to the first request that is longer."""
+    over: set[str | None] = set()
+    for request in requests:
+        if request.input_tokens + request.output_tokens > longest:
+            over.add(request.user)
+        if request.user not in over:
+            yield request
 
 
 def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
@@ -152,7 +169,7 @@ def run_part(part: Part, data: Path, until: float, first: bool = False) -> str:
     ]
     if not missing or time.time() > until:
         return f"{part.key}: {len(missing)} runs missing"
-    requests = CompactTrace(trace(part.workload, part.seed, data))
+    requests = CompactTrace(trace(part.workload, part.seed, data, LONGEST.get(part.profile)))
     workload = Workload(requests, seed=part.seed)
     profile = load_profile(part.profile)
     loop = "closed" if part.workload == "agentic" else "turns-wait"

@@ -71,3 +71,14 @@ def test_shuffled_starts_keep_the_gaps_of_conversations(simulated):
         times = [r.time_s for r in made if r.conversation == name]
         assert [b - a for a, b in itertools.pairwise(times)] == [5.0, 5.0, 5.0]
     assert [r.conversation for r in made] != [r.conversation for r in trace]
+
+
+def test_a_session_ends_before_its_first_request_that_is_too_long(simulated):
+    lengths = {"a": (2, 3, 9, 3), "b": (2, 4, 4)}
+    trace = [
+        request(float(i), tuple(range(n)), user=name)
+        for name, blocks in lengths.items()
+        for i, n in enumerate(blocks)
+    ]
+    made = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
+    assert made == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
