@@ -25,7 +25,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_prof
 from sglang_canopy.sim.system.arrivals import ClosedLoop
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.sessions import session_links
 
 CONVERSATIONS = 100
 CONTEXT_TOKENS = 131_072
@@ -91,8 +92,9 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 class Timed:
     """Arrivals that remember when each session began and was last answered."""
 
-    def __init__(self, inner: ClosedLoop) -> None:
+    def __init__(self, inner: ClosedLoop, first: Sequence[int]) -> None:
         self.inner = inner
+        self.first = first
         self.begun = {request: due for due, request in inner.begin()}
         self.ended: dict[int, float] = {}
 
@@ -100,7 +102,7 @@ class Timed:
         return self.inner.begin()
 
     def answered(self, request: int, end_s: float) -> Any:
-        self.ended[self.inner.session[request]] = end_s
+        self.ended[self.first[request]] = end_s
         return self.inner.answered(request, end_s)
 
 
@@ -127,7 +129,8 @@ def run(workload: Workload, arm: str, rate: float, seed: int) -> dict[str, Any]:
             speed.write_bytes_per_s,
             policy=settings.get("device_policy", "lru"),
         )
-    timed = Timed(ClosedLoop(workload, sessions_per_hour=rate, seed=seed))
+    first_turn = session_links(workload.trace).first
+    timed = Timed(ClosedLoop(workload, sessions_per_hour=rate, seed=seed), first_turn)
     began = time.perf_counter()
     result = simulate_system(workload, SystemConfig(**settings), profile, arrivals=timed, seed=seed)
     first = sorted(timed.ended)

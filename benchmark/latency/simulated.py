@@ -154,7 +154,7 @@ def fingerprint(arm: Arm) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def run_part(part: Part, data: Path, until: float, first: bool = False) -> str:
+def run_part(part: Part, data: Path, until: float, wanted: frozenset[str]) -> str:
     """Run what is missing of a part, and write it after every run."""
     length = {"requests": REQUESTS, "sessions": SESSIONS}
     known: dict[str, Any] = {"length": length, "saturation": None, "runs": {}}
@@ -164,7 +164,7 @@ def run_part(part: Part, data: Path, until: float, first: bool = False) -> str:
     missing = [
         (arm, load)
         for arm, load in itertools.product(part.arms, LOADS)
-        if (arm.first or not first)
+        if arm.key in wanted
         and known["runs"].get(name(arm, load), {}).get("arm") != fingerprint(arm)
     ]
     if not missing or time.time() > until:
@@ -321,6 +321,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts whose name holds this")
     parser.add_argument("--seeds", default="0,1,2", help="parts of these seeds")
     parser.add_argument("--first", action="store_true", help="only the arms marked so")
+    parser.add_argument("--arms", help="only these arms")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     if args.action == "table":
@@ -330,10 +331,15 @@ def main() -> None:
         parser.error("run needs --data")
     until = time.time() + args.minutes * 60
     seeds = set(map(int, args.seeds.split(",")))
+    wanted = frozenset(
+        args.arms.split(",") if args.arms else [a.key for a in ARMS if a.first or not args.first]
+    )
+    if unknown := wanted - {arm.key for arm in ARMS}:
+        parser.error(f"--arms: there is no arm named {', '.join(sorted(unknown))}")
     chosen = [part for part in parts() if args.only in part.key and part.seed in seeds]
     with ProcessPoolExecutor(args.processes) as pool:
         for said in pool.map(run_part, chosen, itertools.repeat(args.data),
-                             itertools.repeat(until), itertools.repeat(args.first)):  # fmt: skip
+                             itertools.repeat(until), itertools.repeat(wanted)):  # fmt: skip
             print(said, flush=True)
 
 
