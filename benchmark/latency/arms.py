@@ -1,4 +1,8 @@
-"""The arms of benchmark/latency/simulated.py: one line each."""
+"""The arms of benchmark/latency/simulated.py: one line each.
+
+SGLang's `priority` is not among them: it evicts by (priority, last access), and no request of
+these traces has a priority, so that it is SGLang's `lru`, victim by victim.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ class Arm:
     host: float = 0.0
     """Host memory, as a multiple of the device's."""
     workloads: tuple[str, ...] = ("conversation", "synthetic", "agentic")
+    first: bool = False
+    """Whether ``run --first`` runs it."""
 
     @property
     def baseline(self) -> str:
@@ -27,14 +33,36 @@ class Arm:
 
 SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
 """SGLang's own ``lru``: whole nodes, recency by match, waiting prefixes refreshed."""
+ORDER = {"schedule_policy": "response-ratio"}
+WA = {"device_policy": "wa"}
+GATE = {"session_gate": "footprint"}
+COPIES = {"write_policy": "copy_ahead"}
+BOTH = {"session_gate_config": {"exclusive": True}}
+"""The gate is told that host and device hold different tokens, as copies at eviction have it."""
+CHAT, AGENTS = ("conversation", "synthetic"), ("agentic",)
 
 ARMS: tuple[Arm, ...] = (
     # The first of each host size is the baseline.
-    Arm("sglang", "SGLang's defaults: lru, fcfs", SGLANG),
+    Arm("sglang", "SGLang's defaults: lru, fcfs", SGLANG, first=True),
+    Arm("wa", "wa", WA, first=True),
+    Arm("order", "LRU, response ratio in seconds", ORDER, first=True),
+    Arm("wa-order", "wa, response ratio in seconds", {**WA, **ORDER}, first=True),
+    Arm("gate", "LRU, the session gate", GATE, workloads=AGENTS, first=True),
+    Arm("wa-order-gate", "wa, response ratio, gate", {**WA, **ORDER, **GATE}, workloads=AGENTS,
+        first=True),
+    Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}),
+    Arm("wa-hrrn", "wa and SGLang's hrrn", {**WA, "schedule_policy": "hrrn"}),
     Arm("lru", "canopy-lru: LRU, evicting what is needed"),
-    Arm("wa", "wa", {"device_policy": "wa"}),
-    Arm("wa-ignored", "wa, nothing done for who waits", {"device_policy": "wa",
-                                                         "waiting_prefixes": "ignored"}),
+    Arm("duel", "wa that follows the best of its rankings",
+        {"device_policy": "wa", "device_policy_config": {"model": "duel"}}),
+    Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}),
+    Arm("random", "a random order, the placebo of every order", {**SGLANG,
+                                                                 "schedule_policy": "random"}),
+    Arm("sessions", "SGLang's session-aware cache, sessions closed at their last answer",
+        {**SGLANG, "session_refs": "closed"}),
+    Arm("sessions-kept", "the same, sessions never closed", {**SGLANG, "session_refs": "kept"}),
+    Arm("gate-static", "at most 12 sessions at once, the placebo of every gate",
+        {"session_gate": "static", "session_gate_config": {"sessions": 12}}, workloads=AGENTS),
     Arm("etlru", "etlru, for the 90th percentile",
         {"device_policy": "etlru", "device_policy_config": {"ttft_percentile": 90}}),
     Arm("tlru", "canopy-tlru, for the 90th percentile",
@@ -42,18 +70,25 @@ ARMS: tuple[Arm, ...] = (
     Arm("slru", "SGLang's slru", {"device_policy": "slru", "whole_nodes": True,
                                   "device_policy_config": {"protected_share": 1.0},
                                   "waiting_prefixes": "matched"}),
-    Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}),
-    Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}),
-    Arm("wa-hrrn", "wa and SGLang's hrrn", {"device_policy": "wa", "schedule_policy": "hrrn"}),
-    Arm("random", "a random order, the placebo of every order", {**SGLANG,
-                                                                 "schedule_policy": "random"}),
-    Arm("gate-static", "at most 12 sessions at once, the placebo of every gate",
-        {"session_gate": "static", "session_gate_config": {"sessions": 12}},
-        workloads=("agentic",)),
-    Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0),
-    Arm("wa-host", "wa on both tiers", {"device_policy": "wa"}, host=2.0),
-    Arm("selective-host", "copies at the second use", {**SGLANG,
-        "write_policy": "write_through_selective"}, host=2.0),
+    Arm("wa-late", "wa with --canopy-protect-waiting off", {**WA, "waiting_prefixes": "awaited"}),
+    Arm("gate-chat", "LRU, the session gate, where nothing thrashes", GATE, workloads=CHAT),
+    Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0, first=True),
+    Arm("wa-host", "wa on both tiers", WA, host=2.0, first=True),
+    Arm("copies-host", "LRU, copies ahead of eviction", COPIES, host=2.0, first=True),
+    Arm("wa-copies-host", "wa on both tiers, copies ahead", {**WA, **COPIES}, host=2.0, first=True),
+    Arm("together-host", "wa on both tiers, response ratio, copies ahead",
+        {**WA, **ORDER, **COPIES}, host=2.0, workloads=CHAT, first=True),
+    Arm("together-gate-host", "wa on both tiers, response ratio, copies ahead, gate",
+        {**WA, **ORDER, **COPIES, **GATE, **BOTH}, host=2.0, workloads=AGENTS, first=True),
+    Arm("order-host", "LRU, response ratio in seconds", ORDER, host=2.0),
+    Arm("wa-late-host", "wa on both tiers, --canopy-protect-waiting off",
+        {**WA, "waiting_prefixes": "awaited"}, host=2.0),
+    Arm("lru-late-host", "LRU, the same", {"waiting_prefixes": "awaited"}, host=2.0),
     Arm("back-host", "copies at eviction, which the step waits for",
         {**SGLANG, "write_policy": "write_back"}, host=2.0),
+    Arm("selective-host", "copies at the second use", {**SGLANG,
+        "write_policy": "write_through_selective"}, host=2.0),
+    Arm("sessions-host", "SGLang's session-aware cache on both tiers, sessions closed",
+        {**SGLANG, "session_refs": "closed"}, host=2.0),
+    Arm("gate-host", "LRU, the session gate", GATE, host=2.0, workloads=AGENTS),
 )  # fmt: skip

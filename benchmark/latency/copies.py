@@ -29,6 +29,8 @@ from sglang_canopy.trace.open import open_trace
 SHARES = (0.8, 0.95)
 HOSTS = (1, 2, 4)
 POLICIES = ("lru", "wa")
+WAITING = "awaited"
+"""What the results were made with: ``--canopy-protect-waiting off``."""
 LEFT_OUT = 0.2
 """Share of the requests, the first, that only fill the tiers."""
 ARMS: dict[str, dict[str, Any]] = {
@@ -50,14 +52,14 @@ ARMS: dict[str, dict[str, Any]] = {
 
 def saturation(work: Workload, profile: EngineProfile, device: int) -> float:
     """Requests a second of LRU without a host when all come at once."""
-    config = SystemConfig(device_tokens=device, device_policy="lru")
+    config = SystemConfig(device_tokens=device, device_policy="lru", waiting_prefixes=WAITING)
     result = simulate_system(work, config, profile, arrivals=OpenLoop(work, 1e-9))
     return result.requests / result.makespan_s
 
 
 def config_of(arm: str, policy: str, device: int, times: int, profile: EngineProfile):
     """The system of one arm; ``times``: the host's size over the device's."""
-    config = SystemConfig(device_tokens=device, device_policy=policy)
+    config = SystemConfig(device_tokens=device, device_policy=policy, waiting_prefixes=WAITING)
     if arm == "no host":
         return config
     host = profile.host_tier(times * device * profile.kv_bytes_per_token, policy=policy)

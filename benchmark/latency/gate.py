@@ -8,6 +8,10 @@ up to the first request beyond a context of 128 ki tokens. They run in a closed 
 after the answer to the one before it and the time to think, at most 120 s; sessions begin at random
 at the offered rate. One instance, profile qwen2.5-7b-h100, 1 M tokens of device memory, LRU.
 
+Arms whose names begin with a capital are systems as a whole: SGLang's own, and a server of ours with
+what it does by default for who waits. The others change one thing, and nothing but the head of the
+queue is protected (``--canopy-protect-waiting off``).
+
 ``sessions_per_hour``: between the 20th and the 80th of 100 sessions that ended. ``p99_session_s``:
 from when a session's first turn was due to its last answer. ``new_p99_ttft_s`` is of first turns,
 ``later_mean_ttft_s`` of all others; waits at the gate count in both.
@@ -21,7 +25,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,34 @@ from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_prof
 from sglang_canopy.sim.system.arrivals import ClosedLoop
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.sessions import session_links
 
 CONVERSATIONS = 100
 CONTEXT_TOKENS = 131_072
 DEVICE_TOKENS = 1_000_000
 HOST = "host"
+SERVED = {"waiting_prefixes": "by-place"}
+TOGETHER = {
+    "device_policy": "wa",
+    "schedule_policy": "response-ratio",
+    "session_gate": "footprint",
+}
 ARMS: Mapping[str, Mapping[str, Any]] = {
+    "SGLang": {"whole_nodes": True, "waiting_prefixes": "touched"},
+    "Protected": {**SERVED},
+    "Protected, wa": {**SERVED, "device_policy": "wa"},
+    "Protected, order": {**SERVED, "schedule_policy": "response-ratio"},
+    "Protected, gate": {**SERVED, "session_gate": "footprint"},
+    "Together": {**SERVED, **TOGETHER},
+    "SGLang, host 2x": {HOST: 2.0, "whole_nodes": True, "waiting_prefixes": "touched"},
+    "Copies ahead, host 2x": {HOST: 2.0, **SERVED, "write_policy": "copy_ahead"},
+    "Together, host 2x": {
+        HOST: 2.0,
+        **SERVED,
+        **TOGETHER,
+        "write_policy": "copy_ahead",
+        "session_gate_config": {"exclusive": True},
+    },
     "none": {},
     "max-running 8": {"max_running": 8},
     "static 8": {"session_gate": "static", "session_gate_config": {"sessions": 8}},
@@ -66,8 +92,9 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 class Timed:
     """Arrivals that remember when each session began and was last answered."""
 
-    def __init__(self, inner: ClosedLoop) -> None:
+    def __init__(self, inner: ClosedLoop, first: Sequence[int]) -> None:
         self.inner = inner
+        self.first = first
         self.begun = {request: due for due, request in inner.begin()}
         self.ended: dict[int, float] = {}
 
@@ -75,7 +102,7 @@ class Timed:
         return self.inner.begin()
 
     def answered(self, request: int, end_s: float) -> Any:
-        self.ended[self.inner.session[request]] = end_s
+        self.ended[self.first[request]] = end_s
         return self.inner.answered(request, end_s)
 
 
@@ -92,7 +119,7 @@ def sessions(archive: Path, seed: int) -> Iterator[TraceRequest]:
 def run(workload: Workload, arm: str, rate: float, seed: int) -> dict[str, Any]:
     """One simulation."""
     profile = load_profile("qwen2.5-7b-h100", None)
-    settings = {"device_tokens": DEVICE_TOKENS, **ARMS[arm]}
+    settings = {"device_tokens": DEVICE_TOKENS, "waiting_prefixes": "awaited", **ARMS[arm]}
     size, speed = settings.pop(HOST, 0.0), profile.host
     if size:
         assert speed is not None
@@ -100,8 +127,10 @@ def run(workload: Workload, arm: str, rate: float, seed: int) -> dict[str, Any]:
             size * DEVICE_TOKENS * profile.kv_bytes_per_token,
             speed.read_bytes_per_s,
             speed.write_bytes_per_s,
+            policy=settings.get("device_policy", "lru"),
         )
-    timed = Timed(ClosedLoop(workload, sessions_per_hour=rate, seed=seed))
+    first_turn = session_links(workload.trace).first
+    timed = Timed(ClosedLoop(workload, sessions_per_hour=rate, seed=seed), first_turn)
     began = time.perf_counter()
     result = simulate_system(workload, SystemConfig(**settings), profile, arrivals=timed, seed=seed)
     first = sorted(timed.ended)
@@ -136,7 +165,7 @@ COLUMNS = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Means over seeds, in Markdown."""
+    """Means over seeds, in Markdown; of the sessions an hour the least and the greatest, too."""
     lines = [
         "| offered | arm | " + " | ".join(name for name, _, _ in COLUMNS) + " | seeds |",
         "| --- " * (len(COLUMNS) + 3) + "|",
@@ -148,6 +177,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 cells = [
                     text.format(statistics.fmean(r[key] for r in found)) for _, key, text in COLUMNS
                 ]
+                ended = [r["sessions_per_hour"] for r in found]
+                cells[0] += f" ({min(ended):.1f} to {max(ended):.1f})"
                 lines.append(f"| {rate:g} | {arm} | {' | '.join(cells)} | {len(found)} |")
     return "\n".join(lines)
 

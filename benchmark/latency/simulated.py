@@ -1,16 +1,16 @@
 """TTFT under load, simulated: what eviction, order, gate and copies are worth, beside each other.
 
     python benchmark/latency/simulated.py --data DATA run        # all parts, two at a time
-    python benchmark/latency/simulated.py --data DATA run --minutes 10 --only conversation
+    python benchmark/latency/simulated.py --data DATA run --first --seeds 0,1 --only conversation
     python benchmark/latency/simulated.py table > benchmark/latency/results/simulated.md
 
 A part is a workload, a profile, a seed and a size of the host tier. Its loads are shares of the
 saturation of SGLang's defaults there, which it finds first. Every run is written as it ends, and
 a run that is there already, of the same settings, is not repeated. Arms are in arms.py.
 
-Workloads, 4,000 requests or fewer each: `conversation` and `synthetic` are Mooncake's traces,
+Workloads, 2,000 requests or fewer each: `conversation` and `synthetic` are Mooncake's traces,
 stretched to the load, a turn no earlier than the answer before it; a seed is another window of
-the first, and other starts of the conversations of the second. `agentic` is 100 conversations of
+the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
 the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is that of
 the sessions' beginnings.
 """
@@ -26,7 +26,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,13 +42,18 @@ from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 
 RESULTS = Path(__file__).parent / "results" / "simulated"
-REQUESTS = 4000
-SESSIONS = 100
+REQUESTS = 2000
+SESSIONS = 50
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
 WORKLOADS = ("conversation", "synthetic", "agentic")
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
+
+
+LONGEST = {"llama-3.1-8b-h100": 131_072}
+"""Profile -> tokens of the longest agentic request: the model's context, where the device does
+not hold the trace's longest."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,13 @@ def parts() -> list[Part]:
     ]
 
 
-def trace(workload: str, seed: int, data: Path) -> list[TraceRequest]:
-    """The requests of one seed."""
+def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> list[TraceRequest]:
+    """The requests of one seed; of agents no request of more than ``longest`` tokens, and none of
+    its session after it."""
     if workload == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        return list(itertools.islice(overlay(archive, SESSIONS, 3600.0, seed), REQUESTS))
+        made = overlay(archive, SESSIONS, 3600.0, seed)
+        return list(itertools.islice(made if longest is None else up_to(made, longest), REQUESTS))
     if workload == "conversation":
         path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
         found = itertools.islice(open_trace(path, "mooncake"), start, start + REQUESTS)
@@ -96,6 +103,16 @@ def trace(workload: str, seed: int, data: Path) -> list[TraceRequest]:
     path = data / "mooncake" / "synthetic_trace.jsonl"
     made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
     return made if seed == 0 else shuffled(made, seed)
+
+
+def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
+    """Each session up to the first request that is longer."""
+    over: set[str | None] = set()
+    for request in requests:
+        if request.input_tokens + request.output_tokens > longest:
+            over.add(request.user)
+        if request.user not in over:
+            yield request
 
 
 def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
@@ -130,24 +147,29 @@ def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
 
 
 def fingerprint(arm: Arm) -> str:
-    """Changes with the arm's settings."""
-    text = json.dumps([arm.settings, arm.host], sort_keys=True)
+    """Changes with what makes a run: the arm's settings, what waiting does unless they say so, and
+    the lengths."""
+    settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
+    text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def run_part(part: Part, data: Path, until: float) -> str:
+def run_part(part: Part, data: Path, until: float, wanted: frozenset[str]) -> str:
     """Run what is missing of a part, and write it after every run."""
-    known: dict[str, Any] = {"saturation": None, "runs": {}}
+    length = {"requests": REQUESTS, "sessions": SESSIONS}
+    known: dict[str, Any] = {"length": length, "saturation": None, "runs": {}}
     if part.path.exists():
-        known = json.loads(part.path.read_text())
+        found = json.loads(part.path.read_text())
+        known = found if found.get("length") == length else known
     missing = [
         (arm, load)
         for arm, load in itertools.product(part.arms, LOADS)
-        if known["runs"].get(name(arm, load), {}).get("arm") != fingerprint(arm)
+        if arm.key in wanted
+        and known["runs"].get(name(arm, load), {}).get("arm") != fingerprint(arm)
     ]
     if not missing or time.time() > until:
         return f"{part.key}: {len(missing)} runs missing"
-    requests = CompactTrace(trace(part.workload, part.seed, data))
+    requests = CompactTrace(trace(part.workload, part.seed, data, LONGEST.get(part.profile)))
     workload = Workload(requests, seed=part.seed)
     profile = load_profile(part.profile)
     loop = "closed" if part.workload == "agentic" else "turns-wait"
@@ -201,7 +223,8 @@ def write(path: Path, known: dict[str, Any]) -> None:
     runs = ",\n".join(
         f" {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(known["runs"].items())
     )
-    text = f'{{"saturation": {json.dumps(known["saturation"])}, "runs": {{\n{runs}\n}}}}\n'
+    made = {key: value for key, value in known.items() if key != "runs"}
+    text = json.dumps(made)[:-1] + f', "runs": {{\n{runs}\n}}}}\n'
     scratch = path.with_suffix(".tmp")
     scratch.write_text(text)
     scratch.replace(path)
@@ -231,38 +254,49 @@ def tables() -> Iterator[str]:
                 goods.setdefault(arm.key, []).append(crossing(points, target["p99"]))
     yield "# TTFT under load, simulated\n"
     yield (
-        "Change of mean and P99 TTFT against SGLang's defaults at the same load, mean over "
-        "profiles and seeds (the number of runs in parentheses); published profiles. Goodput: the "
-        "load whose P99 is that of the defaults at 80 %, between the loads that were run.\n"
+        "Change of mean / P99 TTFT in % against SGLang's defaults at the same load, the geometric "
+        "mean over profiles and seeds, and in brackets the least and the greatest of them; "
+        f"published profiles, {REQUESTS:,} requests or {SESSIONS} agentic sessions a run. Goodput: "
+        "the load whose P99 is that of the defaults at 80 %, between the loads that were run. "
+        "Sessions an hour at 110 %. Runs: profiles x seeds.\n"
     )
     for (workload, host), of_arms in sorted(rows.items()):
         yield f"## {workload}, {'no host tier' if not host else f'host of {host:g} x the device'}\n"
-        yield "| arm | " + " | ".join(f"{load:.0%}" for load in LOADS) + " | goodput | sessions/h |"
-        yield "|---|" + "---|" * (len(LOADS) + 2)
+        yield (
+            "| arm | "
+            + " | ".join(f"{load:.0%}" for load in LOADS)
+            + (" | goodput | sessions/h | runs |")
+        )
+        yield "|---|" + "---|" * (len(LOADS) + 3)
         for key, by_load in of_arms.items():
-            cells = []
-            for load in LOADS:
-                pairs = by_load.get(load, [])
-                cells.append(change(pairs, key) if pairs else "")
+            cells = [change(by_load[load], key) if load in by_load else "" for load in LOADS]
             good = limits[workload, host].get(key, [])
             cells.append(f"{statistics.fmean(good):.0%}" if good else "")
-            top = by_load.get(LOADS[-1], [])
-            ratio = [row["sessions_per_hour"] / beside["sessions_per_hour"] for row, beside in top]
-            cells.append(f"x {statistics.geometric_mean(ratio):.2f}" if ratio else "")
+            ratios = [
+                row["sessions_per_hour"] / beside["sessions_per_hour"]
+                for row, beside in by_load.get(LOADS[-1], [])
+            ]
+            times = statistics.geometric_mean(ratios) if ratios else 0
+            cells.append(f"x {times:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else "")
+            cells.append(str(min(map(len, by_load.values()))))
             yield f"| {key} | " + " | ".join(cells) + " |"
         yield ""
 
 
 def change(pairs: list[tuple], key: str) -> str:
-    """``mean / P99`` in percent, the geometric mean of the ratios; seconds for a baseline."""
-    if key.startswith("sglang"):
-        mean, p99 = (statistics.fmean(row[of] for row, _ in pairs) for of in ("mean", "p99"))
-        return f"{mean:.3g} / {p99:.3g} s ({len(pairs)})"
+    """``mean / P99`` in percent with their ranges; seconds for a baseline."""
     made = []
     for of in ("mean", "p99"):
-        ratio = statistics.geometric_mean(row[of] / beside[of] for row, beside in pairs)
-        made.append(f"{ratio - 1:+.0%}")
-    return " / ".join(made) + f" ({len(pairs)})"
+        if key.startswith("sglang"):
+            seconds = [row[of] for row, _ in pairs]
+            low, high, middle = min(seconds), max(seconds), statistics.fmean(seconds)
+            made.append(f"{middle:.3g} [{low:.3g}, {high:.3g}]")
+        else:
+            changes = [100 * (row[of] / beside[of] - 1) for row, beside in pairs]
+            ratio = statistics.geometric_mean(row[of] / beside[of] for row, beside in pairs)
+            middle = 100 * (ratio - 1)
+            made.append(f"{middle:+.0f} [{min(changes):+.0f}, {max(changes):+.0f}]")
+    return " / ".join(made) + (" s" if key.startswith("sglang") else "")
 
 
 def crossing(points: list[tuple[float, float]], target: float) -> float:
@@ -285,6 +319,9 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after so long")
     parser.add_argument("--only", default="", help="parts whose name holds this")
+    parser.add_argument("--seeds", default="0,1,2", help="parts of these seeds")
+    parser.add_argument("--first", action="store_true", help="only the arms marked so")
+    parser.add_argument("--arms", help="only these arms")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     if args.action == "table":
@@ -293,10 +330,16 @@ def main() -> None:
     if args.data is None:
         parser.error("run needs --data")
     until = time.time() + args.minutes * 60
-    chosen = [part for part in parts() if args.only in part.key]
+    seeds = set(map(int, args.seeds.split(",")))
+    wanted = frozenset(
+        args.arms.split(",") if args.arms else [a.key for a in ARMS if a.first or not args.first]
+    )
+    if unknown := wanted - {arm.key for arm in ARMS}:
+        parser.error(f"--arms: there is no arm named {', '.join(sorted(unknown))}")
+    chosen = [part for part in parts() if args.only in part.key and part.seed in seeds]
     with ProcessPoolExecutor(args.processes) as pool:
         for said in pool.map(run_part, chosen, itertools.repeat(args.data),
-                             itertools.repeat(until)):  # fmt: skip
+                             itertools.repeat(until), itertools.repeat(wanted)):  # fmt: skip
             print(said, flush=True)
 
 

@@ -52,6 +52,7 @@ class LiveTree:
         write_policy: str = "write_through",
         tiers: TierOptions | None = None,
         storage: dict[str, Any] | None = None,
+        sessions: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -92,6 +93,7 @@ class LiveTree:
             tree_components=(ComponentType.FULL,),
             eviction_policy=policy,
             eviction_policy_config=config,
+            enable_session_radix_cache=sessions,
         )
         if core is None:
             install_core()

@@ -13,6 +13,8 @@ from sglang_canopy.trace.record import TraceRequest
 from tail.runs import Workbench
 
 PROFILE = "llama-3.1-8b-h100"
+WAITING = {"waiting_prefixes": "awaited"}
+"""What the results were made with: ``--canopy-protect-waiting off``."""
 LOADS = (0.6, 0.8, 0.95)
 """Shares of what one engine can serve under ``lru``."""
 
@@ -53,7 +55,7 @@ def queued(bench: Workbench, capacity: float, threshold: float) -> list[dict[str
     profile = load_profile(PROFILE)
     tokens = int(capacity * bench.distinct * bench.trace[0].block_tokens)
     full = simulate_system(
-        Workload(at_pace(bench.trace, 1e-3)), SystemConfig(device_tokens=tokens), profile
+        Workload(at_pace(bench.trace, 1e-3)), SystemConfig(device_tokens=tokens, **WAITING), profile
     )
     span = bench.trace[-1].time_s - bench.trace[0].time_s
     rows = []
@@ -62,7 +64,7 @@ def queued(bench: Workbench, capacity: float, threshold: float) -> list[dict[str
         workload = Workload(at_pace(bench.trace, stretch))
         for name, options in arms(threshold, bench.growth).items():
             result = simulate_system(
-                workload, SystemConfig(device_tokens=tokens, **options), profile
+                workload, SystemConfig(device_tokens=tokens, **WAITING, **options), profile
             )
             p50, p90, p95, p99 = np.percentile(result.ttft_s, (50, 90, 95, 99))
             rows.append(

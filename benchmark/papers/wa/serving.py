@@ -88,6 +88,8 @@ def _run(context: Context, cases: dict[str, tuple[str, list[TraceRequest]]]) -> 
                     device_policy_config=options,
                     host=host,
                     page_tokens=16,
+                    # What the results were made with: --canopy-protect-waiting off.
+                    waiting_prefixes="awaited",
                     # To the host when the device has no room, as in the paper (Section 4.1).
                     write_policy="write_back",
                 )

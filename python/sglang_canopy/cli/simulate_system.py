@@ -166,10 +166,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--waiting-prefixes",
-        default="awaited",
+        default="by-place",
         choices=tuple(WAITING_PREFIXES),
-        help="what waiting does to a request's cached prefix: awaited as Canopy's tree, touched "
-        "as SGLang's own lru",
+        help="what waiting does to a request's cached prefix: by-place as Canopy's tree, awaited "
+        "as that with --canopy-protect-waiting off, touched as SGLang's own lru",
     )
     add(
         "--one-part-of",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +17,12 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmark" / "latency"
 @pytest.fixture
 def simulated(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("arms", "simulated"):
+    for name in ("arms", "simulated", "gate"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import simulated
 
     yield simulated
-    for name in ("arms", "simulated"):
+    for name in ("arms", "simulated", "gate"):
         sys.modules.pop(name, None)
 
 
@@ -36,8 +37,20 @@ def test_every_arm_is_a_system_and_has_its_baseline_first(simulated):
 
 
 def test_another_setting_is_another_run(simulated):
-    prints = {simulated.fingerprint(arm) for arm in simulated.ARMS}
-    assert len(prints) == len(simulated.ARMS)
+    for workload in simulated.WORKLOADS:
+        arms = [arm for arm in simulated.ARMS if workload in arm.workloads]
+        assert len({simulated.fingerprint(arm) for arm in arms}) == len(arms)
+
+
+def test_an_arm_that_says_nothing_of_who_waits_is_run_again_when_the_default_changes(
+    simulated, monkeypatch
+):
+    arms = {arm.key: arm for arm in simulated.ARMS}
+    before = {key: simulated.fingerprint(arms[key]) for key in ("sglang", "wa")}
+    other = SimpleNamespace(waiting_prefixes="ignored")
+    monkeypatch.setattr(simulated, "SystemConfig", lambda **_: other)
+    assert simulated.fingerprint(arms["sglang"]) == before["sglang"]
+    assert simulated.fingerprint(arms["wa"]) != before["wa"]
 
 
 def test_the_load_at_a_target_lies_between_the_runs_around_it(simulated):
@@ -58,3 +71,32 @@ def test_shuffled_starts_keep_the_gaps_of_conversations(simulated):
         times = [r.time_s for r in made if r.conversation == name]
         assert [b - a for a, b in itertools.pairwise(times)] == [5.0, 5.0, 5.0]
     assert [r.conversation for r in made] != [r.conversation for r in trace]
+
+
+def test_a_session_ends_before_its_first_request_that_is_too_long(simulated):
+    lengths = {"a": (2, 3, 9, 3), "b": (2, 4, 4)}
+    trace = [
+        request(float(i), tuple(range(n)), user=name)
+        for name, blocks in lengths.items()
+        for i, n in enumerate(blocks)
+    ]
+    made = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
+    assert made == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
+
+
+@pytest.mark.parametrize("arm", ["SGLang", "Together", "Together, host 2x"])
+def test_sessions_are_timed_from_their_first_turn_to_their_last_answer(simulated, arm):
+    import gate
+
+    from sglang_canopy.sim.system import Workload
+
+    trace = [
+        request(10.0 * turn + who, range(100 * who, 100 * who + turn), conversation=str(who),
+                user=str(who), turn=turn)
+        for turn in (1, 2, 3) for who in range(5)
+    ]  # fmt: skip
+    row = gate.run(Workload(trace), arm, 60.0, 1)
+    assert row["sessions"] == 5
+    assert row["sessions_per_hour"] > 0
+    # Two pauses of ten seconds or what is left of them, and three short prefills.
+    assert 15 < row["mean_session_s"] < 25

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
 from sglang_canopy.sim.system import gate as gates
@@ -152,6 +153,20 @@ def test_by_place_protects_who_is_not_first_in_the_queue():
     }
     assert hits["by-place"] == 100
     assert hits["awaited"] < 100
+
+
+def test_waiting_does_by_default_what_it_does_on_a_server_by_default():
+    trace = [
+        request(0.0, range(1, 11)),
+        request(1.0, range(101, 111), output=5),
+        request(2.0, range(201, 211), output=121),
+        request(2.02, range(401, 416), output=4),
+        request(2.05, (*range(1, 11), *range(301, 306)), output=10),
+    ]
+    way = {"on": "by-place", "off": "awaited"}[QueueFlags().protect_waiting]
+    assert SystemConfig(device_tokens=400).waiting_prefixes == way
+    as_served = run(trace, device_tokens=400, waiting_prefixes=way)
+    assert run(trace, device_tokens=400).cached_tokens.tolist() == as_served.cached_tokens.tolist()
 
 
 @settings(deadline=None, max_examples=25)

@@ -11,6 +11,7 @@ from sglang_canopy.policy.cut import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.system.gate import SESSION_GATES, make_session_gate
 from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
+from sglang_canopy.sim.system.session_refs import SESSION_REFS
 from sglang_canopy.sim.system.tier_spec import TierSpec, check_number
 from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy.sim.system.write_policy import WRITE_POLICIES, make_write_policy
@@ -52,9 +53,14 @@ class SystemConfig:
     session_gate: str = "none"
     """Who may join the queue, a name in ``gate.py``."""
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
-    waiting_prefixes: str = "awaited"
-    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``awaited``
-    as the live tree, ``touched`` as SGLang's own ``lru``."""
+    session_refs: str = "off"
+    """SGLang's ``--enable-session-radix-cache``, which ranks both tiers (``session_refs.py``):
+    ``kept`` with clients that never close a session, ``closed`` with clients that close it at its
+    last answer. With ``lru`` and ``whole_nodes``, as in SGLang."""
+    waiting_prefixes: str = "by-place"
+    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``by-place``
+    as the live tree, ``awaited`` with ``--canopy-protect-waiting off``, ``touched`` as SGLang's
+    own ``lru``."""
     prefetch_policy: str = "best_effort"
     """When a request that waits for its disk prefetch may start: at once, with what has come
     (``best_effort``); when all has (``wait_complete``); or after a time (``timeout``)."""
@@ -89,6 +95,13 @@ class SystemConfig:
         _one_of("schedule_policy", self.schedule_policy, tuple(QUEUE_ORDERS))
         _one_of("session_gate", self.session_gate, tuple(SESSION_GATES))
         _one_of("waiting_prefixes", self.waiting_prefixes, tuple(WAITING_PREFIXES))
+        _one_of("session_refs", self.session_refs, SESSION_REFS)
+        if self.session_refs != "off" and (self.device_policy, self.whole_nodes) != ("lru", True):
+            raise CanopyError(
+                f"session_refs {self.session_refs!r} is SGLang's own cache: it goes with "
+                f"device_policy 'lru' and whole_nodes, got {self.device_policy!r} and "
+                f"{self.whole_nodes}"
+            )
         _arguments(
             f"write_policy {self.write_policy!r}",
             lambda: make_write_policy(self.write_policy, self.write_policy_config),

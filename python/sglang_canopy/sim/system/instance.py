@@ -27,6 +27,7 @@ from sglang_canopy.sim.system.prefill import PrefillBatch
 from sglang_canopy.sim.system.queue import Queue
 from sglang_canopy.sim.system.queue_order import make_queue_order
 from sglang_canopy.sim.system.request_log import RequestLog
+from sglang_canopy.sim.system.session_refs import SessionAwareLRU
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
 from sglang_canopy.sim.system.write_policy import make_write_policy
@@ -69,6 +70,8 @@ class Instance:
             quantum_tokens=config.quantum_tokens,
             copies=write_policy.copies,
         )
+        if isinstance(device_policy, SessionAwareLRU):
+            self.tree.sessions = device_policy.refs
         prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
         self.queue = Queue(
             self.tree,
@@ -190,6 +193,11 @@ class Instance:
             self._segment_planned()
         self._copies_wait(now)
 
+    def close_session(self, job: SimulatedRequest) -> None:
+        """The client closes the session of ``job``, whose last answer it was."""
+        if self.tree.sessions is not None:
+            self.tree.sessions.close(job.request.conversation)
+
     # ---- steps ----
 
     def _plan_prefill(self, now: float) -> bool:
@@ -257,6 +265,8 @@ class Instance:
         if self.disk is not None:
             self.disk.policy.finish(request)
         self.placement.insert(job, job.end_tokens, now)
+        if self.tree.sessions is not None and job.leaf is not None:
+            self.tree.sessions.answered(request.conversation, job.leaf)
         # Duplicates of what others had put there, and what is not a whole page, are free.
         self.tree.private -= job.private
         job.private = 0

@@ -16,6 +16,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import below, shared_run
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
+from sglang_canopy.sim.system.session_refs import SessionRefs
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
@@ -101,10 +102,12 @@ class TierNodes:
         """Tokens of the tree on the device that no request holds."""
         self.now = 0.0
         self.awaited = Awaited(device_tokens)
+        """Nodes that are protected for requests that wait."""
+        self.sessions: SessionRefs | None = None
+        """What counts the sessions of each node, where SGLang's session-aware cache is on."""
         device_policy.sized(device_tokens)
         if host_policy is not None:
             host_policy.sized(host_tokens)
-        """Nodes that are protected for requests that wait."""
 
     @property
     def free(self) -> int:
@@ -292,6 +295,9 @@ class TierNodes:
 
     def _delete(self, node: TierNode) -> None:
         """Take ``node`` and all below it out of the tree; nothing of it is on the device."""
+        if self.sessions is not None:
+            for gone in (*reversed(list(below(node))), node):
+                self.sessions.deleted(gone)
         del node.parent.children[node.blocks[0]]
         stack = [node]
         while stack:
@@ -338,4 +344,6 @@ class TierNodes:
         if node.ranker:
             policy = self.device_policy if node.ranker == DEVICE else self.host_policy
             policy.split(node, head)  # type: ignore[union-attr]
+        if self.sessions is not None:
+            self.sessions.split(node, head)
         return head

@@ -26,6 +26,7 @@ from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.meter import Meter
 from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.routing import Router
+from sglang_canopy.sim.system.session_refs import SessionAwareLRU, SessionRefs
 from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.trace.record import TraceRequest
 
@@ -180,6 +181,8 @@ class _SystemRun:
         if instance.finished:
             for job, end in instance.finished:
                 self._account(job, end)
+                if self.config.session_refs == "closed" and self.workload.next_turn[job.index] < 0:
+                    instance.close_session(job)
                 for due, following in self.arrivals.answered(job.index, end):
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
@@ -278,8 +281,11 @@ class _SystemRun:
 
 
 def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
-    device = make_policy(config.device_policy, config.device_policy_config)
     host = config.host
+    if config.session_refs != "off":
+        sessions = SessionAwareLRU(SessionRefs())
+        return sessions, None if host is None else sessions.twin()
+    device = make_policy(config.device_policy, config.device_policy_config)
     if host is None:
         return device, None
     if (host.policy, dict(host.policy_config)) == (
