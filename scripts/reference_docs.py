@@ -235,13 +235,13 @@ def chunk_flags() -> str:
 
 
 def refused() -> str:
-    """What stops the start, for policies, documents, the session gate and copies ahead."""
+    """What stops the start, for policies, documents, the session gate, copies ahead and the queue's order."""
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = (one.policies, one.chunks, one.gate, one.copy_ahead)
+        reasons = (one.policies, one.chunks, one.gate, one.copy_ahead, one.queue)
         rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
-    features = ["policies", "documents", "session gate", "copies ahead"]
+    features = ["policies", "documents", "session gate", "copies ahead", "queue order"]
     return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 

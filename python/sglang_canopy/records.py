@@ -6,6 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+CLIENT, GATEWAY = "client", "gateway"
+"""Sources of hints."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -34,6 +37,8 @@ class Request:
     """The client says that nothing will continue this conversation."""
     return_in_s: float | None = None
     """The client says when the conversation continues, in seconds after ``time``."""
+    source: str = CLIENT
+    """Who said ``over`` and ``return_in_s``: the client itself, or a gateway that is trusted."""
     keep_until: float | None = None
     """The client asks to keep the path until this time. The tree decides (``keep.py``)."""
     ttft_model: tuple[float, float] | None = None
@@ -67,6 +72,7 @@ class Leaf:
         "shared",
         "slo_ms",
         "slot",
+        "source",
         "tenant",
         "turn",
     )
@@ -92,6 +98,8 @@ class Leaf:
         """Whether requests of different conversations (or of none) used this node."""
         self.over = False
         self.return_at: float | None = None
+        self.source = CLIENT
+        """Who said the two above."""
         self.keep_until: float | None = None
         """Until when the tree grants a client's wish to keep this node."""
         self.awaited_until: float | None = None
@@ -122,6 +130,7 @@ class Leaf:
             self.history = tokens
         # A conversation's end says nothing of a prefix that others use as well.
         self.over = request.over and not self.shared
+        self.source = request.source
         self.slo_ms = request.slo_ms
         back = request.return_in_s
         self.return_at = None if back is None else request.time + back

@@ -92,11 +92,11 @@ def test_the_return_that_is_further_away_goes_first():
 
 
 def test_a_known_return_competes_with_the_curves():
-    # p = 2/3 before anything is known: (2/3) / 100 s against 0.01 and 0.001 per second.
+    # Nothing is known yet: skill 0.6, so 0.6 / 100 s + 0.4 x 0.001 against 0.01 and 0.001 a second.
     for rank, goes_first in ((0.01, True), (0.001, False)):
-        policy = policy_with({"k": [rank]})
+        policy = policy_with({"k": [rank], "said": [0.001]})
         leaf_of(policy, "k", 0.0)
-        hinted = leaf_of(policy, "k", 0.0, return_at=100.0)
+        hinted = leaf_of(policy, "said", 0.0, return_at=100.0)
         assert (policy.victim(0.0).leaf is hinted) is goes_first
 
 
@@ -275,7 +275,7 @@ def test_a_leaf_that_was_said_to_be_over_ranks_as_any_other_once_its_tenant_lost
 
 
 def test_returns_of_each_tenant_rank_by_how_often_that_tenants_hints_came_true():
-    policy = policy_with({"k": [9]})
+    policy = policy_with({"k": [0.001]})
     sure = policy.model.hints.record("sure")
     sure.returns, sure.returns_true = 1000, 1000
     half = policy.model.hints.record("half")

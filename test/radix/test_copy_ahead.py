@@ -232,6 +232,91 @@ def test_looking_ahead_names_the_victims_that_come(policy: str) -> None:
     assert went == expected[: len(went)]
 
 
+def served(
+    tree: LiveTree, link: SlowLink, prompts: list[list[int]], known: bool, since: int = 0
+) -> None:
+    """Prompts one after the other. Between two the link has the time to carry what was begun.
+
+    ``known``: each waits in the queue while the one before it is computed.
+    """
+    for time, prompt in enumerate(prompts, since):
+        request = tree.request(time, prompt_tokens=len(prompt))
+        if known:
+            key = RadixKey(array("q", prompt), None)
+            hit = tree.cache.match_prefix(MatchPrefixParams(key=key))
+            tree.core.protect_awaited(tree.core.node_by_id(hit.best_match_node), request)
+            tree.core.ahead.expect(len(prompt) - hit.device_prefix_len)
+        step(tree)
+        link.carry()
+        step(tree)
+        request.cached_tokens = tree.match(prompt)
+        tree.core.finish(request)
+        tree.insert(prompt, request)
+        check_copies(tree)
+
+
+def test_the_first_evictions_find_their_copies() -> None:
+    """The size of a step shows while the device fills, before any eviction."""
+    tree = copying(64, host=64, ahead="auto")
+    link = SlowLink(tree.cache)
+    served(tree, link, [path(1 + name, 5) for name in range(19)], known=False)
+    counts = tree.core.ahead.counts
+    assert counts.used > 0
+    assert (counts.stalls, link.waits) == (0, 0)
+    check(tree)
+
+
+def test_a_long_prompt_that_waits_has_its_room_ready() -> None:
+    """Short prompts for long, then one of a fifth of the device."""
+    tree = copying(80, host=80, ahead="auto")
+    link = SlowLink(tree.cache)
+    short = [path(1 + i % 15, 2) for i in range(60)]
+    served(tree, link, [*(path(30 + i, 2) for i in range(40)), *short, path(16, 16)], known=True)
+    assert (tree.core.ahead.counts.stalls, link.waits) == (0, 0)
+    check(tree)
+
+
+def test_steps_of_one_token_do_not_make_the_window_forget_the_prompts() -> None:
+    """Between two prompts a server decodes: many steps that each take a token."""
+    tree = copying(128, host=128, ahead="auto")
+    link = SlowLink(tree.cache)
+    for turn in range(16):
+        served(tree, link, [path(1 + turn, 14)], known=False, since=turn)
+        slots = []
+        for _ in range(40):
+            step(tree)
+            if tree.allocator.available_size() < 1:
+                tree.evict(1)
+            if len(slots) > 3:
+                tree.allocator.free(slots.pop(0))
+            slots.append(tree.allocator.alloc(1))
+            link.carry()
+        for slot in slots:
+            tree.allocator.free(slot)
+    assert (tree.core.ahead.counts.stalls, link.waits) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_no_stall_on_prompts_of_up_to_a_fifth_of_the_device(policy: str) -> None:
+    """Conversations that grow, on a host of the device's size, with a link that has the time."""
+    rng = random.Random(11)
+    tree = copying(200, host=200, ahead="auto", policy=policy)
+    link = SlowLink(tree.cache)
+    conversations: list[list[int]] = []
+    prompts = []
+    for turn in range(300):
+        if len(conversations) < 12 or rng.random() < 0.2:
+            conversations.append(path(turn, 1 + rng.randrange(20)))
+        chosen = rng.choice(conversations[-12:])
+        prompts.append(list(chosen))
+        chosen += path(300 + turn, 1 + rng.randrange(8))
+        del chosen[40:]
+    served(tree, link, prompts, known=True)
+    assert tree.core.ahead.counts.used > 1000
+    assert (tree.core.ahead.counts.stalls, link.waits) == (0, 0)
+    check(tree)
+
+
 def test_two_runs_decide_alike() -> None:
     def run() -> tuple:
         rng = random.Random(3)

@@ -32,7 +32,7 @@ def test_the_last_word_on_a_conversation_counts() -> None:
     waiting.add({"conversation": "a", "over": True}, 1.0)
     waiting.add({"conversation": "a", "return_in_s": 5}, 2.0)
     assert waiting.take() == [
-        {"tenant": None, "conversation": "a", "return_in_s": 5.0, "time": 2.0}
+        {"tenant": None, "conversation": "a", "return_in_s": 5.0, "time": 2.0, "source": "client"}
     ]
     assert not waiting.take()
 

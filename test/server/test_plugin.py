@@ -14,7 +14,9 @@ import pytest
 from sglang_canopy.config.refusals import (
     CHUNKS,
     COPY_AHEAD,
+    GATE,
     POLICIES,
+    QUEUE,
     REFUSALS,
     unsupported,
 )
@@ -160,8 +162,20 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     assert all(hasattr(envs, name) for name in variables)
 
 
+def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> None:
+    from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+    from sglang_canopy.server.cache_factory import build
+    from sglang_canopy.server.queue import NOTE
+
+    flags = QueueFlags(queue_order=RESPONSE_RATIO)
+    server_args = supported(pp_size=2, hicache_storage_backend=None, **{NOTE: flags})
+    params = SimpleNamespace(eviction_policy="wa")
+    with pytest.raises(CanopyError, match="--canopy-queue-order response-ratio: --pp-size 2"):
+        build(SimpleNamespace(server_args=server_args, params=params))  # type: ignore[arg-type]
+
+
 def test_a_plain_set_up_is_supported() -> None:
-    for feature in (POLICIES, CHUNKS, COPY_AHEAD):
+    for feature in (POLICIES, CHUNKS, COPY_AHEAD, GATE, QUEUE):
         assert unsupported(feature, supported(), environment={}) is None
 
 

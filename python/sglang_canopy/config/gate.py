@@ -47,16 +47,19 @@ class GateFlags:
         shown_default=f"{AGE_S:g}",
     )
 
+    def __post_init__(self) -> None:
+        declared.check(self)
+        if self.mode == OFF:
+            for name in ("share", "age_s"):
+                if getattr(self, name) is not None:
+                    option = declared.option_of(GateFlags, name)
+                    raise CanopyError(f"{option.flag} needs {FLAG}: say queue or reject")
+
 
 def gate_settings(flags: GateFlags) -> GateSettings | None:
-    """What the gate is told; ``None`` where there is none. Raises ``CanopyError``."""
-    declared.check(flags)
-    given = {"share": flags.share, "age_s": flags.age_s}
+    """What the gate is told; ``None`` where there is none."""
     if flags.mode == OFF:
-        for name, value in given.items():
-            if value is not None:
-                option = declared.option_of(GateFlags, name)
-                raise CanopyError(f"{option.flag} needs {FLAG}: say queue or reject")
         return None
+    given = {"share": flags.share, "age_s": flags.age_s}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return GateSettings(mode=flags.mode, **chosen)

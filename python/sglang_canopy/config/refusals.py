@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-POLICIES, CHUNKS, GATE, COPY_AHEAD = "policies", "chunks", "gate", "copy_ahead"
+POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-and host copies ahead of eviction. The last two need one of the policies and are refused where they
-are."""
+host copies ahead of eviction, and the order of the queue. The last three need one of the policies
+and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
     CHUNKS: "leave out --canopy-chunks",
     GATE: "leave out --canopy-session-gate",
     COPY_AHEAD: "leave out --canopy-copy-ahead",
+    QUEUE: "leave out --canopy-queue-order",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _TRUE = ("1", "true", "yes", "y")
@@ -47,6 +48,8 @@ class Refusal:
     """Why the session gate cannot."""
     copy_ahead: str | None = None
     """Why copies ahead cannot."""
+    queue: str | None = None
+    """Why the order of the queue cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -113,6 +116,7 @@ REFUSALS = (
         instead="use 1",
         gate="--pp-size {} is not supported yet",
         copy_ahead="--pp-size {}: the stages do not copy at the same point of a step",
+        queue="--pp-size {} is not verified",
     ),
     Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
     Refusal(
@@ -167,7 +171,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature``, one of the four above, cannot run; ``None`` if it can.
+    """Why ``feature``, one of the five above, cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

@@ -30,14 +30,26 @@ class Awaited:
         """Whether ``leaf`` has most of its protection before it."""
         return leaf.awaited_until is not None and leaf.awaited_until > now + AWAITED_S / 2
 
-    def protect(self, leaf: Leaf, tenant: str | None, now: float) -> None:
-        """A request that waits will use ``leaf`` (measured, not admitted)."""
+    def protect(
+        self, leaf: Leaf, tenant: str | None, now: float, above: Leaf | None = None
+    ) -> None:
+        """A request that waits will use ``leaf`` (measured, not admitted).
+
+        ``above``: of the same path, the last one in the tier above where ``leaf`` is not; ``leaf``
+        is charged with it.
+        """
         self._expire(now)
         self.served(leaf)
         tokens = leaf.offset + leaf.length
-        if self.budget.take(tenant, tokens):
-            leaf.awaited_until = now + AWAITED_S
-            self._charges[leaf] = (leaf.awaited_until, tenant, tokens)
+        if not self.budget.take(tenant, tokens):
+            return
+        until = now + AWAITED_S
+        self._charges[leaf] = (until, tenant, tokens)
+        leaf.awaited_until = until
+        if above is not None:
+            _, whose, charged = self._charges.pop(above, (0.0, tenant, 0))
+            self._charges[above] = (until, whose, charged)
+            above.awaited_until = until
 
     def __iter__(self) -> Iterator[Leaf]:
         """The protected leaves, as they are now."""
@@ -47,7 +59,7 @@ class Awaited:
         """The request was served, or the node has left the tree."""
         leaf.awaited_until = None
         charge = self._charges.pop(leaf, None)
-        if charge is not None:
+        if charge is not None and charge[2]:
             self.budget.give_back(*charge[1:])
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ and, whenever room is needed, ``victim(now)`` until enough is free. The tree cal
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from sglang_canopy.records import Leaf, Request
@@ -59,6 +59,17 @@ class Policy(abc.ABC):
     def finish(self, request: Request) -> str:
         """The same request ended: output length and stop reason are known now."""
         return request.label or request.category
+
+    def heard(
+        self,
+        conversation: tuple[str | None, Hashable],
+        source: str,
+        now: float,
+        over: bool,
+        return_in_s: float | None,
+    ) -> None:
+        """A hint about a tenant's ``conversation`` that came by itself: to learn whether it comes
+        true. The tree writes it on the leaves."""
 
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:

@@ -15,19 +15,24 @@ from sglang_canopy.records import Leaf
 FLOOR_SHARE, CEILING_SHARE = 1 / 64, 1 / 4
 """Least and greatest share of the smaller tier that a window of its own choice takes."""
 STEPS_AHEAD = 3
-"""Eviction steps of recent size that the window covers. A wider one costs the host what it holds
-twice, a narrower one has evictions wait (benchmark/latency/copies.py)."""
+"""Steps that the window covers. A wider one costs the host what it holds twice, a narrower one has
+evictions wait (benchmark/latency/copies.py)."""
+LOOKED_AHEAD = 128
+"""Requests of the queue, the first, whose tokens are added up for what enters next."""
 _ONE, _MOST = 64, 256
 """The margin in 64ths: once and four times what was seen."""
+_FADE = 16
+"""A large step is forgotten after so many times its tokens, however many steps they come in."""
 
 
 class CopyWindow:
     """Tokens next in line for eviction that should have a copy below already.
 
-    ``fixed``: tokens, or ``None`` to follow the rate of eviction: ``STEPS_AHEAD`` times the most
-    that one recent step evicted (a peak that fades by 1/32 a step that evicts), and a quarter more
-    after each step in which an eviction waited for a copy, taken back by 1/64 a step without.
-    ``least``: tokens of the smaller of the two tiers, which bounds it either way.
+    ``fixed``: tokens, or ``None`` to follow what enters: ``STEPS_AHEAD`` times the most that one
+    recent step took from the device, whether it evicted or not, and a quarter more after each step
+    in which an eviction waited for a copy, taken back by 1/64 a step without; never less than what
+    is known to enter next. ``least``: tokens of the smaller of the two tiers, which bounds it
+    either way.
     """
 
     def __init__(self, fixed: int | None, least: int) -> None:
@@ -35,17 +40,34 @@ class CopyWindow:
         self.ceiling = max(1, int(least * (CEILING_SHARE if fixed is None else 2 * CEILING_SHARE)))
         self._floor = max(1, int(least * FLOOR_SHARE))
         self._peak = 0
+        self._due = 0
         self._margin = _ONE
+        self._free: int | None = None
         self._evicted = 0
         self._waited = False
 
     @property
     def tokens(self) -> int:
-        """How many tokens to have copied ahead now."""
+        """How many tokens are to be free or copied ahead now."""
         if self.fixed is not None:
             return min(self.fixed, self.ceiling)
-        wanted = STEPS_AHEAD * self._peak * self._margin // _ONE
-        return min(max(wanted, self._floor), self.ceiling)
+        wanted = max(STEPS_AHEAD * self._peak * self._margin // _ONE, self._due, self._floor)
+        return min(wanted, self.ceiling)
+
+    @property
+    def batch(self) -> int:
+        """Tokens to copy at once: half the window, or what one step takes if that is more."""
+        return min(max(self.tokens // 2, self._peak, self._due, 1), self.tokens)
+
+    def lacks(self, free: int, covered: int) -> bool:
+        """Whether copies are to be made, ``free`` tokens of the device being free and ``covered``
+        copied: with less than three quarters of the window, or too few for what enters next."""
+        have = free + covered
+        return 4 * covered < 3 * (self.tokens - free) or have < min(self._due, self.tokens)
+
+    def scarce(self, free: int, covered: int) -> bool:
+        """Whether hardly a copy is left, so that loads from the host are no reason to wait."""
+        return 4 * covered < self.tokens - free or free + covered < min(self._due, self.tokens)
 
     def evicted(self, tokens: int) -> None:
         """So many tokens left the device."""
@@ -55,13 +77,16 @@ class CopyWindow:
         """An eviction waited for a copy."""
         self._waited = True
 
-    def step(self) -> None:
-        """A scheduling step is over."""
-        if self._evicted:
-            self._peak = max(self._evicted, self._peak - self._peak // 32)
+    def step(self, free: int, due: int = 0) -> None:
+        """A scheduling step is over: ``free`` tokens of the device are free, and requests that wait
+        or are half computed are known to take ``due`` in the next steps."""
+        self._due = due
+        entered = 0 if self._free is None else self._free + self._evicted - free
+        if entered > 0:
+            self._peak = max(entered, self._peak - -(-entered // _FADE))
             change = _ONE // 4 if self._waited else -1
             self._margin = min(max(self._margin + change, _ONE), _MOST)
-        self._evicted, self._waited = 0, False
+        self._free, self._evicted, self._waited = free, 0, False
 
 
 def lowest_ranked(

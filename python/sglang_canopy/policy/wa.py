@@ -7,7 +7,8 @@ its two readings. Lowest goes first. With too few samples a category uses a coar
 then the global one; with none at all the order is LRU. ``duel.py`` chooses between them.
 
 Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
-returns to at a known time ranks p / (return_at - now), p being how often such hints came true;
+returns to at a known time ranks s / (return_at - now) + (1 - s) G_w(a), s being how much of such
+hints is known and not guessed (``reuse/hint_trust.py``);
 one to keep until T is not chosen before T while any other leaf is there. A tree that changes
 the hints of an admitted leaf must ``drop`` it, write the fields (``Leaf.refresh``), and ``admit``
 it again.
@@ -30,14 +31,14 @@ from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.exponential import CDF_COUNTS, ExponentialModel
-from sglang_canopy.reuse.hint_trust import return_slack_s
+from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
 
 _MODELS = ("survival", "exponential", "recency", "duel")
 _ARMS = ("survival", "exponential", "recency")
 """What a duel chooses from; the first is followed until another one has shown to be better."""
-_TRUST = 0.5
-"""Hints of a kind are ignored while fewer than this share of them come true."""
+_TELLS = 0.25
+"""Return times are ignored where less of them is known and not guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,8 @@ class WorkloadAware(Policy):
         self.duel = self._make_duel() if config.model == "duel" else None
         self._cells = Cells(config.model if self.duel is None else self.duel.winner)
         self._over = EndQueue()
-        self._returning: dict[str | None, ReturnQueue] = {}
-        """By tenant, since each tenant's hints come true at a rate of their own."""
+        self._returning: dict[Hashable, ReturnQueue] = {}
+        """By whose word it is, since each one's hints come true at a rate of their own."""
         self._kept = EndQueue()
         self._ranked_version = 0
         self._learns = True
@@ -135,6 +136,17 @@ class WorkloadAware(Policy):
         if sampled and self.duel is not None:
             self.duel.observe(request)
         return request.label
+
+    def heard(
+        self,
+        conversation: tuple[str | None, Hashable],
+        source: str,
+        now: float,
+        over: bool,
+        return_in_s: float | None,
+    ) -> None:
+        if self._learns:
+            self.model.heard(conversation, source, now, over, return_in_s)
 
     def sized(self, tokens: int) -> None:
         if self.duel is not None:
@@ -161,20 +173,21 @@ class WorkloadAware(Policy):
         until = leaf.protected_until()
         if until > now:
             leaf.slot = (self._kept, self._kept.push(leaf, until))
-        elif leaf.over and self.model.hints.over_trusted(leaf.tenant):
+        elif leaf.over and self.model.hints.over_trusted(_speaker(leaf)):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
         elif self._returns_at(leaf) > now and self._trusts_return(leaf):
             assert leaf.return_at is not None
-            tenant = self.model.hints.key(leaf.tenant)
-            queue = self._returning.setdefault(tenant, ReturnQueue())
+            who = self.model.hints.key(_speaker(leaf))
+            queue = self._returning.setdefault(who, ReturnQueue())
             entry = queue.push_until(leaf, leaf.return_at, self._returns_at(leaf))
             leaf.slot = (queue, entry)
         else:
             category = self._category(leaf)
             bucket = self._bucket(leaf, category)
-            # What a tenant that is not trusted outright said to be over ranks lower, by how often
-            # that came true.
-            said = (self.model.hints.key(leaf.tenant),) if leaf.over else ()
+            # What one that is not trusted outright said to be over ranks lower, by how often that
+            # came true. Where it tells nothing it splits no cell: a cell is known by its ends.
+            who = self.model.hints.key(_speaker(leaf))
+            said = (who,) if leaf.over and self.model.hints.over_weight(who) < 1.0 else ()
             self._cells.push(
                 (category.label, bucket, *said),
                 leaf,
@@ -232,13 +245,13 @@ class WorkloadAware(Policy):
         trusted, rank like any other."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
             self._readmit(entry[3], now)
-        for tenant, queue in list(self._returning.items()):
+        for who, queue in list(self._returning.items()):
             while (leaf := queue.overdue(now)) is not None:
                 self._readmit(leaf, now)
             if not queue.live:
-                del self._returning[tenant]
+                del self._returning[who]
         while (entry := self._over.oldest()) is not None:
-            if self.model.hints.over_trusted(entry[3].tenant):
+            if self.model.hints.over_trusted(_speaker(entry[3])):
                 break
             self._readmit(entry[3], now)
 
@@ -247,19 +260,27 @@ class WorkloadAware(Policy):
         self.admit(leaf, now)
 
     def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
-        """The least of the leaves that a client returns to, and its rank."""
+        """The least of the leaves that a client returns to, and its rank: of what is known about
+        such returns the time said decides, of what is guessed the category."""
         found, least = None, math.inf
-        for tenant, queue in self._returning.items():
+        for who, queue in self._returning.items():
             last = queue.youngest()
             if last is None:
                 continue
-            rank = self.model.hints.return_probability(tenant) / max(last[0] - now, 1e-3)
+            known = self.model.hints.return_skill(who)
+            rank = known / max(last[0] - now, 1e-3)
+            if known < 1.0:
+                leaf = last[3]
+                category = self._category(leaf)
+                weight = self._weight(category, self._bucket(leaf, category))
+                guess = weight * self._cells.rank(category, leaf.last_access, now)
+                rank += (1.0 - known) * guess
             if rank < least:
                 found, least = last[3], rank
         return found, least
 
     def _trusts_return(self, leaf: Leaf) -> bool:
-        return self.model.hints.return_probability(leaf.tenant) >= _TRUST
+        return self.model.hints.return_skill(_speaker(leaf)) >= _TELLS
 
     @staticmethod
     def _returns_at(leaf: Leaf) -> float:
@@ -301,6 +322,11 @@ class WorkloadAware(Policy):
         for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue
         yield from self._cells
+
+
+def _speaker(leaf: Leaf) -> Hashable:
+    """Whose word the hints on ``leaf`` are."""
+    return speaker(leaf.tenant, leaf.source)
 
 
 POLICY = WorkloadAware

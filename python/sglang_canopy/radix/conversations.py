@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.records import Request
+from sglang_canopy.records import CLIENT, Request
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -31,10 +31,20 @@ class Conversations:
     def apply_hint(self, hint: dict[str, Any]) -> None:
         """Apply what a client says of a conversation to what is cached of it already.
 
-        ``hint`` has ``tenant``, ``conversation``, ``time`` and one or more of ``over``,
-        ``return_in_s``, ``keep_s``. A conversation that is not cached is ignored.
+        ``hint`` has ``tenant``, ``conversation``, ``time``, ``source`` and one or more of ``over``,
+        ``return_in_s``, ``keep_s``. The policies hear of it, and learn whether it came true; what is
+        not cached is not ranked.
         """
         tree = self.tree
+        source = hint.get("source", CLIENT)
+        for policy in tree.live.listeners:
+            policy.heard(
+                (hint["tenant"], hint["conversation"]),
+                source,
+                hint["time"],
+                hint.get("over", False),
+                hint.get("return_in_s"),
+            )
         node = self._deepest.get((hint["tenant"], hint["conversation"]))
         if node is None or not tree.contains(node):
             return
@@ -46,6 +56,7 @@ class Conversations:
             tree.readmit(node)
             if leaf.conversation == hint["conversation"]:
                 leaf.over = hint.get("over", leaf.over) and not leaf.shared
+                leaf.source = source
                 if return_in_s is not None:
                     leaf.return_at = hint["time"] + return_in_s
             node = node.parent

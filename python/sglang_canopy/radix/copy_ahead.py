@@ -89,6 +89,7 @@ class CopyAhead:
         """Whether copies are being chosen now: none is worth giving up another of the window."""
         self._missed = False
         """Whether a victim had no copy since the window was last looked at."""
+        self._due = 0
         self._for_disk: dict[UnifiedTreeNode, None] = {}
 
     def attach(self, cache: UnifiedRadixCache) -> None:
@@ -100,7 +101,7 @@ class CopyAhead:
         self.counts.wasted = self.counts.copied - self.counts.used
         self._window.clear()
         self._for_disk.clear()
-        self._covered, self._missed = 0, False
+        self._covered, self._missed, self._due = 0, False, 0
 
     def status(self) -> dict[str, int]:
         """Counts and sizes, for operators."""
@@ -111,14 +112,19 @@ class CopyAhead:
             "nodes_for_disk": len(self._for_disk),
         }
 
+    def expect(self, tokens: int) -> None:
+        """Requests that wait or are half computed will take ``tokens`` in the next steps; equal on
+        all ranks."""
+        self._due = tokens
+
     # ---- once a scheduling step ----
 
     def step(self) -> None:
         """Copy some of what goes next; where that has its copies, some of what the disk lacks.
 
-        One batch at a time, half a window: the next one starts when SGLang has the acknowledgement
-        of this one, so that no more is under way than the link gets done. Loads of requests that
-        wait come first, unless hardly a copy is left.
+        One batch at a time: the next one starts when SGLang has the acknowledgement of this one, so
+        that no more is under way than the link gets done. Loads of requests that wait come first,
+        unless hardly a copy is left.
         """
         cache = self._cache
         if cache is None or cache.cache_controller is None or not cache.is_write_back:
@@ -127,16 +133,17 @@ class CopyAhead:
         if self.size is None:
             host = cache.cache_controller.mem_pool_host
             self.size = CopyWindow(self.tokens, min(device.size, host.size))
-        self.size.step()
+        free = device.available_size()
+        self.size.step(free, self._due)
         if cache.ongoing_write_through:
             return
-        target = self.size.tokens - device.available_size()
+        target = self.size.tokens - free
         loading = bool(cache.ongoing_load_back)
-        if loading and 4 * self._covered >= target:
+        if loading and not self.size.scarce(free, self._covered):
             return
         self.busy = True
         try:
-            if target > 0 and (self._missed or 4 * self._covered < 3 * target):
+            if target > 0 and (self._missed or self.size.lacks(free, self._covered)):
                 self._refill(cache, target)
             elif not loading:
                 self._pass_on(cache)
@@ -173,7 +180,7 @@ class CopyAhead:
 
     def _batch(self) -> int:
         assert self.size is not None
-        return max(self.size.tokens // 2, self.core.page_size)
+        return max(self.size.batch, self.core.page_size)
 
     def _copy(self, cache: UnifiedRadixCache, node: UnifiedTreeNode) -> int:
         """Start copying ``node``, and what the disk lacks above it. Returns the tokens; 0: no room.
@@ -269,6 +276,12 @@ class CopyAhead:
         if node in self._window:
             del self._window[node]
             self._covered -= len(node.key)
+
+    def awaited(self, node: UnifiedTreeNode) -> None:
+        """A request that waits will use the path to ``node``."""
+        while node.parent is not None:
+            self.used_again(node)
+            node = node.parent
 
     def left_device(self, node: UnifiedTreeNode) -> None:
         """``node`` was evicted from the device."""

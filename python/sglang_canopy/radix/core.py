@@ -192,10 +192,7 @@ class CanopyTreeCore(CopiedCore):
             return
         if leaf.last_access >= now or self.waiting.is_fresh(leaf, now):
             return
-        set_offsets(node)
-        self.readmit(node)
-        self.waiting.protect(leaf, request.tenant, now)
-        leaf.last_access = max(leaf.last_access, now)
+        self._protect(node, request.tenant)
 
     def protect_queue(self, queue: Iterable[tuple[int, LiveRequest]]) -> None:
         """Protect what the waiting requests will use, those first in the queue first.
@@ -204,19 +201,28 @@ class CanopyTreeCore(CopiedCore):
         protected before and is not in it loses its protection, so that the budget always goes to
         those who are served next. Beyond the budget a path is touched, as SGLang's LRU does.
         """
-        now = self.clock.now
         for leaf in self.waiting:
             self.readmit(leaf.node)  # type: ignore[attr-defined]
             self.waiting.served(leaf)
         for node_id, request in queue:
             node = self.node_by_id(node_id)
             leaf = node.canopy
-            if node is self.root_node or leaf.awaited_until is not None:
-                continue
-            set_offsets(node)
-            self.readmit(node)
-            self.waiting.protect(leaf, request.tenant, now)
-            leaf.last_access = max(leaf.last_access, now)
+            if node is not self.root_node and leaf.awaited_until is None:
+                self._protect(node, request.tenant)
+
+    def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
+        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        now, above = self.clock.now, node
+        while above is not self.root_node and above.evicted:
+            above = above.parent
+        ends = [node] if above in (node, self.root_node) else [node, above]
+        for end in ends:
+            set_offsets(end)
+            self.readmit(end)
+            end.canopy.last_access = max(end.canopy.last_access, now)
+        self.waiting.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))
+        if self.ahead is not None:
+            self.ahead.awaited(node)
 
     # ---- eviction by need ----
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.request.access import has_admin_key, same_secret
 
 FLAG = "--canopy-client-hints"
@@ -47,13 +48,19 @@ class ClientHints:
         """Whether a request shows the gateway's secret. Header names in lower case."""
         return same_secret(headers.get(GATEWAY_HEADER.lower(), ""), self.gateway_secret)
 
+    def source(self, headers: Mapping[str, str] | None) -> str:
+        """Whose word the hints of a request with these headers are: how often each source's came
+        true is learnt apart."""
+        known = headers is not None and (
+            self.from_gateway(headers) or has_admin_key(headers, self.admin_api_key)
+        )
+        return GATEWAY if known else CLIENT
+
     def heeded(self, headers: Mapping[str, str] | None) -> bool:
         """Whether hints of a request with these headers count; ``None``: it came without any."""
         if self.mode != TRUSTED:
             return self.mode == ON
-        return headers is not None and (
-            self.from_gateway(headers) or has_admin_key(headers, self.admin_api_key)
-        )
+        return self.source(headers) == GATEWAY
 
     def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
         """``fields`` of a request (checked) without what this client may not ask for."""

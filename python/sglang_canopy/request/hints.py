@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.tenant import tenant_of
 
@@ -28,8 +29,8 @@ _HINTS = ("over", "return_in_s", "keep_s")
 _TENANT = ("extra_key", "cache_salt")
 
 Hint = dict[str, Any]
-"""``tenant``, ``conversation``, ``time`` (seconds on the requests' clock) and one or more of
-``over``, ``return_in_s``, ``keep_s``."""
+"""``tenant``, ``conversation``, ``time`` (seconds on the requests' clock), ``source`` (of
+``records.py``) and one or more of ``over``, ``return_in_s``, ``keep_s``."""
 
 
 class TooManyHints(CanopyError):
@@ -43,13 +44,13 @@ class Waiting:
         self._by_tenant: dict[str | None, dict[str, Hint]] = {}
         self._count = 0
 
-    def add(self, body: Any, now: float) -> None:
-        """Take one hint: ``{"conversation": ..., "over": true}`` and the like.
+    def add(self, body: Any, now: float, source: str = CLIENT) -> None:
+        """Take one hint: ``{"conversation": ..., "over": true}`` and the like, of ``source``.
 
         Raises ``CanopyError`` for a body that says nothing or something else, ``TooManyHints``
         where too many wait.
         """
-        hint = hint_of(body, now)
+        hint = hint_of(body, now, source)
         tenant = hint["tenant"]
         if hint["conversation"] not in self._by_tenant.get(tenant, ()):
             self._make_room(tenant)
@@ -114,7 +115,7 @@ async def deliver(waiting: Waiting, send: Callable[[str], Awaitable[Any]]) -> No
             raise
 
 
-def hint_of(body: Any, now: float) -> Hint:
+def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
     """The hint that a body states. Raises ``CanopyError`` naming what is wrong."""
     if not isinstance(body, Mapping):
         raise CanopyError('a hint is a JSON object, such as {"conversation": "c1", "over": true}')
@@ -134,6 +135,7 @@ def hint_of(body: Any, now: float) -> Hint:
         **given,
         "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")),
         "time": now,
+        "source": source,
     }
 
 
@@ -158,7 +160,9 @@ def _is_hint(hint: Any) -> bool:
     time = hint.get("time")
     if not isinstance(time, float) or not math.isfinite(time):
         return False
-    given = {k: v for k, v in hint.items() if k not in ("tenant", "time")}
+    if hint.get("source") not in (CLIENT, GATEWAY):
+        return False
+    given = {k: v for k, v in hint.items() if k not in ("tenant", "time", "source")}
     try:
         checked = client_fields({f"canopy_{k}": v for k, v in given.items()})
     except CanopyError:

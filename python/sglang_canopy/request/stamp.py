@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.records import Request
+from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.request.fields import FIELDS, number
 
 STAMP_KEY = "canopy"
@@ -29,10 +29,16 @@ tier outlives the clock."""
 
 
 def make_stamp(
-    inferred: Mapping[str, Any], fields: Mapping[str, Any], time_s: float
+    inferred: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    time_s: float,
+    source: str = CLIENT,
 ) -> dict[str, Any]:
-    """The dict that travels as ``custom_params["canopy"]``; the client's fields win."""
-    return {**inferred, **fields, "time": time_s, "epoch": EPOCH_S}
+    """The dict that travels as ``custom_params["canopy"]``; the client's fields win.
+
+    ``source``: whose word its hints are.
+    """
+    return {**inferred, **fields, "source": source, "time": time_s, "epoch": EPOCH_S}
 
 
 def read_stamp(custom_params: Any) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
     request.conversation = stamp.get("conversation")
     request.over = stamp.get("over", False)
     request.return_in_s = stamp.get("return_in_s")
+    request.source = stamp.get("source", CLIENT)
     request.slo_ms = stamp.get("slo_ms")
     if "keep_s" in stamp:
         request.keep_until = request.time + stamp["keep_s"]
@@ -68,10 +75,17 @@ def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
         request.ttft_model = (stamp["alpha"], stamp["beta"])
 
 
+def _source(value: Any) -> str:
+    if value not in (CLIENT, GATEWAY):
+        raise ValueError(f"{CLIENT} or {GATEWAY}")
+    return str(value)
+
+
 _FAR_S = 1e10
 _TIME = number(0.0, _FAR_S, "seconds")
 _STAMP: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
+    "source": _source,
     "time": _TIME,
     "epoch": number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": number(0.0, _FAR_S, "seconds a token"),

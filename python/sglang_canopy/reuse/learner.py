@@ -9,7 +9,7 @@ the requests' own stamps, no randomness.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from sglang_canopy.records import Request
@@ -24,7 +24,8 @@ from sglang_canopy.reuse.categories import (
 )
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
-from sglang_canopy.reuse.hint_trust import HintRecords
+from sglang_canopy.reuse.hint_trust import HintRecords, speaker
+from sglang_canopy.reuse.last_tips import LastTips
 from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
 
 _OWN_GAP_STEP = 0.5
@@ -62,6 +63,7 @@ class ReuseModel:
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecords()
+        self._spoken_of = LastTips()
         self.version = 0
         """Grows with every fit: ranks read before are stale."""
         self.samples = 0
@@ -110,10 +112,31 @@ class ReuseModel:
                 matched = self.shadow.matched_blocks(request.path)
                 self.shadow.learn(request.time, request.path[matched:])
                 self.shadow.open_tip(tip, request.path[full - 1])
+        tip.speaker = speaker(request.tenant, request.source)
+        if request.conversation is not None:
+            self._spoken_of.remember((request.tenant, request.conversation), tip)
         self.hints.note_tip(tip, request.over)
         if not request.over and request.return_in_s is not None:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
+
+    def heard(
+        self,
+        conversation: tuple[str | None, Hashable],
+        source: str,
+        now: float,
+        over: bool,
+        return_in_s: float | None,
+    ) -> None:
+        """A hint about a tenant's conversation that came by itself at ``now``."""
+        tip = self._spoken_of.last(conversation)
+        if tip is None or not tip.open:
+            return
+        tip.speaker = speaker(conversation[0], source)
+        if over:
+            self.hints.note_tip(tip, True)
+        elif return_in_s is not None:
+            self.hints.note_return(tip, now - tip.born + return_in_s)
 
     def origin(self, request: Request) -> int:
         """A number that names ``request``'s conversation, from its arrival to its finish."""

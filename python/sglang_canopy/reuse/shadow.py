@@ -11,7 +11,7 @@ a policy does not learn from its own evictions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Category
@@ -26,6 +26,7 @@ class Tip:
         "born",
         "category",
         "counted",
+        "counted_over",
         "first",
         "gap_s",
         "growth",
@@ -36,7 +37,9 @@ class Tip:
         "origin",
         "own_gap_s",
         "return_at",
+        "said_s",
         "seen",
+        "speaker",
         "tenant",
         "turn",
     )
@@ -66,9 +69,14 @@ class Tip:
         seen."""
         self.first = born
         """Of a junction: when its prefix was first seen."""
+        self.speaker: Hashable = tenant
+        """Whose word its hints are (``hint_trust.speaker``)."""
         self.return_at: float | None = None
+        self.said_s = 0.0
+        """Seconds after ``born`` at which it returns, as somebody said."""
         self.hinted_over = False
         self.counted: HintRecord | None = None
+        self.counted_over: HintRecord | None = None
 
 
 class NewBlocks:

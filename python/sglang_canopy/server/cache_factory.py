@@ -29,7 +29,7 @@ from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
 from sglang_canopy.server.live_queue import LiveQueue
-from sglang_canopy.server.queue import options_of
+from sglang_canopy.server.queue import options_of, refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
 
@@ -77,6 +77,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "disk tier out"
         )
     _check_copy_ahead(ctx)
+    refuse_unsupported(options_of(ctx.server_args), ctx.server_args, ctx)
     install_core()
     prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
     live = ctx.params.canopy

@@ -77,7 +77,7 @@ def _stamped(
 ) -> dict[str, Any]:
     """``custom_params`` with the stamp in it."""
     fields = hint_rule.allowed(client_fields(custom), headers)
-    made = make_stamp(inferred, fields, time.monotonic())
+    made = make_stamp(inferred, fields, time.monotonic(), hint_rule.source(headers))
     line = ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line

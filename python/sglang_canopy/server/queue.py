@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.declared import from_args, option_of
 from sglang_canopy.config.queue import FLAG, RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.refusals import QUEUE, unsupported
 from sglang_canopy.errors import CanopyError
 
 if TYPE_CHECKING:
@@ -31,9 +32,16 @@ def note(server_args: Any, args: Any, ours: bool) -> None:
                 f"{FLAG} {RESPONSE_RATIO} takes the place of --schedule-policy "
                 f"{server_args.schedule_policy}; drop one"
             )
-        if (server_args.pp_size or 1) > 1:
-            raise CanopyError(f"{FLAG} {RESPONSE_RATIO} is not verified with --pp-size above 1")
+        refuse_unsupported(options, server_args)
     setattr(server_args, NOTE, options)
+
+
+def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
+    """Raise ``CanopyError`` where this server cannot have the order that ``options`` ask for."""
+    if options.queue_order == RESPONSE_RATIO:
+        refusal = unsupported(QUEUE, *configured)
+        if refusal:
+            raise CanopyError(f"{FLAG} {RESPONSE_RATIO}: {refusal}")
 
 
 def options_of(server_args: Any) -> QueueFlags:

@@ -95,7 +95,7 @@ async def _hint(request: Any) -> dict[str, Any]:
     if isinstance(body, dict):
         body |= tenant_fields(request, body)
     try:
-        hints.add(body, time.monotonic())
+        hints.add(body, time.monotonic(), rule.source(request.headers))
     except TooManyHints as error:
         raise access.Refused(429, str(error)) from None
     _see_to_delivery()

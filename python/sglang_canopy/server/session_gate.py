@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import REJECT
+from sglang_canopy.server import copies
 
 TIME_KEY = "canopy_time:"
 """How a message's key begins in ``SetInternalStateReq.server_args`` that tells schedulers the
@@ -153,6 +154,11 @@ def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
     """Around ``Scheduler._get_new_batch_prefill_raw``."""
     gate = gate_of(scheduler)
     if gate is None:
-        return original(scheduler, *args, **kwargs)
-    batch = kwargs.get("running_batch", args[-1] if args else None)
-    return gate.with_admitted(scheduler, (batch,), lambda: original(scheduler, *args, **kwargs))
+        chosen = original(scheduler, *args, **kwargs)
+    else:
+        batch = kwargs.get("running_batch", args[-1] if args else None)
+        chosen = gate.with_admitted(
+            scheduler, (batch,), lambda: original(scheduler, *args, **kwargs)
+        )
+    copies.expect(scheduler)
+    return chosen

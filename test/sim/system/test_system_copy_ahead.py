@@ -58,27 +58,52 @@ def test_a_copy_in_flight_is_waited_for() -> None:
     assert ahead.ttft_s[1] > through.ttft_s[1] + 0.5
 
 
-def test_the_window_follows_the_rate_of_eviction_within_bounds() -> None:
+def test_the_window_follows_what_enters_within_bounds() -> None:
     window = CopyWindow(None, 64_000)
     assert window.tokens == 1000
-    for _ in range(5):
-        window.evicted(2000)
-        window.step()
+    free = 20_000
+    for _ in range(5):  # nothing is evicted yet
+        window.step(free)
+        free -= 2000
     steady = window.tokens
     assert 4000 <= steady <= 16_000
     window.evicted(2000)
     window.waited()
-    window.step()
+    window.step(free)
     assert window.tokens > steady
     for _ in range(50):
         window.evicted(50_000)
         window.waited()
-        window.step()
+        window.step(free)
     assert window.tokens == 16_000
-    for _ in range(400):
+    for _ in range(90_000):
         window.evicted(10)
-        window.step()
+        window.step(free)
     assert window.tokens == 1000
+
+
+def test_a_large_step_is_forgotten_by_what_enters_and_not_by_steps() -> None:
+    """A prompt of 2,000 tokens, then 200 of decoding."""
+    window = CopyWindow(None, 64_000)
+    window.step(10_000)
+    window.step(8000)
+    before = window.tokens
+    for token in range(1, 201):
+        window.step(8000 - token)
+    assert window.tokens > 0.8 * before
+
+
+def test_the_window_covers_what_is_known_to_enter() -> None:
+    window = CopyWindow(None, 64_000)
+    window.step(9000)
+    assert not window.lacks(free=9000, covered=0)
+    window.step(9000, due=12_000)
+    assert window.tokens == 12_000
+    assert window.lacks(free=9000, covered=2900)
+    assert not window.lacks(free=9000, covered=3000)
+    assert window.batch == 12_000
+    window.step(9000, due=90_000)
+    assert window.tokens == 16_000
 
 
 def test_a_fixed_window_stays_within_half_of_the_smaller_tier() -> None:

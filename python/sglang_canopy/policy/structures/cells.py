@@ -144,6 +144,14 @@ class Cells:
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
         return cell.weight * cell.category.rank[at], until
 
+    def rank(self, category: Category, stamp: float, now: float) -> float:
+        """What a leaf of ``category`` last used at ``stamp`` would rank, unweighted."""
+        if self._by == "recency":
+            return 0.0
+        if self._exact:
+            return category.exponential.probability(now - stamp)
+        return category.rank[age_bin(now - stamp)]
+
     def cells(self) -> Iterator[Cell]:
         """The cells that hold a leaf, in order of creation."""
         return (c for c in self._cells.values() if c.live)

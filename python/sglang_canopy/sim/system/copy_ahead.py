@@ -41,8 +41,13 @@ class CopyAhead:
         self._window: dict[TierNode, None] = {}
         self._in_flight: set[TierNode] = set()
         self._missed = False
+        self._due = 0
 
     # ---- what the instance asks ----
+
+    def expect(self, tokens: int) -> None:
+        """Requests that wait or are half computed will take ``tokens`` in the next steps."""
+        self._due = tokens
 
     def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
         return None
@@ -50,22 +55,22 @@ class CopyAhead:
     def ahead(self, tree: TieredTree, link: Link, now: float) -> Iterable[TierNode]:
         if self._size is None:
             self._size = CopyWindow(self.tokens, min(tree.device_tokens, tree.host_tokens))
-        self._size.step()
+        self._size.step(tree.free, self._due)
         if not link.idle(now):
             return
         self._in_flight.clear()
         target = self._size.tokens - tree.free
         self._window = {node: None for node in self._window if node.device and node.host}
         covered = sum(node.length for node in self._window)
-        if link.reading(now) and 4 * covered >= target:
+        if link.reading(now) and not self._size.scarce(tree.free, covered):
             return
-        if target <= 0 or not (self._missed or 4 * covered < 3 * target):
+        if target <= 0 or not (self._missed or self._size.lacks(tree.free, covered)):
             return
         self._missed = False
         victims = self._next(tree, target)
         self._window = dict.fromkeys(node for node, _ in victims if node.host)
         covered = sum(node.length for node in self._window)
-        room = max(self._size.tokens // 2, tree.block_tokens)
+        room = max(self._size.batch, tree.block_tokens)
         for node, keep in victims:
             need = min(target - covered, room)
             if need <= 0:

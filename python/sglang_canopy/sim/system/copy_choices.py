@@ -14,6 +14,9 @@ class CopyChoices(Protocol):
         """The victim to take instead of ``node``, what to keep of it, and whether its copy is in
         flight."""
 
+    def expect(self, tokens: int) -> None:
+        """Requests that wait or are half computed will take ``tokens`` in the next steps."""
+
     def spares(self, node: TierNode) -> bool:
         """Whether the host gives up other copies of what the device has before this one."""
 

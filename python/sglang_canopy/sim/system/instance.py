@@ -174,6 +174,9 @@ class Instance:
                 self.version += 1
                 return
             self._end_segment(now)
+        copies = self.placement.write_policy.copies
+        if copies is not None:
+            copies.expect(self.prefilling.due())
         self.placement.copy_ahead(now)
         if self.queue.at_door and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
             for job in self.queue.ask_gate(now):

@@ -9,7 +9,7 @@ children may leave the host. The policy of each tier sees exactly those leaves, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
@@ -17,6 +17,9 @@ from sglang_canopy.policy.block_tree import below, shared_run
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.session_refs import SessionRefs
+
+if TYPE_CHECKING:
+    from sglang_canopy.sim.system.copy_choices import CopyChoices
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
@@ -85,7 +88,9 @@ class TierNodes:
         host_policy: Policy | None,
         host_tokens: int,
         host_expiry: Expiry | None,
+        copies: CopyChoices | None = None,
     ) -> None:
+        self.copies = copies
         self.device_policy = device_policy
         self.host_policy = host_policy
         self.device_tokens = device_tokens
@@ -199,11 +204,7 @@ class TierNodes:
         now = self.now
         if node is self.root or node.last_access >= now or self.awaited.is_fresh(node, now):
             return
-        if node.ranked:
-            self._unrank(node)
-        self.awaited.protect(node, tenant, now)
-        node.last_access = now
-        self._reconsider(node)
+        self._protect(node, tenant)
 
     def protect_anew(self, wanted: Sequence[tuple[TierNode, str | None]]) -> None:
         """Protect these nodes, each for its tenant, the first ones first, and no others (as
@@ -215,13 +216,26 @@ class TierNodes:
             self.awaited.served(leaf)
             self._reconsider(leaf)
         for node, tenant in wanted:
-            if node is self.root or node.awaited_until is not None:
-                continue
-            if node.ranked:
-                self._unrank(node)
-            self.awaited.protect(node, tenant, self.now)
-            node.last_access = max(node.last_access, self.now)
-            self._reconsider(node)
+            if node is not self.root and node.awaited_until is None:
+                self._protect(node, tenant)
+
+    def _protect(self, node: TierNode, tenant: str | None) -> None:
+        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        now, above = self.now, node
+        while above is not self.root and not above.device:
+            above = above.parent
+        ends = [node] if above in (node, self.root) else [node, above]
+        for end in ends:
+            if end.ranked:
+                self._unrank(end)
+            end.last_access = max(end.last_access, now)
+        self.awaited.protect(node, tenant, now, *ends[1:])
+        for end in ends:
+            self._reconsider(end)
+        if self.copies is not None:
+            while node is not self.root:
+                self.copies.used_again(node)
+                node = node.parent
 
     def touch(self, node: TierNode) -> None:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.copy_window import LOOKED_AHEAD, STEPS_AHEAD
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.decode import RunningBatch
@@ -114,6 +115,18 @@ class PrefillBatch:
         self._queue.processed_tokens += tokens
         compute = self.costs.prefill([(new, job.done) for job, new in batch])
         return PrefillStep(compute, tokens, load_tokens)
+
+    def due(self) -> int:
+        """Tokens that the next ``STEPS_AHEAD`` steps take, as far as they are known."""
+        most = STEPS_AHEAD * self._config.chunked_prefill_tokens
+        tree, job = self._tree, self._chunked
+        due = 0 if job is None else job.target - job.done
+        for job in self._queue.jobs[:LOOKED_AHEAD]:
+            if due >= most:
+                break
+            found = tree.match(job.path_of_prompt(tree.block_tokens))
+            due += max(job.target - found.device_tokens, 0)
+        return int(min(due, most))
 
     def _admit(
         self, job: SimulatedRequest, reserved: int, chunk_left: int

@@ -34,14 +34,19 @@ class TieredTree(TierNodes):
         copies: CopyChoices | None = None,
     ) -> None:
         super().__init__(
-            device_policy, device_tokens, block_tokens, host_policy, host_tokens, host_expiry
+            device_policy,
+            device_tokens,
+            block_tokens,
+            host_policy,
+            host_tokens,
+            host_expiry,
+            copies,
         )
         self.write_back = write_back
         self.whole_nodes = whole_nodes
         self.quantum_tokens = quantum_tokens
         self.host_written = 0
         """Tokens copied to the host so far."""
-        self.copies = copies
         self.duplicates: dict[TierNode, None] = {}
         """Under ``write_back``: every node on both tiers, and some that no longer are."""
         self.overtaken = False
