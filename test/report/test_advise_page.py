@@ -49,6 +49,16 @@ def test_it_answers_every_question_and_loads_nothing(advice):
     assert html.count("data:image/png;base64,") == 4
 
 
+def test_of_a_sample_the_baseline_evicts_by_need_and_the_page_says_how_small_the_cache_is(advice):
+    """Nodes are not scaled down with the cache: whole ones would weigh too much."""
+    rows = {row.gain.label: row.gain for row in advice.rows}
+    assert rows["lru, as in SGLang"].hit_ratio == rows["canopy-lru"].hit_ratio
+    said = summary(advice)
+    assert "evicting as much as is needed" in said
+    assert advice.scaled_prompts < 50
+    assert f"holds only {advice.scaled_prompts:.0f} mean prompts" in said
+
+
 def test_the_terminal_ends_with_the_recommendation(advice):
     assert summary(advice).splitlines()[-1] == advice.decision.sentence
     assert re.match(r"(Use|Keep) ", advice.decision.sentence)

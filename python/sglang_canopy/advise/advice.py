@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,8 @@ class Advice:
     """Share of one GPU's time that prefill takes under the baseline."""
     clusters: int
     cluster_kind: str
+    scaled_prompts: float
+    """Mean prompts that fit into the simulated cache, scaled down with the sample."""
     placebo_points: float
     """Gain of ``wa`` with shuffled labels over the baseline, at the capacity."""
 
@@ -155,6 +157,8 @@ class _Adviser:
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = _clusters(sample)
         self.at = sample.blocks_of(asked)
+        # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
+        self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.curve = lru_curve(sample.requests)
         self.coster = Coster(profile, self.tokens, sample.token_scale)
         self.results: dict[Run, Uncached] = {}
@@ -164,29 +168,29 @@ class _Adviser:
         self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
     ) -> Advice:
         repeats = self.curve.token_hits_at[-1] / max(self.curve.tokens, 1)
-        compared = (SGLANG_LRU, LRU, WA, BOUND)
+        compared = (self.base, LRU, WA, BOUND)
         others = [self.sample.blocks_of(self.asked * f) for f in OTHER_CAPACITIES]
-        here = (SGLANG_LRU, *CANDIDATES, PLACEBO, *HINTED, BOUND)
+        here = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
         first: list[Run] = [(arm, self.at) for arm in here]
         first += [(arm, c) for arm in compared for c in others]
-        first += [(SGLANG_LRU, self._tier_blocks(b)) for b in self.below]
+        first += [(self.base, self._tier_blocks(b)) for b in self.below]
         if not repeats:
             # Nothing is ever hit, whoever evicts: one run says it for all.
-            first = [(SGLANG_LRU, self.at)]
+            first = [(self.base, self.at)]
         resize(len(set(first)) + len(self.below))
         self._simulate(first, jobs, progress)
         if not repeats:
-            nothing = self.results[SGLANG_LRU, self.at]
+            nothing = self.results[self.base, self.at]
             every = [*here, *compared]
             sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below)]
             self.results = {(arm, c): nothing for arm in every for c in sizes}
         decision = self._decide(float(repeats))
         advised = next(
-            (a for a in CANDIDATES if decision.gain and a.label == decision.gain.label), SGLANG_LRU
+            (a for a in CANDIDATES if decision.gain and a.label == decision.gain.label), self.base
         )
         more = [(advised, self._tier_blocks(b)) for b in self.below]
         self._simulate([run for run in more if run not in self.results], jobs, progress)
-        base = self.coster.cost(self.results[SGLANG_LRU, self.at])
+        base = self.coster.cost(self.results[self.base, self.at])
         known = asdict(self.sample) | {"requests": len(self.sample.requests)}
         return Advice(
             decision=decision,
@@ -205,6 +209,7 @@ class _Adviser:
             prefill_busy=base.gpu_s_per_request * self._per_second(),
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
+            scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
         )
 
@@ -222,7 +227,7 @@ class _Adviser:
         return self.gains[arm, capacity]
 
     def _new_gain(self, arm: Arm, capacity: int) -> Gain:
-        base, mine = self.results[SGLANG_LRU, self.at], self.results[arm, capacity]
+        base, mine = self.results[self.base, self.at], self.results[arm, capacity]
         points = low = high = 0.0
         if (base != mine).any():
             rng = np.random.default_rng(self.seed)
@@ -230,7 +235,7 @@ class _Adviser:
         return Gain(arm.label, arm.flag, hit_ratio(mine, self.tokens), points, low, high)
 
     def _decide(self, repeats: float) -> Decision:
-        base = hit_ratio(self.results[SGLANG_LRU, self.at], self.tokens)
+        base = hit_ratio(self.results[self.base, self.at], self.tokens)
         return decide(
             base,
             repeats,
@@ -246,7 +251,7 @@ class _Adviser:
         best = max(self.below, key=lambda b: b.gigabytes, default=None)
         if best is None:
             return ""
-        hits = hit_ratio(self.results[SGLANG_LRU, self._tier_blocks(best)], self.tokens)
+        hits = hit_ratio(self.results[self.base, self._tier_blocks(best)], self.tokens)
         points = 100 * (hits - base)
         return f" {best.label} would add {points:.1f} points." if points >= 1.0 else ""
 
@@ -281,7 +286,7 @@ class _Adviser:
     def _tier(
         self, label: str, blocks: int, advised: Arm, layers: list[tuple[int, float]], base: Cost
     ) -> Tier:
-        lru, lru_cost = self._with_layers(SGLANG_LRU, blocks, layers)
+        lru, lru_cost = self._with_layers(self.base, blocks, layers)
         mine, cost = self._with_layers(advised, blocks, layers)
         tokens = self.sample.tokens_of(blocks)
         return Tier(label, tokens, lru, lru_cost, mine, cost, self._saved(base, cost))
@@ -320,7 +325,7 @@ def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _kind(arm: Arm) -> str:
-    if arm == SGLANG_LRU:
+    if arm.label == SGLANG_LRU.label:
         return "baseline"
     if arm.hindsight:
         return "bound"

@@ -259,7 +259,8 @@ def _finish(made: Sample, kept: Thinned) -> None:
     rows = kept.rows()
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
-    start, one = rows[0].time_s, {}
+    start = rows[0].time_s
+    one: dict[int, int] = {}
     for at, r in enumerate(rows):
         # Equal ids as one object each: most are asked for again and again.
         blocks = tuple([one.setdefault(block, block) for block in r.blocks])

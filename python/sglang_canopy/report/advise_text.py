@@ -15,6 +15,8 @@ KINDS = {
     "hints": "needs clients that hint",
     "bound": "no server can do this",
 }
+FEW_PROMPTS = 50
+"""Below so many mean prompts in the simulated cache, a single one decides too much."""
 HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "TTFT mean", "P95", "GPU-s saved/h", "")  # fmt: skip
 TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT mean", "advised hits", "TTFT mean", "GPU-s saved/h")  # fmt: skip
 
@@ -76,8 +78,14 @@ def about_log(advice: Advice) -> list[str]:
     if s["one_in"] > 1:
         lines.append(
             f"Sampled: one conversation in {s['one_in']}, chosen by hash, {s['requests']:,} requests; "
-            "capacities are scaled down with it. The intervals hold for the sample."
+            "capacities are scaled down with it, and SGLang's LRU is simulated evicting as much as is "
+            "needed, not whole nodes. The intervals hold for the sample."
         )
+        if advice.scaled_prompts < FEW_PROMPTS:
+            lines.append(
+                f"The scaled cache holds only {advice.scaled_prompts:.0f} mean prompts, so hit ratios at "
+                "small capacities are rough, mostly too low; --sample-requests takes more."
+            )
     if s["method"]:
         text = f"Prompts were cut into blocks; {s['method']}"
         if s["token_scale"] != 1.0:
