@@ -30,8 +30,9 @@ ROOMS: dict[str, set[str]] = {
     "latency": set(),
     "sim": {"admission", "latency", "policy", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
+    "advise": {"characterize", "policy", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
-    "report": {"characterize", "plan", "sim"},
+    "report": {"advise", "characterize", "plan", "sim"},
     "radix": {"admission", "config", "policy", "request", "reuse", "ttl"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"policy", "radix", "ttl"},
@@ -47,8 +48,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {
-        *("characterize", "chunk", "config", "doctor", "latency", "plan", "policy", "profiling"),
-        *("report", "sim", "telemetry", "trace", "ttl"),
+        *("advise", "characterize", "chunk", "config", "doctor", "latency", "plan", "policy"),
+        *("profiling", "report", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
 }
@@ -56,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("admission", "config", "latency", "request", "schedule"),
+    *("advise", "admission", "config", "latency", "request", "schedule"),
 )
 """Rooms that need neither torch nor sglang."""
 

@@ -225,7 +225,8 @@ def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
         open_trace(tmp_path, "csv")
     with pytest.raises(CanopyError, match="no trace at"):
         open_trace(tmp_path / "missing", "mooncake")
-    assert set(format_names()) == {"bailian", "mooncake", "agentic", "azure", "sglang"}
+    names = {"bailian", "mooncake", "agentic", "azure", "sglang", "openai", "vllm", "hashed"}
+    assert set(format_names()) == names
 
 
 def test_a_truncated_archive_is_a_users_error(tmp_path: Path) -> None:

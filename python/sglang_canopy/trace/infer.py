@@ -9,17 +9,30 @@ earlier conversation itself brought in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+
+REMEMBERED_BLOCKS = 4_000_000
 
 
 class ConversationIndex:
-    """The prompts seen so far. Memory: O(distinct blocks), two integers each."""
+    """The prompts seen so far: the ``limit`` blocks that came first last, some 200 bytes each.
 
-    def __init__(self) -> None:
+    A conversation whose blocks were forgotten goes on as a new one.
+    """
+
+    def __init__(self, limit: int = REMEMBERED_BLOCKS) -> None:
+        self._limit = limit
         self._owner: dict[int, int] = {}
         """Block id -> conversation that brought it in."""
         self._end: dict[int, tuple[int, int, int]] = {}
         """Last full block of a prompt -> (conversation, turn, prompt tokens) of its latest."""
         self._count = 0
+
+    def _forget(self) -> None:
+        """Drop a quarter, the first that came: one by one would walk over the gaps each time."""
+        for block in list(islice(self._owner, max(1, self._limit // 4))):
+            del self._owner[block]
+            self._end.pop(block, None)
 
     def add(
         self, blocks: Sequence[int], input_tokens: int, block_tokens: int
@@ -46,7 +59,9 @@ class ConversationIndex:
             self._count += 1
         for block in blocks[known:]:
             owner[block] = conversation
+        if len(owner) > self._limit:
+            self._forget()
         full = min(len(blocks), input_tokens // block_tokens)
-        if full and owner[blocks[full - 1]] == conversation:
+        if full and owner.get(blocks[full - 1]) == conversation:
             self._end[blocks[full - 1]] = (conversation, turn, input_tokens)
         return conversation, turn, parent

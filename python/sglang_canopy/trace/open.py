@@ -16,6 +16,9 @@ _MODULES = {
     "agentic": "agentic",
     "azure": "azure",
     "sglang": "sglang_log",
+    "openai": "openai_log",
+    "vllm": "vllm_log",
+    "hashed": "hashed",
 }
 
 

@@ -1,0 +1,36 @@
+"""A policy of your own beside LRU and `wa`, on a trace or a log. No server, no GPU.
+
+canopy synth --preset small --seconds 600 --seed 1 -o trace.jsonl
+python examples/own_policy.py trace.jsonl
+"""
+
+import sys
+
+from sglang_canopy.policy.ranked import NoOptions, RankedPolicy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.trace import open_trace
+from sglang_canopy.trace.guess import guess_format
+
+
+class HeadsLast(RankedPolicy):
+    """LRU, but the first 256 tokens of prompts go after everything else."""
+
+    name = "heads-last"
+    Config = NoOptions
+
+    def rank(self, leaf: Leaf) -> tuple[bool, float]:
+        return leaf.offset < 256, leaf.last_access  # the least goes first
+
+
+def main(path: str) -> None:
+    trace = list(open_trace(path, guess_format(path)))
+    capacity = len({block for request in trace for block in request.blocks}) // 20
+    for policy in (make_policy("lru"), make_policy("wa"), HeadsLast(NoOptions())):
+        hits = simulate(trace, policy, capacity).token_hit_ratio
+        print(f"{policy.name:12} {100 * hits:5.1f} % of the prompt tokens hit")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,102 @@
+"""From gains to one sentence: which policy, how sure, and when to keep what there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WORTH_POINTS = 0.5
+"""Least gain, in points of the token hit ratio, that is worth another policy."""
+SIMPLER_POINTS = 0.5
+"""A simpler policy is taken where the best is ahead of it by less."""
+REPEATS_POINTS = 1.0
+"""Where less than this repeats, nothing is to be won."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """An arm against the baseline, in points (hundredths) of the prompt tokens."""
+
+    label: str
+    flag: str
+    hit_ratio: float
+    points: float
+    low: float
+    high: float
+    """95 % interval over conversations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The recommendation."""
+
+    flag: str
+    """What to give ``--radix-eviction``; ``lru`` is to keep SGLang's own."""
+    gain: Gain | None
+    """``None`` where LRU is kept."""
+    sentence: str
+
+
+def decide(
+    baseline: float,
+    repeats: float,
+    bound: float,
+    candidates: list[Gain],
+    *,
+    capacity: str,
+    has_content: bool = True,
+    more: str = "",
+) -> Decision:
+    """Decide from hit ratios (0 to 1): of the baseline, of an endless cache, of hindsight.
+
+    ``candidates`` go from the simplest on; ``capacity`` is how a reader would say it; ``more``
+    goes on after a sentence that keeps LRU: what a larger cache would add.
+    """
+    lru = f"{100 * baseline:.1f} %"
+    if not has_content:
+        return _keep(
+            "Keep LRU: this log does not say which prompts share a prefix, so nothing in it can be "
+            "cached and no gain can be shown."
+        )
+    if 100 * repeats < REPEATS_POINTS:
+        return _keep(
+            f"Keep LRU: only {100 * repeats:.1f} % of the prompt tokens repeat, so no policy and no "
+            "cache of any size has something to win."
+        )
+    sure = [g for g in candidates if g.low > 0 and g.points >= WORTH_POINTS]
+    if not sure:
+        return _keep(f"Keep LRU: {_why_not(baseline, repeats, bound, candidates, capacity)}{more}")
+    best = max(sure, key=lambda g: g.points)
+    chosen = next(g for g in sure if g.points > best.points - SIMPLER_POINTS)
+    return Decision(
+        chosen.flag,
+        chosen,
+        f"Use {chosen.label}: at {capacity} it hits {100 * chosen.hit_ratio:.1f} % of the prompt "
+        f"tokens instead of the {lru} of SGLang's LRU, {chosen.points:+.1f} points (95 % interval "
+        f"{chosen.low:.1f} to {chosen.high:.1f}).",
+    )
+
+
+def _why_not(
+    baseline: float, repeats: float, bound: float, candidates: list[Gain], capacity: str
+) -> str:
+    lru, left = f"{100 * baseline:.1f} %", 100 * (repeats - baseline)
+    if left < REPEATS_POINTS:
+        return (
+            f"at {capacity} it already hits {lru} of the prompt tokens, of the {100 * repeats:.1f} % "
+            "that an endless cache would."
+        )
+    if 100 * (bound - baseline) < REPEATS_POINTS:
+        return (
+            f"at {capacity} it hits {lru} of the prompt tokens, and even a policy that knew the "
+            f"future would hit only {100 * bound:.1f} %."
+        )
+    best = max(candidates, key=lambda g: g.points)
+    return (
+        f"at {capacity} it hits {lru} of the prompt tokens, and the best policy tried, {best.label}, "
+        f"changes that by {best.points:+.1f} points (95 % interval {best.low:.1f} to "
+        f"{best.high:.1f}), too little to act on."
+    )
+
+
+def _keep(sentence: str) -> Decision:
+    return Decision("lru", None, sentence)

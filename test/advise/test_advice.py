@@ -1,0 +1,114 @@
+"""Advice on small traffic whose answer is known, and on the real traces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sglang_canopy.advise.advice import Below, advise
+from sglang_canopy.advise.arms import LRU, SGLANG_LRU
+from sglang_canopy.advise.costs import Coster
+from sglang_canopy.advise.sample import Sample, read_sample
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import simulate
+from sglang_canopy.sim.system.engine_profile import load_profile
+from support.tiny_traces import ask
+
+PROFILE = load_profile("llama-3.1-8b-h100")
+
+
+def sample_of(requests) -> Sample:
+    blocks = {b for r in requests for b in r.blocks}
+    return Sample(
+        requests=requests, requests_in_log=len(requests),
+        tokens_in_log=sum(r.input_tokens for r in requests), span_s=requests[-1].time_s,
+        block_tokens=requests[0].block_tokens, distinct_blocks=len(blocks),
+        log_blocks=float(len(blocks)),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Sample:
+    """Chats that come back after a while, among scans that never do: what LRU is bad at."""
+    rows = []
+    for at in range(1500):
+        if at % 3 == 0:
+            talk, turn = (at // 3) % 50, (at // 3) // 50
+            rows.append(ask(float(at), range(talk * 1000, talk * 1000 + 4 + turn), talk=f"t{talk}", kind="chat", turn=turn + 1, block_tokens=64))  # fmt: skip
+        else:
+            rows.append(ask(float(at), range(10**6 + at * 8, 10**6 + at * 8 + 8), talk=f"s{at}", kind="scan", block_tokens=64))  # fmt: skip
+    return sample_of(rows)
+
+
+@pytest.fixture(scope="module")
+def advice(mixed):
+    return advise(
+        mixed, PROFILE, capacity_tokens=400 * 64, below=[Below("host", 8.0), Below("disk", 100.0, True)], jobs=1
+    )  # fmt: skip
+
+
+def test_wa_is_recommended_where_scans_push_out_what_comes_back(advice):
+    assert advice.decision.flag == "wa"
+    assert "Use wa" in advice.decision.sentence
+    rows = {row.gain.label: row for row in advice.rows}
+    assert rows["wa"].gain.low > 0
+    bound = rows["hindsight bound"].gain.hit_ratio
+    assert rows["wa"].gain.hit_ratio <= bound <= advice.repeats + 1e-9
+    assert rows["wa"].gpu_s_saved_per_hour > 0
+    assert rows["lru, as in SGLang"].gpu_s_saved_per_hour == 0
+
+
+def test_figures_are_those_of_the_simulator(advice, mixed):
+    lru = simulate(mixed.requests, make_policy("lru"), 400, whole_nodes=True)
+    assert advice.rows[0].gain.hit_ratio == pytest.approx(lru.token_hit_ratio)
+    endless = simulate(mixed.requests, make_policy("lru"), mixed.distinct_blocks)
+    assert advice.repeats == pytest.approx(endless.token_hit_ratio)
+    assert advice.lru.hit_ratio[-1] == pytest.approx(endless.token_hit_ratio)
+
+
+def test_more_memory_never_hits_less_under_lru(advice):
+    hits = [tier.lru.hit_ratio for tier in advice.tiers]
+    assert hits == sorted(hits)
+    for label in (SGLANG_LRU.label, LRU.label):
+        assert list(advice.others[label].hit_ratio) == sorted(advice.others[label].hit_ratio)
+
+
+def test_the_same_call_gives_the_same_advice(advice, mixed):
+    below = [Below("host", 8.0), Below("disk", 100.0, True)]
+    again = advise(mixed, PROFILE, capacity_tokens=400 * 64, below=below, jobs=2)
+    assert again.as_json() == advice.as_json()
+
+
+def test_nothing_repeats_keep_lru():
+    rows = [ask(float(i), range(i * 10, i * 10 + 8), talk=str(i)) for i in range(60)]
+    got = advise(sample_of(rows), PROFILE, capacity_tokens=1000, below=[Below("host", 8.0)], jobs=1)
+    assert got.decision.flag == "lru"
+    assert "repeat" in got.decision.sentence
+    assert len(got.rows) == 10
+
+
+def test_costs_are_the_profiles():
+    tokens = np.array([1000, 2000])
+    cost = Coster(PROFILE, tokens, 1.0).cost(np.array([400, 0]))
+    want = (PROFILE.prefill_s(400, 600) + PROFILE.prefill_s(1, 1999)) / 2
+    assert cost.gpu_s_per_request == pytest.approx(want)
+    waits = Coster(PROFILE, tokens, 1.0).transfer_s(np.array([0, 1000]), 1e9)
+    assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
+
+
+def test_on_azures_trace_lru_is_kept(data_dir):
+    sample = read_sample(data_dir / "azure" / "AzureLLMInferenceTrace_code.csv", "azure")
+    got = advise(sample, PROFILE, jobs=1)
+    assert got.decision.flag == "lru"
+    assert "nothing in it can be cached" in got.decision.sentence
+
+
+@pytest.mark.long
+def test_on_the_conversation_trace_wa_wins_and_a_sample_says_so_too(data_dir):
+    path = data_dir / "mooncake" / "conversation_first60.jsonl"
+    whole = advise(read_sample(path, "mooncake"), PROFILE, capacity_tokens=1_000_000)
+    part = advise(read_sample(path, "mooncake", most_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip
+    assert whole.decision.flag == part.decision.flag == "wa"
+    assert part.sample["one_in"] > 1
+    for one, other in zip(whole.rows, part.rows):
+        assert abs(one.gain.hit_ratio - other.gain.hit_ratio) < 0.03

@@ -1,0 +1,48 @@
+"""The recommendation, also where it is to change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_canopy.advise.decide import Gain, decide
+
+AT = {"capacity": "1,000 tokens"}
+
+
+def gain(label: str, points: float, low: float, high: float) -> Gain:
+    return Gain(label, label, 0.2 + points / 100, points, low, high)
+
+
+def test_the_best_sure_gain_is_taken_with_its_interval():
+    said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **AT)
+    assert said.flag == "wa"
+    assert "24.0 % of the prompt tokens instead of the 20.0 %" in said.sentence
+    assert "(95 % interval 3.0 to 5.0)" in said.sentence
+
+
+def test_the_simpler_policy_is_taken_where_the_best_is_hardly_better():
+    said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **AT)
+    assert said.flag == "canopy-lru"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "repeats", "bound", "points", "says"),
+    [
+        (0.0, 0.004, 0.004, 0.1, "only 0.4 % of the prompt tokens repeat"),
+        (0.595, 0.6, 0.6, 0.4, "already hits 59.5 %"),
+        (0.2, 0.6, 0.205, 0.4, "even a policy that knew the future would hit only 20.5 %"),
+        (0.2, 0.6, 0.5, 0.3, "too little to act on"),
+    ],
+)
+def test_lru_is_kept_for_a_reason(baseline, repeats, bound, points, says):
+    said = decide(baseline, repeats, bound, [gain("wa", points, -0.5, 1)], **AT)
+    assert said.flag == "lru"
+    assert said.gain is None
+    assert said.sentence.startswith("Keep LRU: ")
+    assert says in said.sentence
+
+
+def test_an_uncertain_gain_is_not_taken():
+    said = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
+    assert said.flag == "lru"
+    assert said.sentence.endswith("too little to act on. A disk would add 9.")

@@ -1,0 +1,107 @@
+"""A bounded sample of a log of any length."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.advise.sample import Thinned, conversation_key, read_sample
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.sim.stack import lru_curve
+from support.tiny_traces import ask
+
+
+def talks(count: int, turns: int, seed: int = 0):
+    """Conversations that share a system prompt of 4 blocks and grow by 2 blocks a turn."""
+    draw = random.Random(seed)
+    starts = sorted((draw.uniform(0, count * 10), talk) for talk in range(count))
+    rows = []
+    for start, talk in starts:
+        path = [1, 2, 3, 4]
+        for turn in range(turns):
+            path = [*path, *(10 + (talk * turns + turn) * 2 + k for k in range(2))]
+            rows.append(ask(start + turn * draw.uniform(5, 60), path, talk=f"t{talk}", turn=turn + 1))  # fmt: skip
+    return sorted(rows, key=lambda r: r.time_s)
+
+
+def chat_log(path: Path, rows: int, named: bool = False) -> Path:
+    with path.open("w") as out:
+        for i in range(rows):
+            talk, turn = i % (rows // 4), i // (rows // 4)
+            messages = [{"role": "system", "content": "S" * 2000}]
+            for k in range(turn + 1):
+                messages.append({"role": "user", "content": f"{talk}/{k} " * 40})
+                messages.append({"role": "assistant", "content": f"{k}! " * 40})
+            row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 10_000}
+            out.write(json.dumps(row | ({"session_id": f"s{talk}"} if named else {})) + "\n")
+    return path
+
+
+def test_it_holds_whole_conversations_and_no_more_than_asked_for():
+    kept, rows = Thinned(100, 10**9), talks(200, 5)
+    for row in rows:
+        key = conversation_key(row)
+        if kept.wants(key):
+            kept.add(key, row)
+    got = kept.rows()
+    assert 50 <= len(got) <= 100
+    assert kept.one_in in (8, 16, 32)
+    names = {r.conversation for r in got}
+    assert len(got) == 5 * len(names)
+    assert [r.time_s for r in got] == sorted(r.time_s for r in got)
+
+
+def test_what_is_kept_does_not_depend_on_the_order():
+    rows = talks(200, 5)
+    shuffled = rows[:]
+    random.Random(3).shuffle(shuffled)
+    kept = []
+    for order in (rows, shuffled):
+        thinned = Thinned(100, 10**9)
+        for row in order:
+            if thinned.wants(conversation_key(row)):
+                thinned.add(conversation_key(row), row)
+        kept.append(thinned.rows())
+    assert kept[0] == kept[1]
+
+
+def test_blocks_are_merged_before_conversations_are_dropped():
+    rows = [ask(float(i), range(i * 1000, i * 1000 + 64), talk=str(i), block_tokens=16) for i in range(50)]  # fmt: skip
+    thinned = Thinned(1000, 900)
+    for row in rows:
+        thinned.add(conversation_key(row), row)
+    assert thinned.merged == 4
+    assert {r.block_tokens for r in thinned.rows()} == {64}
+    assert thinned.one_in == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_scaled_cache_of_a_sample_hits_what_the_whole_one_does(named: bool, tmp_path: Path):
+    path = chat_log(tmp_path / "log.jsonl", 4000, named)
+    whole = read_sample(path, "openai")
+    part = read_sample(path, "openai", most_requests=1000)
+    assert (whole.one_in, whole.share) == (1, 1.0)
+    assert part.one_in in (4, 8)
+    assert part.requests_in_log == whole.requests_in_log == 4000
+    assert part.tokens_in_log == whole.tokens_in_log
+    # The log's server counted otherwise, and capacities follow it.
+    assert whole.token_scale == pytest.approx(4000 * 10_000 / whole.tokens_in_log)
+    for tokens in (2e6, 8e6, 2e7, 5e7):
+        hits = []
+        for sample in (whole, part):
+            curve = lru_curve(sample.requests)
+            hits.append(curve.token_hits(sample.blocks_of(tokens)) / curve.tokens)
+        assert hits[1] == pytest.approx(hits[0], abs=0.02)
+        assert part.tokens_of(part.blocks_of(tokens)) == pytest.approx(tokens, rel=0.01)
+
+
+def test_a_log_without_requests_is_refused(tmp_path: Path):
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n")
+    with pytest.raises(CanopyError, match="holds no requests"):
+        read_sample(path, "openai")
+    with pytest.raises(CanopyError, match="blocks already"):
+        read_sample(path, "mooncake", tokenizer="t")

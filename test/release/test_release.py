@@ -1,0 +1,74 @@
+"""What a release is made of: one version, a changelog with a form, a workflow that runs what is here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import build as release
+from sglang_canopy import SGLANG_VERSION, __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+FORGE = ROOT / ".github"
+
+
+def test_one_version_everywhere() -> None:
+    assert release.version() == __version__
+    assert release.disagreements() == []
+
+
+def test_the_cuda_extra_is_the_supported_sglang() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'cuda = ["sglang=={SGLANG_VERSION}"]' in text
+
+
+def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    versions = [line for line in lines if line.startswith("## ")]
+    assert versions[0] == "## [Unreleased]"
+    form = re.compile(r"## \[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d|not tagged yet)")
+    assert all(form.fullmatch(line) for line in versions[1:])
+    kinds = [line for line in lines if line.startswith("### ")]
+    allowed = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {kind.removeprefix("### ") for kind in kinds} <= allowed
+    items = [line for line in lines if line.startswith("- ")]
+    assert len(items) == len(set(items)) > 20
+
+
+def test_the_citation_names_the_four_papers() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["license"] == "Apache-2.0"
+    numbers = {i["value"] for r in cited["references"] for i in r["identifiers"]}
+    assert numbers == {f"arXiv:{n}" for n in ("2506.02634", "2510.15152", "2605.24022", "2603.08739")}  # fmt: skip
+    for paper in cited["references"]:
+        assert {"type", "title", "authors", "year", "notes"} <= paper.keys()
+
+
+@pytest.mark.parametrize("path", sorted(FORGE.rglob("*.yml")), ids=lambda p: p.name)
+def test_every_file_of_the_forge_parses(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())
+
+
+def test_the_workflow_runs_the_same_checks_and_attaches_what_it_built() -> None:
+    jobs = yaml.safe_load((FORGE / "workflows" / "ci.yml").read_text())["jobs"]
+    runs = {name: "\n".join(s.get("run", "") for s in job["steps"]) for name, job in jobs.items()}
+    assert ".ci/run" in runs["test"]
+    assert "scripts/build.py --out dist" in runs["build"]
+    assert "mkdocs build --strict" in runs["docs"]
+    assert jobs["release"]["needs"] == ["test", "build", "docs"]
+    assert "dist/*" in runs["release"]
+    # Only the job that attaches may write.
+    writers = [name for name, job in jobs.items() if "write" in str(job.get("permissions", ""))]
+    assert writers == ["release"]
+
+
+def test_a_tag_that_is_not_the_version_stops_the_build(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["build.py", "--expect", "9.9.9"])
+    assert release.main() == 1
+    assert f"has version {__version__}, not 9.9.9" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["build.py", "--expect", __version__])
+    assert release.main() == 0

@@ -1,0 +1,139 @@
+"""The wheel and the source distribution, built, and installed where nothing else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+import build as release
+from sglang_canopy import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(wheel, source distribution)."""
+    return release.build(tmp_path_factory.mktemp("dist"))
+
+
+def metadata(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -> None:
+    wheel, _ = built
+    assert release.check(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "sglang_canopy/py.typed" in names
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
+
+
+def test_its_dependencies_bring_neither_torch_nor_sglang(built: tuple[Path, Path]) -> None:
+    head = metadata(built[0])
+    plain = [r for r in head.get_all("Requires-Dist") if "extra ==" not in r]
+    assert not [r for r in plain if r.startswith(("torch", "sglang", "transformers"))]
+    assert set(head.get_all("Provides-Extra")) >= {"cuda", "cpu", "test"}
+
+
+def test_a_wheel_made_from_the_source_distribution_is_the_same(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    wheel, source = built
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
+    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True)
+    (again,) = tmp_path.glob("*.whl")
+    contents = []
+    for path in (wheel, again):
+        with zipfile.ZipFile(path) as archive:
+            contents.append({n: archive.read(n) for n in archive.namelist() if ".dist-info" not in n})  # fmt: skip
+    assert contents[0] == contents[1]
+
+
+def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """Not from this checkout, and without torch or sglang, which are hidden."""
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(tmp_path / "lib")
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['sglang'] = None; "
+        f"sys.path.insert(0, {str(tmp_path / 'lib')!r}); "
+        "import sglang_canopy; print(sglang_canopy.__file__); "
+        "from sglang_canopy.cli.main import main; "
+        "main(['synth', '--preset', 'small', '--seconds', '20', '--seed', '1', '-o', 't.jsonl']); "
+        "sys.exit(main(['advise', 't.jsonl', '--capacity-tokens', '9000', '--jobs', '1']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": ""}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "lib") in done.stdout
+    assert (tmp_path / "advice.html").exists()
+
+
+def pip(python: Path | str, *arguments: str) -> str:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds pip alone."""
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_cuda_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
+    said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", f"{built[0]}[cuda]")
+    assert '"name": "sglang"' in said
+    assert '"name": "torch"' in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_cpu_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
+    pins = ROOT / "requirements"
+    said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", "-r", str(pins / "cpu.txt"), str(built[0]))  # fmt: skip
+    assert '"name": "sglang-canopy"' in said
+    assert '"name": "torch"' in said
+    # With --no-deps, as the set-up does: sglang itself.
+    said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))  # fmt: skip
+    assert '"name": "sglang"' in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_laboratory_from_nothing(built: tuple[Path, Path], clean: Path, tmp_path: Path) -> None:
+    pip(clean, "install", "--quiet", str(built[0]))
+    installed = pip(clean, "list", "--format", "freeze").lower()
+    assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
+    canopy = clean.parent / "canopy"
+    for arguments in (
+        ["--version"],
+        ["synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", "t.jsonl"],
+        ["advise", "t.jsonl", "--capacity-tokens", "20000"],
+        ["characterize", "t.jsonl", "--format", "bailian", "--out", "report"],
+        ["simulate", "--trace", "t.jsonl", "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
+    ):  # fmt: skip
+        env = {**os.environ, "PYTHONPATH": ""}
+        done = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
+        assert done.returncode == 0, f"{arguments}: {done.stderr[-1000:]}"

@@ -1,0 +1,158 @@
+"""Logs of an OpenAI API, in the words of those who export them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace.guess import guess_format
+from sglang_canopy.trace.logs import open_log
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.openai_log import parse
+from sglang_canopy.trace.prompts import Cutter
+
+SYSTEM = {"role": "system", "content": "You answer questions about caches. " * 10}
+QUESTION = {"role": "user", "content": "Which leaf goes first? " * 8}
+ANSWER = {"role": "assistant", "content": "The one that was used longest ago. " * 8}
+FIRST, SECOND = [SYSTEM, QUESTION], [SYSTEM, QUESTION, ANSWER, QUESTION]
+
+
+def plain(time: Any, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"time": time, "messages": messages, "usage": {"completion_tokens": 7}}
+
+
+def litellm(time: float, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """LiteLLM's StandardLoggingPayload."""
+    return {
+        "id": "1", "trace_id": "t", "call_type": "acompletion", "status": "success",
+        "startTime": time, "endTime": time + 1, "prompt_tokens": 300, "completion_tokens": 7,
+        "messages": messages, "end_user": "ann", "metadata": {"user_api_key_alias": None},
+        "response": {"choices": [{"finish_reason": "tool_calls"}]}, "model_parameters": {},
+    }  # fmt: skip
+
+
+def langfuse(time: float, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """A generation of Langfuse's export to blob storage: the input is JSON in a string."""
+    return {
+        "id": "1", "trace_id": "t", "type": "GENERATION", "session_id": "s1", "user_id": "ann",
+        "start_time": f"2024-05-29 13:46:{19 + time:09.6f}", "input": json.dumps(messages),
+        "output": "{}", "usage_details": {"input": 300, "output": 7},
+    }  # fmt: skip
+
+
+def batch(time: float, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's batch form with a time, as vLLM's run-batch takes it."""
+    return {
+        "custom_id": "1", "method": "POST", "created": time, "body": {"messages": messages},
+        "response": {"body": {"usage": {"prompt_tokens": 300, "completion_tokens": 7}}},
+    }  # fmt: skip
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("dialect", [plain, litellm, langfuse, batch])
+def test_a_second_turn_shares_the_first_ones_blocks_in_every_dialect(
+    dialect: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "log.jsonl", [dialect(0.0, FIRST), dialect(5.0, SECOND)])
+    assert guess_format(path) == "openai"
+    one, two = open_trace(path, "openai")
+    assert (one.time_s, two.time_s) == (0.0, pytest.approx(5.0))
+    assert (one.output_tokens, two.output_tokens) == (7, 7)
+    assert (one.turn, two.turn) == (1, 2)
+    assert one.conversation == two.conversation
+    shared = sum(a == b for a, b in zip(one.blocks, two.blocks))
+    # All but the last block, which is partial in the first turn.
+    assert shared >= len(one.blocks) - 1 > 3
+    assert two.input_tokens > one.input_tokens
+
+
+def test_lists_of_langfuses_pages_are_read_as_lines_are(tmp_path: Path) -> None:
+    rows = [langfuse(0.0, FIRST), {"type": "SPAN"}, langfuse(5.0, SECOND)]
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps(rows))
+    assert guess_format(path) == "openai"
+    assert [r.conversation for r in open_trace(path, "openai")] == ["s1", "s1"]
+
+
+def test_four_bytes_count_as_a_token_and_say_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", [{"time": 1, "prompt": "é" * 100}])
+    (request,) = open_trace(path, "openai")
+    assert request.input_tokens == 50
+    assert "4 bytes" in Cutter().method
+
+
+def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{i}": i for i in range(50)} | {"?": 50}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    path = write(
+        tmp_path / "log.jsonl", [{"time": 1, "prompt": " ".join(f"w{i}" for i in range(40))}]
+    )
+    (request,) = open_log(path, "openai", cutter=Cutter(tmp_path))
+    assert request.input_tokens == 40
+    assert len(request.blocks) == 3
+    with pytest.raises(CanopyError, match=r"give a tokenizer\.json"):
+        Cutter(tmp_path / "none.json")
+
+
+def test_answers_that_end_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    rows = [plain(t, FIRST) for t in (5, 1, 3, 2, 4)]
+    path = write(tmp_path / "log.jsonl", rows)
+    assert [r.time_s for r in open_trace(path, "openai")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (1_700_000_000, 1.7e9),
+        (1_700_000_000_000, 1.7e9),
+        (1_700_000_000_000_000, 1.7e9),
+        (1_700_000_000_000_000_000, 1.7e9),
+        ("1700000000.5", 1_700_000_000.5),
+        ("2023-11-14T22:13:20Z", 1.7e9),
+        ("2023-11-14 22:13:20.250000", 1_700_000_000.25),
+        (12.5, 12.5),
+    ],
+)
+def test_times_are_seconds_milliseconds_or_dates(given: Any, seconds: float) -> None:
+    prompt = parse(plain(given, FIRST))
+    assert prompt is not None
+    assert prompt.time_s == pytest.approx(seconds)
+
+
+def test_categories_are_those_that_a_server_infers() -> None:
+    tools = plain(0, [*SECOND, {"role": "tool", "content": "12"}]) | {"tools": [{"a": 1}]}
+    image = plain(0, [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]}])  # fmt: skip
+    found = [parse(entry) for entry in (plain(0, FIRST), tools, image)]
+    assert [p.category for p in found if p] == ["chat", "chat-tools-after-tool", "chat-image"]
+
+
+def test_failed_calls_are_no_traffic() -> None:
+    assert parse({**litellm(0, FIRST), "status": "failure"}) is None
+    assert parse({**langfuse(0, FIRST), "type": "EVENT"}) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": FIRST}, "no time"),
+        ({"time": "yesterday", "messages": FIRST}, "must be a number or a date"),
+        ({"time": 1, "model": "m"}, "no prompt"),
+        ({"time": 1, "messages": []}, "no prompt"),
+    ],
+)
+def test_a_broken_line_says_what_is_wrong(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", [row])
+    with pytest.raises(CanopyError, match=f"line 1: .*{says}"):
+        list(open_trace(path, "openai"))
+    assert list(open_trace(path, "openai", skip_bad=1)) == []

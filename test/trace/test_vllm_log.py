@@ -1,0 +1,59 @@
+"""vLLM's own log, with the lines of several of its versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.trace.guess import guess_format
+from sglang_canopy.trace.open import open_trace
+
+TEXT = "It's a \"prefix\", isn't it?\n" * 20
+
+
+def old(when: str, name: str, text: str) -> str:
+    return (
+        f"INFO {when} [logger.py:41] Received request {name}: prompt: {text!r}, params: "
+        "SamplingParams(n=1, stop=[]), prompt_token_ids: None, prompt_embeds shape: None, "
+        "lora_request: None."
+    )
+
+
+def test_prompts_and_answers_are_joined(tmp_path: Path) -> None:
+    ids = list(range(40))
+    lines = [
+        "INFO 09-10 19:10:43 [__init__.py:241] Automatically detected platform cuda.",
+        old("09-10 19:10:44", "cmpl-1", TEXT),
+        f"(APIServer pid=7) DEBUG 09-10 19:10:46 [logger.py:60] Request cmpl-2 details: prompt: None, prompt_token_ids: {ids}, prompt_embeds shape: None.",
+        "INFO 09-10 19:10:47 [logger.py:71] Generated response cmpl-2: output: 'a, b', output_token_ids: [1, 2, 3], finish_reason: length",
+        "INFO 09-10 19:10:49 [logger.py:71] Generated response cmpl-1 (streaming complete): output: 'x', output_token_ids: None, finish_reason: stop",
+        old("09-10 19:10:50", "cmpl-3", TEXT + "And then?"),
+    ]  # fmt: skip
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines))
+    assert guess_format(path) == "vllm"
+    one, two, three = open_trace(path, "vllm")
+    assert [r.time_s for r in (one, two, three)] == [0, 2, 6]
+    assert one.input_tokens == -(-len(TEXT.encode()) // 4)
+    assert (two.input_tokens, two.output_tokens, two.stop) == (40, 3, "length")
+    assert one.stop == "end"
+    assert one.blocks[:-1] == three.blocks[: len(one.blocks) - 1]
+    assert three.conversation == one.conversation
+    assert (three.turn, three.output_tokens) == (2, 0)
+
+
+def test_the_year_turns(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("\n".join([old("12-31 23:59:50", "a", TEXT), old("01-01 00:00:10", "b", TEXT)]))
+    assert [r.time_s for r in open_trace(path, "vllm")] == [0, 20]
+
+
+def test_a_log_without_prompts_says_how_to_log_them(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        "INFO 09-10 19:10:44 [logger.py:41] Received request cmpl-1: params: SamplingParams(n=1), lora_request: None."
+    )
+    with pytest.raises(CanopyError, match="VLLM_LOGGING_LEVEL=DEBUG"):
+        list(open_trace(path, "vllm"))
