@@ -81,11 +81,11 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
         "--ratio",
         "0,0.15,1",
         "--encode",
-        "alone,prefix,standin",
+        "alone,prefix,standin,mixed",
     ]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 18
+    assert len(rows) == 24
     for row in rows:
         assert set(FIELDS) <= set(row)
         assert row["n"] == 2
@@ -118,7 +118,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--encode", "behind"], "allowed are prefix, standin, alone"),
+        (["--encode", "behind"], "allowed are prefix, standin, mixed, alone"),
         (["--limit", "0"], "at least 1"),
         (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),

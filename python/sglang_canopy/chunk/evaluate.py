@@ -15,7 +15,7 @@ from sglang_canopy.chunk.quality import (
     FORCED,
     Case,
     Reference,
-    behind,
+    encode_case,
     f1,
     holds,
     mean_se,
@@ -115,10 +115,7 @@ def _one(
     right = holds(reference.text, case.answers)
     found = []
     for how in plan.encodings:
-        before = tuple(behind(case, how))
-        if before not in encoders:
-            encoders[before] = Encoder(model, before)
-        chunks = [encoders[before].encode(d) for d in case.documents]
+        chunks = encode_case(model, case, how, encoders)
         for ratio in plan.ratios:
             shared: dict[str, Any] | None = None
             for name in names:

@@ -34,6 +34,11 @@ from sglang_canopy.chunk.server.request import (
     ineligible_reason,
 )
 from sglang_canopy.chunk.store import ChunkStore
+from sglang_canopy.chunk.variants import (
+    STAND_IN_ENCODINGS,
+    acceptable_prefixes,
+    prefixes_to_encode,
+)
 from sglang_canopy.chunk.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.stamp import read_stamp
@@ -74,7 +79,8 @@ class ChunkEngine:
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
-        self.stand_in = stand_in_tokens(tokenizer) if options.chosen_encode == "standin" else ()
+        stands_in = options.chosen_encode in STAND_IN_ENCODINGS
+        self.stand_in = stand_in_tokens(tokenizer) if stands_in else ()
         self.model = model_view.served_model(runner)
         self.store = self._new_store()
         self.versions = DocumentVersions(self.store, options.tenant_share)
@@ -156,17 +162,19 @@ class ChunkEngine:
             for a, b in requested.bounds or ()
             if min(b, len(ids)) - a >= options.min_tokens
         )
-        behind = options.chosen_encode != "alone"
         first = requested.bounds[0][0] if requested.bounds else 0
-        head = tuple(ids[:first]) if behind and first <= LEARN_PREFIX_TOKENS else ()
-        prefix, none = head + self.stand_in, self.stand_in
-        keys = tuple(self.store.key(ids[a:b], prefix, salt) for a, b in bounds)
-        alone = tuple(self.store.key(ids[a:b], none, salt) for a, b in bounds) if head else keys
+        whole = first <= LEARN_PREFIX_TOKENS
+        head = tuple(ids[:first]) if whole else ()
+        places = [
+            (options.chosen_encode, a == first, head, self.stand_in, whole) for a, _ in bounds
+        ]
         return ChunkRequest(
             bounds,
-            keys,
-            alone,
-            prefix,
+            tuple(
+                self.store.keys(ids[a:b], acceptable_prefixes(*place), salt)
+                for (a, b), place in zip(bounds, places)
+            ),
+            tuple(prefixes_to_encode(*place) for place in places),
             salt,
             tenant,
             options.chosen_ratio if requested.ratio is None else requested.ratio,
@@ -181,10 +189,9 @@ class ChunkEngine:
         touch: a use, which opens the chunks and counts for eviction.
         """
         found = []
-        for (start, end), key, key_alone in zip(request.bounds, request.keys, request.keys_alone):
-            tier, chunk = self.store.where(key), None
-            if tier is None and key_alone != key:  # registered ahead of time
-                key, tier = key_alone, self.store.where(key_alone)
+        for (start, end), keys in zip(request.bounds, request.keys):
+            tier, chunk = None, None
+            key = next((k for k in keys if (tier := self.store.where(k)) is not None), keys[0])
             if touch and tier is not None:
                 chunk = self.store.get(key, request.time_s)
             found.append(ResolvedChunk(start, end, key, tier, chunk))
@@ -278,7 +285,7 @@ class ChunkEngine:
 
     def delete_damaged(self, request: ChunkRequest) -> None:
         """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again."""
-        for key in {*request.keys, *request.keys_alone}:
+        for key in {key for keys in request.keys for key in keys}:
             chunk = self.store.look(key)
             if not isinstance(chunk, DiskChunk):
                 continue
@@ -297,18 +304,21 @@ class ChunkEngine:
         if request.reason is not None and request.reason not in STILL_ENCODED:
             return
         ids = req.origin_input_ids
-        for (start, end), key in zip(request.bounds, request.keys):
-            if self.store.where(key) is not None:
-                self.versions.found_stored(key, ids[start:end], request.tenant)
-                continue
-            if not request.fused and tuple(ids[:start]) == request.encode_prefix:
-                cache = model_view.row_cache(self.runner, row, len(ids))
-                chunk = capture(self.model, cache, ids[start:end], start, request.encode_prefix)
-                self.encoder.store_chunk(key, chunk, request.salt, request.tenant, request.time_s)
-            else:
-                self.encoder.enqueue(
-                    ids[start:end], request.encode_prefix, request.salt, request.tenant
-                )
+        for (start, end), keys, prefixes in zip(
+            request.bounds, request.keys, request.encode_prefixes
+        ):
+            document = ids[start:end]
+            for key, prefix in zip(keys, prefixes):
+                if self.store.where(key) is not None:
+                    self.versions.found_stored(key, document, request.tenant)
+                elif not request.fused and tuple(ids[:start]) == prefix:
+                    cache = model_view.row_cache(self.runner, row, len(ids))
+                    chunk = capture(self.model, cache, document, start, prefix)
+                    self.encoder.store_chunk(
+                        key, chunk, request.salt, request.tenant, request.time_s
+                    )
+                else:
+                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
