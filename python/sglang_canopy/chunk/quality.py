@@ -163,6 +163,7 @@ def measure(
     ratio: float,
     generate: bool,
     answer_tokens: int = FORCED,
+    correct: bool = False,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
     prompt = prompt_of_case(case, chunks, model.device)
@@ -172,7 +173,7 @@ def measure(
             choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED, answer_tokens))
-    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio)
+    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio, correct)
     forced = torch.tensor(reference.tokens[:-1], device=model.device)
     rest = engine.prefill(model, forced, _upto(cache, n + FORCED - 1), n)
     rows = torch.cat([fused.logits[None], engine.logits(model, rest)]).log_softmax(-1)
@@ -194,6 +195,7 @@ def measure(
         "select_s": t.select,
         "place_s": t.place,
         "recompute_s": t.recompute,
+        "correct_s": t.correct,
         "rows": fused.rows.numel(),
     }
 

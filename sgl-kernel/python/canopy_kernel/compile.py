@@ -48,7 +48,7 @@ def specialisations() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]
     """(name, kernel, signature, constants, warps, stages) of everything that ships."""
     import torch
 
-    from canopy_kernel import attention, fuse, lowpass, rope_scatter
+    from canopy_kernel import attention, correct, fuse, lowpass, rope_scatter
 
     for kind, name in DTYPES.items():
         for dim in DIMS:
@@ -106,6 +106,20 @@ def specialisations() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any]
                         **pointers,
                     },
                     {"PAGE": page, "DIM": dim, "BLOCK": fuse.BLOCK},
+                    4,
+                    2,
+                )
+                yield (
+                    f"correct {label}",
+                    correct._correct_kernel,
+                    {
+                        **dict.fromkeys(("delta_k_ptr", "delta_v_ptr", "weight_ptr"), "*fp32"),
+                        **dict.fromkeys(("limit_k_ptr", "limit_v_ptr"), "*fp32"),
+                        **dict.fromkeys(("k_pool_ptr", "v_pool_ptr"), f"*{kind}"),
+                        "index_ptr": "*i64",
+                        **pointers,
+                    },
+                    {"WIDTH": 16, "PAGE": page, "DIM": dim, "BLOCK": correct.BLOCK},
                     4,
                     2,
                 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sglang_canopy.chunk import variants
 from sglang_canopy.chunk.background_encoder import BackgroundEncoder, stand_in_tokens
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, Placed
@@ -23,7 +24,7 @@ from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
-from sglang_canopy.chunk.server.plan import choose_tokens, replan, reuse_report
+from sglang_canopy.chunk.server.plan import choose_tokens, correction_of, replan, reuse_report
 from sglang_canopy.chunk.server.request import (
     STILL_ENCODED,
     TOO_FEW_KNOWN,
@@ -34,11 +35,6 @@ from sglang_canopy.chunk.server.request import (
     ineligible_reason,
 )
 from sglang_canopy.chunk.store import ChunkStore
-from sglang_canopy.chunk.variants import (
-    STAND_IN_ENCODINGS,
-    acceptable_prefixes,
-    prefixes_to_encode,
-)
 from sglang_canopy.chunk.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.stamp import read_stamp
@@ -52,6 +48,7 @@ COUNTERS = (
     "recomputed_tokens",
     "fused_batches",
     "mixed_batches",
+    "corrected_requests",
     "replanned_requests",
     "split_batches",
     "most_rows",
@@ -59,7 +56,7 @@ COUNTERS = (
 )
 """split_batches: batches of more than a window, computed in several forwards; most_rows: the most
 tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
-in them; replanned_requests: started again after a
+in them; corrected_requests: whose reused KV was corrected; replanned_requests: started again after a
 retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
 
 MIN_KNOWN_SHARE = 0.2
@@ -79,7 +76,7 @@ class ChunkEngine:
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
-        stands_in = options.chosen_encode in STAND_IN_ENCODINGS
+        stands_in = options.chosen_encode in variants.STAND_IN_ENCODINGS
         self.stand_in = stand_in_tokens(tokenizer) if stands_in else ()
         self.model = model_view.served_model(runner)
         self.store = self._new_store()
@@ -163,18 +160,16 @@ class ChunkEngine:
             if min(b, len(ids)) - a >= options.min_tokens
         )
         first = requested.bounds[0][0] if requested.bounds else 0
-        whole = first <= LEARN_PREFIX_TOKENS
+        whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
         head = tuple(ids[:first]) if whole else ()
-        places = [
-            (options.chosen_encode, a == first, head, self.stand_in, whole) for a, _ in bounds
-        ]
+        places = [(how, a == first, head, self.stand_in, whole) for a, _ in bounds]
         return ChunkRequest(
             bounds,
             tuple(
-                self.store.keys(ids[a:b], acceptable_prefixes(*place), salt)
+                self.store.keys(ids[a:b], variants.acceptable_prefixes(*place), salt)
                 for (a, b), place in zip(bounds, places)
             ),
-            tuple(prefixes_to_encode(*place) for place in places),
+            tuple(variants.prefixes_to_encode(*place) for place in places),
             salt,
             tenant,
             options.chosen_ratio if requested.ratio is None else requested.ratio,
@@ -243,8 +238,11 @@ class ChunkEngine:
         ratio = self.ratio_for(request, chunks)
         computed, ready = self._choose(request, ids, prefix, row, placed, ratio)
         plan = ReusePlan(computed, placed, prefix)
+        correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
         if not ready:
-            self.write_reused(plan, row, prefix, min(len(ids), row.numel()))
+            self.write_reused(plan, row, prefix, min(len(ids), row.numel()), correct)
+        if correct:
+            plan.correction = correction_of(self.model, self.runner, ids, row, plan)
         if not request.reported:
             request.report = reuse_report(
                 request, chunks, plan, ratio, time.perf_counter() - started
@@ -275,9 +273,12 @@ class ChunkEngine:
         request.initial_computed[:prefix] = True
         return computed, ready
 
-    def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
-        """Write the reused KV of positions ``first..end`` into the row's slots."""
-        wanted = ~plan.computed
+    def write_reused(
+        self, plan: ReusePlan, row: torch.Tensor, first: int, end: int, every: bool = False
+    ) -> None:
+        """Write the KV of positions ``first..end`` that is reused (``every``: or could be) into the
+        row's slots."""
+        wanted = ~plan.computed | every
         wanted[:first] = False
         wanted[end:] = False
         keys, values = model_view.pool_views(self.runner)

@@ -115,6 +115,12 @@ class Options:
         choices=ENCODINGS,
         shown_default="the mode's",
     )
+    correct: str = declare(
+        "off",
+        "--canopy-chunk-correct",
+        "Correct the reused KV by what the recomputed tokens reveal of it.",
+        choices=("off", "on"),
+    )
     device_mb: int = _mebibytes(0, "--canopy-chunk-device-mb", "Device memory for chunks.")
     memory_mb: int = _mebibytes(1024, "--canopy-chunk-memory-mb", "Host memory for chunks.")
     disk_mb: int = _mebibytes(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.correction import Correction
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.suffix import ChunkSuffix
@@ -54,12 +55,13 @@ class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
     computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree.
+    came from the exact tree; correction: of what is reused, for a forward of all computed tokens.
     """
 
     computed: torch.Tensor
     placed: tuple[Placed, ...]
     prefix: int
+    correction: Correction | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
