@@ -124,7 +124,8 @@ def _add_corrections(
     """Corrections of the requests whose chosen rows are all in this one forward."""
     for i in planned:
         request = chunk_request_of(batch.reqs[i])
-        plan = request.plan if request is not None else None
+        assert request is not None
+        plan = request.plan
         if plan is None or plan.correction is None:
             continue
         if int(batch.prefix_lens[i]) == plan.prefix:
