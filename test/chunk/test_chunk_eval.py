@@ -17,6 +17,7 @@ from sglang_canopy.errors import CanopyError  # noqa: E402
 FIELDS = [
     "selector",
     "encode",
+    "correct",
     "ratio",
     "n",
     "kl",
@@ -81,11 +82,13 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
         "--ratio",
         "0,0.15,1",
         "--encode",
-        "alone,prefix,standin",
+        "alone,prefix,standin,mixed",
+        "--correct",
+        "off,on",
     ]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 18
+    assert len(rows) == 48
     for row in rows:
         assert set(FIELDS) <= set(row)
         assert row["n"] == 2
@@ -94,13 +97,16 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
             assert row["kl"] < 1e-6
             assert row["top1"] == 1.0
     assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
+    for row in rows:
+        assert ("kl_minus_correct" in row) == row["correct"]
+    rows = [r for r in rows if not r["correct"]]
     named = [r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15]
     assert all("kl_minus_random" in r for r in named)
     pairs = {r["encode"]: r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15}
     assert "kl_minus_encode" not in pairs["alone"]
     gained = pairs["standin"]["kl"] - pairs["alone"]["kl"]
     assert pairs["standin"]["kl_minus_encode"] == pytest.approx(gained)
-    assert capsys.readouterr().out.split()[:10] == FIELDS
+    assert capsys.readouterr().out.split()[: len(FIELDS)] == FIELDS
 
 
 def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
@@ -118,7 +124,8 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--encode", "behind"], "allowed are prefix, standin, alone"),
+        (["--correct", "maybe"], "give off, on, or off,on"),
+        (["--encode", "behind"], "allowed are prefix, standin, mixed, alone"),
         (["--limit", "0"], "at least 1"),
         (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),

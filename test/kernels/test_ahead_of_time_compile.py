@@ -57,7 +57,8 @@ def test_attention_at_head_size_128_has_a_row_of_warps_and_no_spill(tmp_path):
 def test_the_kernels_that_move_rows_fit(tmp_path):
     found = built(tmp_path, "fuse d128 bf16 page1", "--exact", "--arch", "90")
     found += built(tmp_path, "rope_scatter d128 bf16 page1", "--exact", "--arch", "90")
-    assert {b["kernel"] for b in found} == {"rope_scatter", "fuse"}
+    found += built(tmp_path, "correct d128 bf16 page1", "--exact", "--arch", "90")
+    assert {b["kernel"] for b in found} == {"rope_scatter", "fuse", "correct"}
 
 
 @pytest.mark.long

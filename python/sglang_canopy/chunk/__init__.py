@@ -3,9 +3,10 @@
 Everything here is approximate unless the ratio is 1. Fused KV must never enter the exact tree.
 """
 
-ENCODINGS = ("prefix", "standin", "alone")
+ENCODINGS = ("prefix", "standin", "mixed", "alone")
 """What a chunk may be encoded behind: the prompt's prefix; that and documents that stand in for its
-predecessors; nothing. ``encode.py`` has the reasons."""
+predecessors; the former where it comes first and the latter elsewhere; nothing. ``encode.py`` and
+``variants.py`` have the reasons."""
 
 SERVABLE = (
     "default",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,14 +48,29 @@ def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), sal
 
     Two tenants with different salts share nothing, not even the knowledge that a chunk exists.
     """
-    digest = hashlib.sha256()
+    return chunk_keys(ids, identity, (prefix,), salt)[0]
+
+
+def chunk_keys(
+    ids: Sequence[int], identity: str, prefixes: Sequence[Sequence[int]], salt: str = ""
+) -> tuple[str, ...]:
+    """The addresses of the same tokens behind each of ``prefixes``."""
+    start = hashlib.sha256()
     for part in (identity, salt):
         raw = part.encode()
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-    for tokens in (prefix, ids):
-        digest.update(len(tokens).to_bytes(8, "little"))
-        digest.update(b"".join(int(t).to_bytes(8, "little") for t in tokens))
-    return digest.hexdigest()
+        start.update(len(raw).to_bytes(8, "little") + raw)
+    own, found = _token_bytes(ids), []
+    for prefix in prefixes:
+        digest = start.copy()
+        digest.update(_token_bytes(prefix))
+        digest.update(own)
+        found.append(digest.hexdigest())
+    return tuple(found)
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    """Their number and each of them, 8 bytes little-endian."""
+    return len(tokens).to_bytes(8, "little") + struct.pack(f"<{len(tokens)}q", *tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
 return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
 
+Correct = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""``(layer, k pool, v pool, k [m, kv_heads, d] rotated, v)``, before the rows' own K and V are
+written: may change the reused KV of the layer."""
+
 
 @torch.no_grad()
 def run_rows(
@@ -40,6 +44,7 @@ def run_rows(
     stop: int | None = None,
     arrive: Callable[[int], None] | None = None,
     replaced: Replaced | None = None,
+    correct: Correct | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
 
@@ -62,6 +67,8 @@ def run_rows(
             if keep is not None:
                 hidden, positions, table = hidden[keep], positions[keep], table[keep]
                 q, k, v = q[keep], k[keep], v[keep]
+        if correct is not None:
+            correct(i, cache.k[i], cache.v[i], k, v)
         kept = replaced(i, positions) if replaced is not None else None
         if kept is None:
             cache.write(i, positions, k, v)

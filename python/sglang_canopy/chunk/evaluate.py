@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from sglang_canopy.chunk.quality import (
     FORCED,
     Case,
     Reference,
-    behind,
+    encode_case,
     f1,
     holds,
     mean_se,
@@ -39,6 +40,7 @@ class EvaluationPlan:
     selectors: tuple[str, ...] = ("default",)
     ratios: tuple[float, ...] = (0.15,)
     encodings: tuple[str, ...] = ("prefix",)
+    corrections: tuple[bool, ...] = (False,)
     limit: int | None = None
     chunks: int = 6
     chunk_tokens: int = 160
@@ -58,11 +60,12 @@ def evaluate(
     task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
     example, so that a long run can be stopped.
 
-    Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
+    Row fields: selector, encode, correct, ratio, n, kl (nats a token), kl_se, top1, retained (of the
     answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
     then the time split, F1 and ROUGE-L, and paired differences with standard errors:
     ``kl_minus_random`` where ``random`` was measured too, and ``kl_minus_encode`` to the same
-    selector and ratio with the first encoding named.
+    selector and ratio with the first encoding named, ``kl_minus_correct`` to the first of
+    ``corrections``.
     """
     names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
     for name in names:
@@ -89,14 +92,13 @@ def evaluate(
 def _report(
     plan: EvaluationPlan, names: tuple[str, ...], found: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    first = plan.encodings[0]
-    rows = [_row(found, s, e, r, first) for e in plan.encodings for r in plan.ratios for s in names]
+    variants = list(itertools.product(plan.encodings, plan.corrections, plan.ratios, names))
+    first = plan.encodings[0], plan.corrections[0]
+    rows = [_row(found, one, first) for one in variants]
     by_task = [
-        {"task": kind, **_row([m for m in found if m["task"] == kind], s, e, r, first)}
+        {"task": kind, **_row([m for m in found if m["task"] == kind], one, first)}
         for kind in dict.fromkeys(m["task"] for m in found)
-        for e in plan.encodings
-        for r in plan.ratios
-        for s in names
+        for one in variants
     ]
     settings = {**asdict(plan), "default": DEFAULT, "threads": torch.get_num_threads()}
     return {"rows": rows, "tasks": by_task, "examples": found, "plan": settings}
@@ -115,13 +117,10 @@ def _one(
     right = holds(reference.text, case.answers)
     found = []
     for how in plan.encodings:
-        before = tuple(behind(case, how))
-        if before not in encoders:
-            encoders[before] = Encoder(model, before)
-        chunks = [encoders[before].encode(d) for d in case.documents]
+        chunks = encode_case(model, case, how, encoders)
         for ratio in plan.ratios:
             shared: dict[str, Any] | None = None
-            for name in names:
+            for correct, name in itertools.product(plan.corrections, names):
                 if shared is not None and ratio in (0.0, 1.0):
                     result = shared
                 else:
@@ -135,6 +134,7 @@ def _one(
                         ratio,
                         plan.text and bool(case.answers),
                         plan.answer_tokens,
+                        correct,
                     )
                 shared = result
                 text = result["text"]
@@ -142,6 +142,7 @@ def _one(
                     {
                         "selector": name,
                         "encode": how,
+                        "correct": correct,
                         "ratio": ratio,
                         "task": case.task,
                         "tokens": len(case.ids),
@@ -158,13 +159,14 @@ def _one(
 
 
 def _row(
-    found: list[dict[str, Any]], selector: str, encode: str, ratio: float, first_encode: str
+    found: list[dict[str, Any]], variant: tuple[str, bool, float, str], first: tuple[str, bool]
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """One line of the table; ``first``: the encoding and correction that others are compared to."""
+    encode, correct, ratio, selector = variant
 
-    def of(name: str, how: str = encode) -> list[dict[str, Any]]:
-        key = (name, how, ratio)
-        return [m for m in found if (m["selector"], m["encode"], m["ratio"]) == key]
+    def of(name: str, how: str = encode, corrected: bool = correct) -> list[dict[str, Any]]:
+        key = (name, how, corrected, ratio)
+        return [m for m in found if (m["selector"], m["encode"], m["correct"], m["ratio"]) == key]
 
     mine = of(selector)
     kl, kl_se = mean_se([m["kl"] for m in mine])
@@ -172,6 +174,7 @@ def _row(
     row: dict[str, Any] = {
         "selector": selector,
         "encode": encode,
+        "correct": correct,
         "ratio": ratio,
         "n": len(mine),
         "kl": kl,
@@ -180,7 +183,9 @@ def _row(
         "retained": sum(m["right"] for m in known) / len(known) if known else None,
         "retained_n": len(known),
     }
-    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s", "tokens", "rows"):
+    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s", "correct_s"):
+        row[name] = mean_se([float(m[name]) for m in mine])[0]
+    for name in ("tokens", "rows"):
         row[name] = mean_se([float(m[name]) for m in mine])[0]
     for name in ("f1", "f1_full", "rouge_l"):
         values = [m[name] for m in mine if m[name] is not None]
@@ -189,9 +194,12 @@ def _row(
     if other and selector != "random":
         pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
         row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
-    if encode != first_encode:
-        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first_encode))]
+    if encode != first[0]:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first[0]))]
         row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
+    if correct != first[1]:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, encode, first[1]))]
+        row["kl_minus_correct"], row["kl_minus_correct_se"] = mean_se(pairs)
     return row
 
 

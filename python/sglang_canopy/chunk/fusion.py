@@ -10,6 +10,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import FusedPrompt
+from sglang_canopy.chunk.correction import Correction, plan_correction
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import place_chunks
 from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector
@@ -20,15 +21,17 @@ HEAD_TOKENS = 128
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV."""
+    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV;
+    ``correct`` estimates and adds its corrections."""
 
     select: float = 0.0
     place: float = 0.0
     recompute: float = 0.0
+    correct: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.select + self.place + self.recompute
+        return self.select + self.place + self.recompute + self.correct
 
 
 @dataclass(slots=True)
@@ -42,12 +45,18 @@ class Fused:
 
 @torch.no_grad()
 def fused_prefill(
-    model: Model, prompt: FusedPrompt, cache: KVCache, selector: Selector, ratio: float
+    model: Model,
+    prompt: FusedPrompt,
+    cache: KVCache,
+    selector: Selector,
+    ratio: float,
+    correct: bool = False,
 ) -> Fused:
     """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
 
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
-    plain prefill.
+    plain prefill. correct: what is not recomputed is corrected (:mod:`.correction`), unless the
+    selector gives each layer rows of its own.
     """
     model.check_length(len(prompt))
     timing, start = Timing(), time.perf_counter()
@@ -72,7 +81,7 @@ def fused_prefill(
         )
         timing.select = _lap(model, start)
         reused = inside.clone()
-        if choice.narrow is None and choice.replaced is None:
+        if choice.narrow is None and choice.replaced is None and not correct:
             reused[choice.tokens] = False
         place_chunks(model, prompt.placed, cache, reused)
         timing.place = _lap(model, start) - timing.select
@@ -80,11 +89,24 @@ def fused_prefill(
     needed[choice.tokens] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
+    apply = None
+    if correct and choice.narrow is None and choice.replaced is None and 0 < ratio < 1:
+        begun = _lap(model, start)
+        correction = plan_correction(model, prompt, cache, needed, ready)
+        timing.correct = _lap(model, start) - begun
+        if correction is not None:
+            apply = _timed(model, correction, timing)
     hidden, _ = engine.run_rows(
-        model, prompt.ids[rows], rows, cache, narrow=choice.narrow, replaced=choice.replaced
+        model,
+        prompt.ids[rows],
+        rows,
+        cache,
+        narrow=choice.narrow,
+        replaced=choice.replaced,
+        correct=apply,
     )
     out = engine.logits(model, hidden[-1:])[0]
-    timing.recompute = _lap(model, start) - timing.select - timing.place
+    timing.recompute = _lap(model, start) - timing.select - timing.place - timing.correct
     return Fused(out, every, timing)
 
 
@@ -99,6 +121,15 @@ def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
         return 0
     engine.prefill(model, prompt.ids[:count], cache)
     return count
+
+
+def _timed(model: Model, correction: Correction, timing: Timing) -> engine.Correct:
+    def apply(layer: int, *about: torch.Tensor) -> None:
+        start = time.perf_counter()
+        correction.apply(layer, *about)
+        timing.correct += _lap(model, start)
+
+    return apply
 
 
 def _lap(model: Model, start: float) -> float:

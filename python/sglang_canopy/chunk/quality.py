@@ -21,6 +21,7 @@ from sglang_canopy.chunk.fusion import fused_prefill
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.selectors import Offline, make_selector
 from sglang_canopy.chunk.tasks import SYSTEM, Example
+from sglang_canopy.chunk.variants import acceptable_prefixes
 
 FORCED = 16
 """Tokens of the full recompute's own continuation that each variant is forced along; also those of
@@ -123,20 +124,24 @@ def _upto(cache: KVCache, tokens: int) -> KVCache:
     return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
 
 
-def behind(case: Case, how: str) -> list[int]:
-    """What a case's chunks are encoded behind: nothing (``alone``), its ``prefix``, or the prefix
-    and stand-in documents (``standin``)."""
-    return {
-        "alone": [],
-        "prefix": case.prefix,
-        "standin": [*case.prefix, *case.stand_in],
-    }[how]
+def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
+    """What the document at a place of a case is encoded behind, by the name of an encoding."""
+    return acceptable_prefixes(how, place == 0, case.prefix, case.stand_in, True)[0]
 
 
-def encode_case(model: Model, case: Case, how: str) -> list[Chunk]:
-    """The documents as chunks, encoded ``alone``, behind the ``prefix``, or as ``standin``."""
-    encoder = Encoder(model, behind(case, how))
-    return [encoder.encode(d) for d in case.documents]
+def encode_case(
+    model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
+) -> list[Chunk]:
+    """The documents as chunks; ``how`` is one of ``ENCODINGS``. What stands before documents is
+    run once for all calls with the same ``encoders``."""
+    known = {} if encoders is None else encoders
+    chunks = []
+    for place, document in enumerate(case.documents):
+        before = behind(case, how, place)
+        if before not in known:
+            known[before] = Encoder(model, before)
+        chunks.append(known[before].encode(document))
+    return chunks
 
 
 def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
@@ -158,6 +163,7 @@ def measure(
     ratio: float,
     generate: bool,
     answer_tokens: int = FORCED,
+    correct: bool = False,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
     prompt = prompt_of_case(case, chunks, model.device)
@@ -167,7 +173,7 @@ def measure(
             choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED, answer_tokens))
-    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio)
+    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio, correct)
     forced = torch.tensor(reference.tokens[:-1], device=model.device)
     rest = engine.prefill(model, forced, _upto(cache, n + FORCED - 1), n)
     rows = torch.cat([fused.logits[None], engine.logits(model, rest)]).log_softmax(-1)
@@ -189,6 +195,7 @@ def measure(
         "select_s": t.select,
         "place_s": t.place,
         "recompute_s": t.recompute,
+        "correct_s": t.correct,
         "rows": fused.rows.numel(),
     }
 

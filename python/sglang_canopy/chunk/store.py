@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.chunk import disk
-from sglang_canopy.chunk.chunk import Chunk, chunk_key
+from sglang_canopy.chunk.chunk import Chunk, chunk_key, chunk_keys
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
@@ -86,6 +86,12 @@ class ChunkStore:
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
         """The content address of these tokens behind this prefix for this tenant."""
         return chunk_key(ids, self.identity, prefix, salt)
+
+    def keys(
+        self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
+    ) -> tuple[str, ...]:
+        """As :meth:`key`, behind each of several prefixes."""
+        return chunk_keys(ids, self.identity, prefixes, salt)
 
     def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
         """Store a chunk in the first tier that can hold it; the same content again is a touch."""

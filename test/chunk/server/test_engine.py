@@ -9,9 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_canopy.chunk import background_encoder, versions  # noqa: E402
-from sglang_canopy.chunk.cache import KVCache  # noqa: E402
+from sglang_canopy.chunk.cache import KVCache, dense_cache  # noqa: E402
+from sglang_canopy.chunk.chunk import FusedPrompt  # noqa: E402
 from sglang_canopy.chunk.documents import document_name  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.engine import logits, prefill  # noqa: E402
+from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
+from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
 from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
@@ -79,14 +83,14 @@ def test_documents_are_found_in_another_order(make, llama, ids, how) -> None:
     behind = {"prefix": ids[:SYSTEM].tolist(), "alone": []}
     behind["standin"] = behind["prefix"] + list(engine.stand_in)
     state = engine.new_request(turned)
-    assert state.encode_prefix == tuple(behind[how])
+    assert state.encode_prefixes == ((tuple(behind[how]),),) * 3
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind[how])
-    got = engine.store.get(state.keys[0])
+    got = engine.store.get(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["prefix", "standin", "alone"])
+@pytest.mark.parametrize("how", ["prefix", "standin", "mixed", "alone"])
 def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, ids, how) -> None:
     engine = make(encode=how)
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
@@ -208,7 +212,7 @@ def test_a_waiting_requests_chunks_on_disk_are_read(make, ids, tmp_path) -> None
     hits = engine.store.stats()["hits"]["disk"]
     state = engine.new_request(req)
     engine.read_ahead(state)
-    assert set(engine.reads.pending) == set(state.keys)
+    assert set(engine.reads.pending) == {keys[0] for keys in state.keys}
     assert engine.store.stats()["hits"]["disk"] == hits
     small = make(disk_mb=64, directory=str(tmp_path), read_ahead_mb=0)
     small.read_ahead(state)
@@ -221,7 +225,7 @@ def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_pa
     req = request(*prompt(ids))
     learn(engine, req)
     state = engine.new_request(req)
-    path = engine.store.look(state.keys[1]).path
+    path = engine.store.look(state.keys[1][0]).path
     whole = bytearray(path.read_bytes())
     whole[-5] ^= 1
     path.write_bytes(whole)
@@ -348,3 +352,59 @@ def test_a_command_that_is_none_is_ignored(make) -> None:
     engine = make()
     for key in ("canopy_chunk:", "canopy_chunk:pin", "canopy_chunk:delete:x", "canopy_chunk:x:y:z"):
         assert not run_commands(engine, [key]).updated
+
+
+def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
+    """What each document of a request was encoded behind, as it would be used."""
+    found = engine.resolve(engine.new_request(req), touch=True)
+    return [one.chunk.prefix if one.chunk is not None else None for one in found]
+
+
+def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make, ids) -> None:
+    engine = make(encode="mixed")
+    head = tuple(ids[:SYSTEM].tolist())
+    later = head + engine.stand_in
+    learn(engine, request(*prompt(ids)))
+    assert held(engine, request(*prompt(ids))) == [head, later, later]
+    turned = request(*prompt(ids, (2, 0, 1)))
+    assert held(engine, turned) == [later, head, later]  # what there is, at once
+    learn(engine, turned)
+    for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
+        assert held(engine, request(*prompt(ids, order))) == [head, later, later]
+    assert len(engine.store) == 5  # the second document never came first
+
+
+def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) -> None:
+    engine = make(encode="mixed")
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    learn(engine, request(document + document[-1:], [0, LENGTH]))
+    assert held(engine, request(document + document[-1:], [0, LENGTH])) == [()]
+    assert held(engine, request(*prompt(ids, (1, 0)))) == [None, engine.stand_in]
+
+
+def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids) -> None:
+    engine = make(encode="mixed")
+    text = [3] * (engines.LEARN_PREFIX_TOKENS + 1)
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    learn(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH]))
+    assert held(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH])) == [
+        engine.stand_in
+    ]
+
+
+@pytest.mark.parametrize("how", ["prefix", "mixed"])
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, how, ratio):
+    """Nothing of it is recomputed, and the logits are those of a plain prefill."""
+    engine = make(encode=how)
+    req = request(*prompt(ids, (1,)))
+    learn(engine, req)
+    found = engine.resolve(engine.new_request(req), touch=True)
+    whole = torch.tensor(req.origin_input_ids)
+    fused = FusedPrompt(whole, tuple(one.placed_from(0) for one in found))
+    got = fused_prefill(
+        llama, fused, dense_cache(llama, len(whole)), make_selector("default"), ratio
+    )
+    plain = logits(llama, prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
+    assert got.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(whole))]
+    assert (got.logits - plain).abs().max() < 1e-4

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sglang_canopy.chunk import variants
 from sglang_canopy.chunk.background_encoder import BackgroundEncoder, stand_in_tokens
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, Placed
@@ -23,7 +24,7 @@ from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
-from sglang_canopy.chunk.server.plan import choose_tokens, replan, reuse_report
+from sglang_canopy.chunk.server.plan import choose_tokens, correction_of, replan, reuse_report
 from sglang_canopy.chunk.server.request import (
     STILL_ENCODED,
     TOO_FEW_KNOWN,
@@ -47,6 +48,7 @@ COUNTERS = (
     "recomputed_tokens",
     "fused_batches",
     "mixed_batches",
+    "corrected_requests",
     "replanned_requests",
     "split_batches",
     "most_rows",
@@ -54,7 +56,7 @@ COUNTERS = (
 )
 """split_batches: batches of more than a window, computed in several forwards; most_rows: the most
 tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
-in them; replanned_requests: started again after a
+in them; corrected_requests: whose reused KV was corrected; replanned_requests: started again after a
 retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
 
 MIN_KNOWN_SHARE = 0.2
@@ -74,7 +76,8 @@ class ChunkEngine:
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
-        self.stand_in = stand_in_tokens(tokenizer) if options.chosen_encode == "standin" else ()
+        stands_in = options.chosen_encode in variants.STAND_IN_ENCODINGS
+        self.stand_in = stand_in_tokens(tokenizer) if stands_in else ()
         self.model = model_view.served_model(runner)
         self.store = self._new_store()
         self.versions = DocumentVersions(self.store, options.tenant_share)
@@ -156,17 +159,17 @@ class ChunkEngine:
             for a, b in requested.bounds or ()
             if min(b, len(ids)) - a >= options.min_tokens
         )
-        behind = options.chosen_encode != "alone"
         first = requested.bounds[0][0] if requested.bounds else 0
-        head = tuple(ids[:first]) if behind and first <= LEARN_PREFIX_TOKENS else ()
-        prefix, none = head + self.stand_in, self.stand_in
-        keys = tuple(self.store.key(ids[a:b], prefix, salt) for a, b in bounds)
-        alone = tuple(self.store.key(ids[a:b], none, salt) for a, b in bounds) if head else keys
+        whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
+        head = tuple(ids[:first]) if whole else ()
+        places = [(how, a == first, head, self.stand_in, whole) for a, _ in bounds]
         return ChunkRequest(
             bounds,
-            keys,
-            alone,
-            prefix,
+            tuple(
+                self.store.keys(ids[a:b], variants.acceptable_prefixes(*place), salt)
+                for (a, b), place in zip(bounds, places)
+            ),
+            tuple(variants.prefixes_to_encode(*place) for place in places),
             salt,
             tenant,
             options.chosen_ratio if requested.ratio is None else requested.ratio,
@@ -181,10 +184,9 @@ class ChunkEngine:
         touch: a use, which opens the chunks and counts for eviction.
         """
         found = []
-        for (start, end), key, key_alone in zip(request.bounds, request.keys, request.keys_alone):
-            tier, chunk = self.store.where(key), None
-            if tier is None and key_alone != key:  # registered ahead of time
-                key, tier = key_alone, self.store.where(key_alone)
+        for (start, end), keys in zip(request.bounds, request.keys):
+            tier, chunk = None, None
+            key = next((k for k in keys if (tier := self.store.where(k)) is not None), keys[0])
             if touch and tier is not None:
                 chunk = self.store.get(key, request.time_s)
             found.append(ResolvedChunk(start, end, key, tier, chunk))
@@ -236,8 +238,11 @@ class ChunkEngine:
         ratio = self.ratio_for(request, chunks)
         computed, ready = self._choose(request, ids, prefix, row, placed, ratio)
         plan = ReusePlan(computed, placed, prefix)
+        correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
         if not ready:
-            self.write_reused(plan, row, prefix, min(len(ids), row.numel()))
+            self.write_reused(plan, row, prefix, min(len(ids), row.numel()), correct)
+        if correct:
+            plan.correction = correction_of(self.model, self.runner, ids, row, plan)
         if not request.reported:
             request.report = reuse_report(
                 request, chunks, plan, ratio, time.perf_counter() - started
@@ -268,9 +273,12 @@ class ChunkEngine:
         request.initial_computed[:prefix] = True
         return computed, ready
 
-    def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
-        """Write the reused KV of positions ``first..end`` into the row's slots."""
-        wanted = ~plan.computed
+    def write_reused(
+        self, plan: ReusePlan, row: torch.Tensor, first: int, end: int, every: bool = False
+    ) -> None:
+        """Write the KV of positions ``first..end`` that is reused (``every``: or could be) into the
+        row's slots."""
+        wanted = ~plan.computed | every
         wanted[:first] = False
         wanted[end:] = False
         keys, values = model_view.pool_views(self.runner)
@@ -278,7 +286,7 @@ class ChunkEngine:
 
     def delete_damaged(self, request: ChunkRequest) -> None:
         """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again."""
-        for key in {*request.keys, *request.keys_alone}:
+        for key in {key for keys in request.keys for key in keys}:
             chunk = self.store.look(key)
             if not isinstance(chunk, DiskChunk):
                 continue
@@ -297,18 +305,21 @@ class ChunkEngine:
         if request.reason is not None and request.reason not in STILL_ENCODED:
             return
         ids = req.origin_input_ids
-        for (start, end), key in zip(request.bounds, request.keys):
-            if self.store.where(key) is not None:
-                self.versions.found_stored(key, ids[start:end], request.tenant)
-                continue
-            if not request.fused and tuple(ids[:start]) == request.encode_prefix:
-                cache = model_view.row_cache(self.runner, row, len(ids))
-                chunk = capture(self.model, cache, ids[start:end], start, request.encode_prefix)
-                self.encoder.store_chunk(key, chunk, request.salt, request.tenant, request.time_s)
-            else:
-                self.encoder.enqueue(
-                    ids[start:end], request.encode_prefix, request.salt, request.tenant
-                )
+        for (start, end), keys, prefixes in zip(
+            request.bounds, request.keys, request.encode_prefixes
+        ):
+            document = ids[start:end]
+            for key, prefix in zip(keys, prefixes):
+                if self.store.where(key) is not None:
+                    self.versions.found_stored(key, document, request.tenant)
+                elif not request.fused and tuple(ids[:start]) == prefix:
+                    cache = model_view.row_cache(self.runner, row, len(ids))
+                    chunk = capture(self.model, cache, document, start, prefix)
+                    self.encoder.store_chunk(
+                        key, chunk, request.salt, request.tenant, request.time_s
+                    )
+                else:
+                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""

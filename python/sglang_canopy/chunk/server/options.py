@@ -111,9 +111,15 @@ class Options:
         None,
         "--canopy-chunk-encode",
         "Encode chunks behind what precedes the first one, behind that and stand-in documents, "
-        "or alone.",
+        "the former where they come first and the latter elsewhere (mixed), or alone.",
         choices=ENCODINGS,
         shown_default="the mode's",
+    )
+    correct: str = declare(
+        "off",
+        "--canopy-chunk-correct",
+        "Correct the reused KV by what the recomputed tokens reveal of it.",
+        choices=("off", "on"),
     )
     device_mb: int = _mebibytes(0, "--canopy-chunk-device-mb", "Device memory for chunks.")
     memory_mb: int = _mebibytes(1024, "--canopy-chunk-memory-mb", "Host memory for chunks.")
@@ -212,7 +218,8 @@ class Options:
     @property
     def chosen_encode(self) -> str:
         """What chunks are encoded behind: the tokens before the first chunk (``prefix``), these and
-        two documents about nothing (``standin``), or nothing (``alone``)."""
+        two documents about nothing (``standin``), the former where a document comes first and the
+        latter elsewhere (``mixed``), or nothing (``alone``)."""
         return self.encode or MODES[self.mode].encode
 
     def capacity_bytes(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
+from sglang_canopy.chunk.correction import Correction, is_exact, plan_correction
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import copy_positions, place_chunks
 from sglang_canopy.chunk.selectors import make_selector
@@ -120,7 +121,7 @@ def _context(
         return Context(model, prompt, cache, ratio)
     placed = list(prompt.placed)
     end = prefix
-    if placed and placed[0].start == prefix and _is_exact(prompt, placed[0]):
+    if placed and placed[0].start == prefix and is_exact(prompt, placed[0]):
         end = placed.pop(0).end
     ids = tuple(prompt.ids[:end].tolist())
     whole = FusedPrompt(prompt.ids, (Placed(ExactChunk(ids), 0), *placed))  # type: ignore[arg-type]
@@ -128,8 +129,13 @@ def _context(
     return Context(model, whole, cache, same)
 
 
-def _is_exact(prompt: FusedPrompt, first: Placed) -> bool:
-    return tuple(prompt.ids[: first.start].tolist()) == first.chunk.prefix
+def correction_of(
+    model: Model, runner: Any, ids: Sequence[int], row: torch.Tensor, plan: ReusePlan
+) -> Correction | None:
+    """How a plan's reused KV, which is all in place in ``row``, is corrected in its forward."""
+    prompt = FusedPrompt(torch.tensor(ids, device=model.device), plan.placed)
+    cache = row_cache(runner, row[: len(prompt)], plan.prefix)
+    return plan_correction(model, prompt, cache, plan.computed, plan.prefix)
 
 
 def _tokens(selector: Selector, context: Context) -> torch.Tensor:

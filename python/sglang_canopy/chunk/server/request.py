@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.correction import Correction
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.variants import Tokens
 
 TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
 STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
@@ -53,20 +55,21 @@ class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
     computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree.
+    came from the exact tree; correction: of what is reused, for a forward of all computed tokens.
     """
 
     computed: torch.Tensor
     placed: tuple[Placed, ...]
     prefix: int
+    correction: Correction | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
     """On ``req.canopy_chunks``: what the request asks for and what becomes of it.
 
-    keys: each chunk's address encoded behind ``encode_prefix``; keys_alone: with nothing of the
-    prompt before it; salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents
+    keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
+    encoded behind, one for each of its first addresses; salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents
     these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
@@ -76,9 +79,8 @@ class ChunkRequest:
     """
 
     bounds: tuple[tuple[int, int], ...]
-    keys: tuple[str, ...]
-    keys_alone: tuple[str, ...]
-    encode_prefix: tuple[int, ...]
+    keys: tuple[tuple[str, ...], ...]
+    encode_prefixes: tuple[tuple[Tokens, ...], ...]
     salt: str
     tenant: str | None
     ratio: float
