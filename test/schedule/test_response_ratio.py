@@ -52,6 +52,16 @@ def test_what_became_cached_moves_up() -> None:
     assert line.order(10.0) == [second, first]
 
 
+def test_it_is_counted_who_was_let_in_for_age() -> None:
+    line = queue(oldest_share=0.5)
+    long = line.add(0.0, Prefill(30))
+    for _ in range(10):
+        line.add(0.0, Prefill(10))
+    let_in = [serve(line, 100.0) for _ in range(8)]  # each short one pays 5 of the 30
+    assert let_in.index(long) == 6
+    assert line.let_in_by == {"rank": 7, "age": 1}
+
+
 def test_loading_counts() -> None:
     cost = PrefillCost()
     cost.adopt((0.0, 1e-3, 0.0, 1e-4))

@@ -62,6 +62,16 @@ def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
     assert arranged(tree, waiting) == waiting
 
 
+def test_the_status_says_what_orders_and_who_waits(tree: LiveTree) -> None:
+    arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
+    shown = tree.cache.canopy_queue.status()
+    assert (shown["order"], shown["waiting_requests"]) == (RESPONSE_RATIO, 3)
+    assert shown["let_in"] == {"rank": 0, "age": 0}
+    plain = LiveQueue(tree.cache, QueueFlags()).status()
+    assert plain["order"] == "sglang"
+    assert plain["let_in"] is None
+
+
 def test_what_is_cached_costs_less(tree: LiveTree) -> None:
     shared = tokens(800, seed=1)
     tree.serve(shared, 0.5)

@@ -29,7 +29,7 @@ _TELLS_LITTLE = 0.5
 """A weight from here on counts as 1: measured, such hints win nothing."""
 _AT_ONCE = 8
 """Ends that a tenant announces first, which are acted on before anything is known of them."""
-_SURE = 0.1
+_SURE = 0.2
 """With less weight than this what was said to be over goes first."""
 MAX_TENANTS = 64
 """Records, of a tenant's own hints and of each other source for it; the one that has hinted least

@@ -76,6 +76,9 @@ class ResponseRatio:
         self._numbers = itertools.count()
         self._lines: dict[int, dict[Turn, _Line]] = {}
         """By urgency and turn; none is empty."""
+        self.let_in_by = {"rank": 0, "age": 0}
+        """Requests that were let in: as the best of their turn, or as its oldest, out of the share
+        that is reserved for it."""
 
     def __len__(self) -> int:
         return sum(len(line.requests) for turns in self._lines.values() for line in turns.values())
@@ -130,6 +133,8 @@ class ResponseRatio:
                 continue
             was_oldest = line.oldest() is waiting
             if self.remove(waiting):
+                paid = was_oldest and line.account >= waiting.cost
+                self.let_in_by["age" if paid else "rank"] += 1
                 self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
                 line.account = self._account(line.account, waiting, was_oldest)
 

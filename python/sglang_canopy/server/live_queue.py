@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.queue import RESPONSE_RATIO, SGLANG, QueueFlags
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill, PrefillCost
 from sglang_canopy.schedule.response_ratio import ResponseRatio
@@ -45,6 +45,19 @@ class LiveQueue:
         self._passes = 0
         self._done_at = 0.0
         self._batches = 0
+
+    def status(self) -> dict[str, Any]:
+        """For operators; may be called from another thread. ``None`` where SGLang's order says."""
+        base, token, pair, loaded = self.cost.coefficients
+        return {
+            "order": RESPONSE_RATIO if self.orders else SGLANG,
+            "waiting_requests": len(self._arranged) if self.orders else None,
+            "let_in": dict(self.order.let_in_by) if self.orders else None,
+            "fitted_batches": self.cost.batches if self.orders else None,
+            "seconds": {"batch": base, "token": token, "token_pair": pair, "loaded_token": loaded}
+            if self.orders
+            else None,
+        }
 
     # ---- what a request costs ----
 

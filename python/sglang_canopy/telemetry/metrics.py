@@ -159,6 +159,9 @@ METRICS = (
         "all ranks then use the first rank's",
     ),
     Metric(
+        "queue_let_in_total", "counter", ("by",), "requests let in: by their rank, or their age"
+    ),
+    Metric(
         "gate_waiting_sessions",
         "gauge",
         (),
@@ -234,6 +237,8 @@ class Metrics:
         self._update_disk(status.get("disk"), status["page_tokens"])
         self._update_gate(status.get("session_gate"))
         self._update_copies(status.get("copy_ahead"))
+        for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
+            self._count("queue_let_in_total", requests, by)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 

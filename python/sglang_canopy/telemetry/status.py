@@ -102,6 +102,7 @@ class Status:
             "copy_ahead": None if ahead is None else ahead.status(),
             "disk": disk,
             "session_gate": self._gate(),
+            "queue": self._queue(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
         }
@@ -170,6 +171,11 @@ class Status:
         """What the session gate says of itself; ``None`` without one."""
         gate = self.cache.tree_core.live.gate
         return None if gate is None else gate.stats()
+
+    def _queue(self) -> dict[str, Any] | None:
+        """Who is let in next, and why; ``None`` for a cache without a scheduler's queue."""
+        queue = getattr(self.cache, "canopy_queue", None)
+        return None if queue is None else queue.status()
 
     def _profile(self) -> dict[str, Any] | None:
         """The device policy's profile, and whether this server is the one that saves it."""

@@ -9,7 +9,7 @@ children may leave the host. The policy of each tier sees exactly those leaves, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
@@ -17,9 +17,6 @@ from sglang_canopy.policy.block_tree import below, shared_run
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.session_refs import SessionRefs
-
-if TYPE_CHECKING:
-    from sglang_canopy.sim.system.copy_choices import CopyChoices
 
 NOWHERE, DEVICE, HOST = 0, 1, 2
 """Whose policy ranks a node."""
@@ -88,9 +85,7 @@ class TierNodes:
         host_policy: Policy | None,
         host_tokens: int,
         host_expiry: Expiry | None,
-        copies: CopyChoices | None = None,
     ) -> None:
-        self.copies = copies
         self.device_policy = device_policy
         self.host_policy = host_policy
         self.device_tokens = device_tokens
@@ -232,10 +227,10 @@ class TierNodes:
         self.awaited.protect(node, tenant, now, *ends[1:])
         for end in ends:
             self._reconsider(end)
-        if self.copies is not None:
-            while node is not self.root:
-                self.copies.used_again(node)
-                node = node.parent
+        self._awaited(node)
+
+    def _awaited(self, node: TierNode) -> None:
+        """A request that waits will use the path to ``node``."""
 
     def touch(self, node: TierNode) -> None:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""

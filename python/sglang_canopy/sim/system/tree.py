@@ -40,8 +40,8 @@ class TieredTree(TierNodes):
             host_policy,
             host_tokens,
             host_expiry,
-            copies,
         )
+        self.copies = copies
         self.write_back = write_back
         self.whole_nodes = whole_nodes
         self.quantum_tokens = quantum_tokens
@@ -60,6 +60,11 @@ class TieredTree(TierNodes):
         if short > 0:
             self.evict_device(short)
         self.private += tokens
+
+    def _awaited(self, node: TierNode) -> None:
+        while self.copies is not None and node is not self.root:
+            self.copies.used_again(node)
+            node = node.parent
 
     # ---- growing ----
 
