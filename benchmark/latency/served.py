@@ -18,7 +18,8 @@ lengths (8192 / 64 = 128). A slice begins with an empty queue, so short slices u
 
 An arm is ``name=arguments of the server``; the first is what the others are compared with. The
 same arguments twice are the placebo: what differs then is noise. ``{out}`` in them is the folder of
-the results. A result is written after every load; the same command goes on where it was ended.
+the results. One with ``--enable-session-radix-cache`` is told each request's session, and its end
+within the requests sent. A result is written after every load; the same command goes on where it was ended.
 See README.md.
 """
 
@@ -47,7 +48,7 @@ from paired import Result, compared, figures, table
 from slices import due_times, rate_of, turn
 
 from sglang_canopy.bench import client, forced_output, replay_clock
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from sglang_canopy.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
 from sglang_canopy.bench.options import labels
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.cli.main import main as canopy
@@ -218,7 +219,7 @@ def kept(arm: Arm, name: str, factor: int = 1) -> list[list[int | None]]:
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """What a result is of."""
     names = ("common", "trace", "slices", "slice_requests", "warm_requests", "skip", "kv_tokens")
-    names += ("dtype", "trace_clock", "conversations", "window_s", "seed")
+    names += ("trace_clock", "conversations", "window_s", "seed")
     cpu = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -227,6 +228,7 @@ def about(args: argparse.Namespace) -> dict[str, Any]:
         "arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms},
         **{name: getattr(args, name) for name in names},
         "model": args.model.name,
+        "dtype": args.dtype or cpu_dtype(),
         "scale_lengths": str(args.scale_lengths),
         "sglang": importlib.metadata.version("sglang"),
         "cpu": f"{cpu}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} of "
