@@ -169,7 +169,8 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     trees = [LiveTree(64, "wa") for _ in range(2)]  # two replicas, or two ranks of one
-    key = pack([{"tenant": None, "conversation": "a", "over": True, "time": 4.0}, {"x": 1}])
+    hint = {"tenant": None, "conversation": "a", "over": True, "time": 4.0, "source": "client"}
+    key = pack([hint, {"x": 1}])
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
