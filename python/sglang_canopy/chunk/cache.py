@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from canopy_kernel import attention, halves, pages
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Model
 
 
@@ -25,6 +26,7 @@ class KVCache:
     in_order: bool = False
     backend: str = "auto"
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
+    _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -45,14 +47,24 @@ class KVCache:
     ) -> torch.Tensor:
         """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
         k, v = self.k[layer], self.v[layer]
-        if self.in_order and self.backend in ("auto", "blocked") and not q.is_cuda:
+        if self.in_order and self.backend in ("auto", "blocked") and is_host(q):
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
                 return halves.causal(q, k, v, scale)
             return halves.attend(q, k, v, self._plan(q, k, positions), scale)
-        rows = attention.Rows.one(positions, self.slots)
-        return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
+        return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
+
+    def _rows(self, positions: torch.Tensor) -> attention.Rows:
+        """As :meth:`_plan`: the prefix sums go to a device once, not at each layer."""
+        for known, rows in self._batches:
+            if known is positions:
+                return rows
+        counts = torch.tensor([[0, positions.numel()], [0, len(self)]], dtype=torch.int32)
+        q, k = to_device(counts, positions.device)
+        rows = attention.Rows(positions, q, self.slots, k, positions.numel())
+        self._batches = [*self._batches[-1:], (positions, rows)]
+        return rows
 
     def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
         """Made once for all layers. A probe has two sets of rows, so the last two are kept."""

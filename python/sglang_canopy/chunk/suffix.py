@@ -46,7 +46,5 @@ class ChunkSuffix:
         return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K before RoPE and V of these tokens of the suffix; of all of them nothing is copied."""
-        if tokens.numel() == len(self) and isinstance(self.base, Chunk):
-            return self.base.raw_k[layer, self.skip :], self.base.v[layer, self.skip :]
+        """K before RoPE and V of these tokens of the suffix."""
         return self.base.rows(layer, tokens + self.skip)

@@ -69,9 +69,10 @@ def exact_prefix(llama, runner, prompt, row, count: int) -> None:
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
     row = row_of(len(prompt))
-    computed, _ = choose_tokens(
+    chosen, _ = choose_tokens(
         llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2
     )
+    computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
     if selector == "hkvd":  # the engine drops rows on the way; the server runs the last set through
@@ -83,9 +84,9 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    computed, ready = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    chosen, ready = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
     assert ready
-    rows = computed.nonzero()[:, 0]
+    rows = chosen.rows()
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
     mine = engine.logits(llama, hidden[-1:])[0]
     theirs = fused_prefill(
@@ -108,7 +109,8 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
         for p in prompt.placed
         if p.end > prefix
     )
-    computed, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    chosen, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    computed = chosen.mask()
     assert not computed[:prefix].any()
     assert computed[-TAIL:].all()
     for old, now in zip(before, (*keys, *values)):
@@ -125,9 +127,9 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
 ) -> None:
     row = row_of(len(prompt))
     every, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
-    assert every.all()
+    assert every.mask().all()
     none, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
-    assert torch.equal(none, ~prompt.in_chunk())
+    assert torch.equal(none.mask(), ~prompt.in_chunk())
 
 
 def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt) -> None:

@@ -16,6 +16,7 @@ from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
 from sglang_canopy.chunk.server import model_view  # noqa: E402
 from sglang_canopy.chunk.server.batch import split_into_windows  # noqa: E402
+from sglang_canopy.chunk.server.choice import ChosenTokens  # noqa: E402
 from sglang_canopy.chunk.server.request import ReusePlan  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
@@ -131,7 +132,7 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
             computed[p.start : p.end] = False
-        return ReusePlan(computed, placed, prefix)
+        return ReusePlan(ChosenTokens(computed), placed, prefix)
 
     def write_reused(plan, row, first, end):
         if first == failing:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from canopy_kernel import attention, pages
+from sglang_canopy.chunk.device_copy import is_host
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
@@ -36,7 +37,7 @@ class FusedAttention:
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once."""
-        if q.is_cuda:
+        if not is_host(q):
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._planned:
             self._planned.extend(attention.plan(q, k_pool, self.rows))

@@ -22,8 +22,9 @@ from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
+from sglang_canopy.chunk.server.choice import ChosenTokens
 from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
-from sglang_canopy.chunk.server.plan import choose_tokens, replan, reuse_report
+from sglang_canopy.chunk.server.plan import choose_tokens, replan, reuse_report, reused_by_tier
 from sglang_canopy.chunk.server.request import (
     STILL_ENCODED,
     TOO_FEW_KNOWN,
@@ -234,14 +235,16 @@ class ChunkEngine:
                 one.chunk = self.reads.take(one.key) or one.chunk
         placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, chunks)
-        computed, ready = self._choose(request, ids, prefix, row, placed, ratio)
-        plan = ReusePlan(computed, placed, prefix)
+        chosen, ready = self._choose(request, ids, prefix, row, placed, ratio)
+        plan = ReusePlan(chosen, placed, prefix)
         if not ready:
             self.write_reused(plan, row, prefix, min(len(ids), row.numel()))
         if not request.reported:
             request.report = reuse_report(
                 request, chunks, plan, ratio, time.perf_counter() - started
             )
+            report = request.report
+            request.complete_report = lambda: report.update(reused_by_tier(chunks, plan))
             self.counts["fused_requests"] += 1
             self.counts["reused_tokens"] += request.report["reused"]
             self.counts["recomputed_tokens"] += request.report["recomputed"]
@@ -255,18 +258,20 @@ class ChunkEngine:
         row: torch.Tensor,
         placed: Sequence[Placed],
         ratio: float,
-    ) -> tuple[torch.Tensor, bool]:
-        """``[n]`` bool, the tokens to compute; and whether chunk KV is in place already."""
-        if request.initial_computed is not None:  # started again after a retraction
+    ) -> tuple[ChosenTokens, bool]:
+        """The tokens to compute; and whether chunk KV is in place already."""
+        if request.initial is not None:  # started again after a retraction
             self.counts["replanned_requests"] += 1
-            return replan(request.initial_computed, prefix, placed, len(ids)), False
-        tokens = torch.tensor(ids, dtype=torch.long, device=self.model.device)
-        computed, ready = choose_tokens(
+            chosen, before = request.initial
+            earlier = chosen.mask().clone()
+            earlier[:before] = True
+            return ChosenTokens(replan(earlier, prefix, placed, len(ids))), False
+        tokens = torch.tensor(ids, dtype=torch.long)
+        chosen, ready = choose_tokens(
             self.model, self.runner, tokens, row, prefix, placed, request.selector, ratio
         )
-        request.initial_computed = computed.clone()
-        request.initial_computed[:prefix] = True
-        return computed, ready
+        request.initial = chosen, prefix
+        return chosen, ready
 
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
         """Write the reused KV of positions ``first..end`` into the row's slots."""

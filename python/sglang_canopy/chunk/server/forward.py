@@ -140,9 +140,14 @@ def _window_positions(batch: Any, index: int) -> torch.Tensor:
     return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
 
 
+def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Tensor:
+    """The pool slots of a request's first ``count`` tokens."""
+    table = engine.runner.req_to_token_pool.req_to_token
+    return table[int(batch.req_pool_indices_cpu[index]), :count].long()
+
+
 def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
     """The positions to compute of each request, and which requests reuse chunks in this batch."""
-    table = engine.runner.req_to_token_pool.req_to_token
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     for i, req in enumerate(batch.reqs):
@@ -157,7 +162,7 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
         ):
             continue
         tried = True
-        row = table[int(batch.req_pool_indices[i]), :length].long()
+        row = _slots(engine, batch, i, length)
         try:
             rows = _rows_of_window(engine, req, request, prefix, length, row)
         except Exception:
@@ -183,7 +188,11 @@ def _rows_of_window(
     length: int,
     row: torch.Tensor,
 ) -> torch.Tensor | None:
-    """The positions of this window to compute; ``None``: all of them."""
+    """The positions of this window to compute; ``None``: all of them.
+
+    Of a prompt that is whole in its window they stay where they were chosen; how many of them are
+    in a part of it the host must wait to know.
+    """
     if request.plan is not None and prefix < request.plan.prefix:
         request.plan = None  # started again after a retraction, with a shorter prefix
     if request.plan is None:
@@ -196,6 +205,8 @@ def _rows_of_window(
         request.published_tokens = 0
     else:
         engine.write_reused(request.plan, row, prefix, length)
+    if prefix == request.plan.prefix and length == request.plan.chosen.total:
+        return request.plan.chosen.rows()
     computed = request.plan.computed[prefix:length]
     if not bool(computed.any()):  # a window must run one row; it is computed exactly
         computed = computed.clone()
@@ -231,7 +242,6 @@ def _fall_back(engine: ChunkEngine, req: Any) -> None:
 
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
     """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
-    table = engine.runner.req_to_token_pool.req_to_token
     for i, req in enumerate(batch.reqs):
         request = chunk_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
@@ -240,14 +250,16 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
             if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
                 request.publish_tokens = request.exact_tokens or 0
-        request.plan = None
         if not request.reported:
             request.reported = True
             report = request.report or {"fused": False, "why": request.reason}
+            if request.plan is not None and request.plan.chosen.is_known:
+                request.finish_report()
             req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
             engine.reads.release(request)
-            row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()
+            row = _slots(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
+        request.plan = None
     _attempt(engine, engine.earn_encoding, rows)
 
 

@@ -20,8 +20,9 @@ import torch
 
 from canopy_kernel import halves, pages
 from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Layer, Model, Shape
-from sglang_canopy.chunk.rope import from_config, rotate, unrotate
+from sglang_canopy.chunk.rope import from_config, prove_rotation, rotate, unrotate
 from sglang_canopy.errors import CanopyError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -35,7 +36,7 @@ class ServerRope:
 
     def table(self, positions: torch.Tensor) -> torch.Tensor:
         """``[n]`` positions -> ``[n, head_dim]`` fp32, cos then sin."""
-        return self.cos_sin[positions.to(self.cos_sin.device)].float()
+        return self.cos_sin[to_device(positions, self.cos_sin.device)].float()
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``."""
@@ -80,6 +81,8 @@ def served_model(runner: Any) -> Model:
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
     )
+    rope = ServerRope(rotary.cos_sin_cache)
+    prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
     views = tuple(_layer(layer, shape) for layer in layers)
     embed = inner.model.embed_tokens.weight
     split = tensor_ranks(inner.model.embed_tokens, config.vocab_size)
@@ -90,7 +93,7 @@ def served_model(runner: Any) -> Model:
         embed,
         inner.model.norm.weight,
         head,
-        ServerRope(rotary.cos_sin_cache),  # type: ignore[arg-type]
+        rope,  # type: ignore[arg-type]
         common_digest(identity(inner, config)),
         split,
     )
@@ -122,15 +125,19 @@ class RowCache(KVCache):
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``KVCache.read``; all positions must be in order where there are ``len(self)``."""
-        if positions.numel() != len(self) or self.slots.is_cuda:
+        if positions.numel() != len(self) or not is_host(self.slots):
             return KVCache.read(self, layer, positions)
         if self._whole is None or self._whole[0] != layer:
             self._whole = (layer, *KVCache.read(self, layer, positions))
         return self._whole[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """As ``KVCache.write``, for positions from ``floor`` on."""
+        """As ``KVCache.write``, for positions from ``floor`` on: on a device all of them must be,
+        since looking would wait for it."""
         self._whole = None
+        if not is_host(positions):
+            KVCache.write(self, layer, positions, k, v)
+            return
         own = positions >= self.floor
         if bool(own.all()):
             KVCache.write(self, layer, positions, k, v)
@@ -141,7 +148,7 @@ class RowCache(KVCache):
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """As ``KVCache.attend``; on a CPU its steps are made once for all layers."""
-        if q.is_cuda:
+        if not is_host(q):
             return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
         return halves.attend(q, k, v, self._plan(q, k, positions), scale)

@@ -17,10 +17,12 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import copy_positions, place_chunks
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Context, Offline, Selector
+from sglang_canopy.chunk.server.choice import ChosenTokens
 from sglang_canopy.chunk.server.model_view import row_cache
 from sglang_canopy.chunk.server.request import ChunkRequest, ResolvedChunk, ReusePlan
 from sglang_canopy.chunk.suffix import ChunkSuffix
@@ -46,10 +48,10 @@ def choose_tokens(
     placed: Sequence[Placed],
     selector: str,
     ratio: float,
-) -> tuple[torch.Tensor, bool]:
-    """``[n]`` bool: the tokens of the prompt to compute; and whether chunk KV is in place already.
+) -> tuple[ChosenTokens, bool]:
+    """The tokens of the prompt to compute; and whether chunk KV is in place already.
 
-    ids: the whole prompt; row: pool slots by position, as far as they are allocated; prefix: tokens
+    ids: the whole prompt, on the host; row: pool slots by position, as far as they are allocated; prefix: tokens
     whose exact KV the row holds. Tokens outside chunks and the last one are always computed.
     """
     n = ids.numel()
@@ -58,10 +60,10 @@ def choose_tokens(
     computed[:prefix] = False
     computed[n - 1] = True
     if ratio <= 0.0:
-        return computed, False
+        return ChosenTokens(computed), False
     if ratio >= 1.0:
         computed[prefix:] = True
-        return computed, False
+        return ChosenTokens(computed), False
     chooser = make_selector(selector)
     if isinstance(chooser, Offline) or not chooser.reads_cache:
         if isinstance(chooser, Offline):
@@ -69,14 +71,12 @@ def choose_tokens(
                 chooser.scores(p.chunk.base if isinstance(p.chunk, ChunkSuffix) else p.chunk)
         computed[chooser.choose(Context(model, prompt, None, ratio)).tokens] = True  # type: ignore[arg-type]
         computed[:prefix] = False
-        return computed, False
+        return ChosenTokens(computed), False
     whole = row.numel() >= n
     cache = _cache(model, runner, row, prefix, n, whole)
     place_chunks(model, placed, cache, prompt.in_chunk())
     context = _context(model, prompt, cache, ratio, prefix, chooser)
-    computed[_tokens(chooser, context)] = True
-    computed[:prefix] = False
-    return computed, whole
+    return _chosen(chooser, context, computed), whole
 
 
 def replan(
@@ -117,7 +117,7 @@ def _context(
     The ratio is lowered so that the budget in tokens stays what it is without that chunk.
     """
     if not prefix or not chooser.skips_exact:
-        return Context(model, prompt, cache, ratio)
+        return Context(model, prompt, cache, ratio, ready=prefix)
     placed = list(prompt.placed)
     end = prefix
     if placed and placed[0].start == prefix and _is_exact(prompt, placed[0]):
@@ -132,23 +132,26 @@ def _is_exact(prompt: FusedPrompt, first: Placed) -> bool:
     return tuple(prompt.ids[: first.start].tolist()) == first.chunk.prefix
 
 
-def _tokens(selector: Selector, context: Context) -> torch.Tensor:
-    """The chosen positions; a selector that narrows while computing is run as far as it narrows."""
+def _chosen(selector: Selector, context: Context, certain: torch.Tensor) -> ChosenTokens:
+    """The chosen tokens beside the ``certain [n]`` ones.
+
+    A selector that narrows while computing is run as far as it narrows.
+    """
     choice = selector.choose(context)
     if choice.narrow is None:
-        return choice.tokens
+        return ChosenTokens(certain, choice.tokens)
     prompt, model = context.prompt, context.model
     needed = ~prompt.in_chunk()
     needed[choice.tokens] = True
     needed[len(prompt) - 1] = True
     if prompt.placed and isinstance(prompt.placed[0].chunk, ExactChunk):
         needed[: prompt.placed[0].end] = False
-    rows = needed.nonzero()[:, 0].to(model.device)
+    rows = needed.nonzero()[:, 0]
+    ids, rows = (to_device(x, model.device) for x in (prompt.ids[rows], rows))
     depth = min(3, model.shape.layers)
-    _, left = engine.run_rows(
-        model, prompt.ids[rows], rows, context.cache, narrow=choice.narrow, layers=depth
-    )
-    return left.cpu()
+    _, left = engine.run_rows(model, ids, rows, context.cache, narrow=choice.narrow, layers=depth)
+    outside = int((certain & ~prompt.in_chunk()).sum())
+    return ChosenTokens(torch.zeros_like(certain), left, outside)
 
 
 def reuse_report(
@@ -158,24 +161,29 @@ def reuse_report(
     ratio: float,
     seconds: float,
 ) -> dict[str, Any]:
-    """What ``meta_info.canopy_chunks`` says of a fused request."""
-    inside = torch.zeros_like(plan.computed)
+    """What ``meta_info.canopy_chunks`` says of a fused request, but for :func:`reused_by_tier`."""
+    inside = torch.zeros(plan.chosen.total, dtype=torch.bool)
     for p in plan.placed:
         inside[p.start : p.end] = True
-    tiers: Counter[str] = Counter()
-    for one in chunks:
-        if one.tier is not None and one.end > plan.prefix:
-            first = max(one.start, plan.prefix)
-            tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
+    recomputed = plan.chosen.count_in(inside)
     return {
         "fused": True,
         "prefix": plan.prefix,
-        "reused": sum(tiers.values()),
-        **{f"reused_{name}": count for name, count in sorted(tiers.items())},
-        "recomputed": int((plan.computed & inside).sum()),
-        "computed": int(plan.computed.sum()),
+        "reused": int(inside.sum()) - recomputed,
+        "recomputed": recomputed,
+        "computed": plan.chosen.count,
         "chunks": len(request.bounds),
         "unknown_chunks": sum(one.tier is None for one in chunks),
         "ratio": round(ratio, 4),
         "plan_ms": round(1000 * seconds, 3),
     }
+
+
+def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:
+    """Reused tokens by the tier they came from: what the choice must be on the host for."""
+    tiers: Counter[str] = Counter()
+    for one in chunks:
+        if one.tier is not None and one.end > plan.prefix:
+            first = max(one.start, plan.prefix)
+            tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
+    return {f"reused_{name}": count for name, count in sorted(tiers.items())}

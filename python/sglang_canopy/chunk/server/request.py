@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.server.choice import ChosenTokens
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.suffix import ChunkSuffix
 
@@ -52,13 +53,18 @@ class ResolvedChunk:
 class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
-    computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
+    chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
     came from the exact tree.
     """
 
-    computed: torch.Tensor
+    chosen: ChosenTokens
     placed: tuple[Placed, ...]
     prefix: int
+
+    @property
+    def computed(self) -> torch.Tensor:
+        """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
+        return self.chosen.mask()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -70,9 +76,10 @@ class ChunkRequest:
     these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
-    not yet); published_tokens: how many were let into the tree; initial_computed ``[n]`` bool: the
-    first plan's choice, kept so that a retraction does not change the answer; report: what the
-    response contains; reported: the prompt was completed once, and the report was handed over.
+    not yet); published_tokens: how many were let into the tree; initial: the first
+    plan's choice and its prefix, kept so that a retraction does not change the answer; report: what
+    the response contains; complete_report: adds what needs the choice on the host, or None;
+    reported: the prompt was completed once, and the report was handed over.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -92,9 +99,16 @@ class ChunkRequest:
     publish_tokens: int = 0
     published_tokens: int = 0
     plan: ReusePlan | None = None
-    initial_computed: torch.Tensor | None = None
+    initial: tuple[ChosenTokens, int] | None = None
     reported: bool = False
     report: dict[str, Any] = field(default_factory=dict)
+    complete_report: Callable[[], None] | None = None
+
+    def finish_report(self) -> None:
+        """Add what needs the choice on the host: once the forward is done, that waits no more."""
+        if self.complete_report is not None:
+            complete, self.complete_report = self.complete_report, None
+            complete()
 
 
 def chunk_request_of(req: Any) -> ChunkRequest | None:

@@ -122,8 +122,10 @@ def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> No
     """Before a request's KV is published or released: what precedes all reused KV is exact.
 
     Without this the system prompt would fall out of the exact tree for good once every request
-    behind it is fused.
+    behind it is fused. The forward is done by then, and the answer not yet sent.
     """
+    if request.reported:
+        request.finish_report()
     if not request.fused or req.kv is None or not req.kv.holds_kv:
         return
     count, request.publish_tokens = request.publish_tokens, 0
