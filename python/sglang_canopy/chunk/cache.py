@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -25,6 +26,8 @@ class KVCache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
+    arrivals: list[Any] = field(default_factory=list)
+    """Transfers under way into it (``transfer.Transfer``): a layer is not touched before its rows."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
 
@@ -33,11 +36,13 @@ class KVCache:
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        self.arrive(layer)
         slots = self.slots[positions]
         return pages.read(self.k[layer], slots), pages.read(self.v[layer], slots)
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put K (rotated) and V rows at ``positions``."""
+        self.arrive(layer)
         slots = self.slots[positions]
         pages.write(self.k[layer], slots, k)
         pages.write(self.v[layer], slots, v)
@@ -46,6 +51,7 @@ class KVCache:
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        self.arrive(layer)
         k, v = self.k[layer], self.v[layer]
         if self.in_order and self.backend in ("auto", "blocked") and is_host(q):
             n = len(self)
@@ -54,6 +60,11 @@ class KVCache:
                 return halves.causal(q, k, v, scale)
             return halves.attend(q, k, v, self._plan(q, k, positions), scale)
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
+
+    def arrive(self, layer: int) -> None:
+        """What is queued from here on finds this layer's reused rows in place."""
+        for transfer in self.arrivals:
+            transfer.arrive(layer)
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """As :meth:`_plan`: the prefix sums go to a device once, not at each layer."""

@@ -8,13 +8,15 @@ import torch
 
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.host_memory import HostChunk
+from sglang_canopy.chunk.int8_copy import Int8Copy
 
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
     """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
 
-    base: Chunk | DiskChunk
+    base: Chunk | HostChunk | DiskChunk | Int8Copy
     skip: int
 
     def __len__(self) -> int:
@@ -35,10 +37,12 @@ class ChunkSuffix:
 
     @property
     def raw_k(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.raw_k[:, self.skip :]
 
     @property
     def v(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.v[:, self.skip :]
 
     @property

@@ -14,7 +14,7 @@ from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
 from test_windows import Worker  # noqa: E402
 
 from canopy_kernel import attention, rope_scatter  # noqa: E402
-from sglang_canopy.chunk import placement  # noqa: E402
+from sglang_canopy.chunk import placement, transfer  # noqa: E402
 from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
@@ -53,6 +53,7 @@ def kernels_on(monkeypatch) -> None:
     scatter = lambda *args: rope_scatter.reference(*map(inside, args))  # noqa: E731
     monkeypatch.setattr(attention, "sparse_prefill", attend)
     monkeypatch.setattr(placement, "rope_scatter", scatter)
+    monkeypatch.setattr(transfer, "rope_scatter", scatter)
 
 
 def served(model, monkeypatch, put, **options) -> ChunkEngine:

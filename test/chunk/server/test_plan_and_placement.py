@@ -84,8 +84,8 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    chosen, ready = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
-    assert ready
+    chosen, left = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    assert not left
     rows = chosen.rows()
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
     mine = engine.logits(llama, hidden[-1:])[0]

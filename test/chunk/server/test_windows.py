@@ -197,7 +197,7 @@ def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None
     planned(engine, monkeypatch)
     real, calls = forwards.pack_rows, []
 
-    def pack_rows(batch, table, chosen):
+    def pack_rows(batch, table, chosen, arrivals=()):
         calls.append(chosen)
         assert len(calls) > 1, "the fused rows"
         return real(batch, table, chosen)

@@ -26,6 +26,11 @@ MOST = 64
 """Question tokens probed at most, the last ones."""
 
 
+def probed_layers(layers: int) -> int:
+    """How many of a model's layers the probe runs through, from the first."""
+    return max(1, math.ceil(LAST * layers))
+
+
 def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
     """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
     on the model's device: nothing here waits for it.
@@ -40,7 +45,7 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     outside = outside[outside >= context.ready]
     tail = prompt.tail()
     probed = tail[-most:]
-    lowest, depth = int(FIRST * shape.layers), max(1, math.ceil(LAST * shape.layers))
+    lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
     before = int((rows < probed[0]).sum())  # sorted: those who ask are the last ones
@@ -112,6 +117,7 @@ class Query(Selector):
 
     name = "query"
     reads_cache = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
@@ -122,6 +128,7 @@ class HeadQuery(Selector):
 
     name = "head+query"
     reads_cache = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context), 0.5)

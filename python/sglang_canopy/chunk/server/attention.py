@@ -23,9 +23,11 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """One fused batch: ``rows`` says which queries and keys belong to which request."""
+    """One fused batch: ``rows`` says which queries and keys belong to which request; ``arrivals``:
+    transfers of reused KV (``transfer.Transfer``) that a layer waits for on its stream."""
 
     rows: attention.Rows
+    arrivals: tuple[Any, ...] = ()
     _planned: attention.Plan = field(default_factory=list)
 
     @property
@@ -66,6 +68,8 @@ def _forward_extend(
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+    for transfer in plan.arrivals:  # before rows are written: it may write some that are computed
+        transfer.arrive(layer.layer_id)
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:

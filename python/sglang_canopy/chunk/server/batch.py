@@ -27,13 +27,17 @@ def logit_rows(batch: Any) -> list[int]:
 
 
 def pack_rows(
-    batch: Any, req_to_token: torch.Tensor, chosen: Sequence[torch.Tensor]
+    batch: Any,
+    req_to_token: torch.Tensor,
+    chosen: Sequence[torch.Tensor],
+    arrivals: Sequence[Any] = (),
 ) -> tuple[Any, FusedAttention]:
     """A copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and its plan.
 
     The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
     ``seq_lens`` does not change. Rows may be on the host or already on the batch's device, where
-    nothing of them is read: the host knows how many there are. Raises AssertionError where an
+    nothing of them is read: the host knows how many there are. arrivals: transfers that attention
+    waits for. Raises AssertionError where an
     invariant of the fused forward would not hold (on the host); nothing has run by then.
     """
     lengths = [int(n) for n in batch.seq_lens_cpu]
@@ -80,7 +84,7 @@ def pack_rows(
     rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts))
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
-    return packed, FusedAttention(rows)
+    return packed, FusedAttention(rows, tuple(arrivals))
 
 
 def split_into_windows(

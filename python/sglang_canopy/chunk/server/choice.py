@@ -58,6 +58,14 @@ class ChosenTokens:
             return certain
         return torch.cat([to_device(certain, self._picked.device), self._picked]).sort()[0]
 
+    def others(self, prefix: int) -> torch.Tensor:
+        """Sorted positions from ``prefix`` on that are not computed, where :meth:`rows` are."""
+        rows = self.rows()
+        computed = torch.zeros(self.total, dtype=torch.uint8, device=rows.device)
+        computed[:prefix] = 1
+        computed.index_fill_(0, rows, 1)
+        return computed.sort(stable=True).indices[: self.total - prefix - self.count]
+
     def mask(self) -> torch.Tensor:
         """``[n]`` bool on the host. Waits until what was picked on a device has arrived."""
         if self._copy is not None:

@@ -61,6 +61,8 @@ def forward(
             result = original(worker, run, *args, **kwargs)
         finally:
             backend.canopy_plan = None
+            for transfer in plan.arrivals:  # whatever became of the forward, its slots are not free
+                transfer.finish()
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
     return result
@@ -98,7 +100,9 @@ def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
     """The packed batches to run in turn; none where SGLang's own forward does."""
     chosen, planned = _choose_rows(engine, batch)
     try:
-        runs = _pack(engine, batch, chosen, bool(planned))
+        plans = [chunk_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
+        arrivals = [one for plan in plans if plan is not None for one in plan.arrivals]
+        runs = _pack(engine, batch, chosen, bool(planned), arrivals)
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         for i in planned:
@@ -113,14 +117,18 @@ def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
 
 
 def _pack(
-    engine: ChunkEngine, batch: Any, chosen: Sequence[torch.Tensor], fused: bool
+    engine: ChunkEngine,
+    batch: Any,
+    chosen: Sequence[torch.Tensor],
+    fused: bool,
+    arrivals: Sequence[Any] = (),
 ) -> list[Run]:
     longest = max(map(len, chosen))
     windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
     if not fused and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
-    return [pack_rows(batch, table, rows) for rows in windows]
+    return [pack_rows(batch, table, rows, arrivals) for rows in windows]
 
 
 def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
@@ -150,17 +158,13 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     """The positions to compute of each request, and which requests reuse chunks in this batch."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
+    engine.agree_on_reads([r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))])
     for i, req in enumerate(batch.reqs):
-        every, request = _window_positions(batch, i), chunk_request_of(req)
-        chosen.append(every)
-        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
-        # A row at or past the prompt's end is a decode row of a mixed batch.
-        if (
-            request is None
-            or prefix >= len(req.origin_input_ids)
-            or not engine.may_fuse(req, request)
-        ):
+        chosen.append(_window_positions(batch, i))
+        request = _fusable(engine, batch, i)
+        if request is None:
             continue
+        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
         tried = True
         row = _slots(engine, batch, i, length)
         try:
@@ -172,12 +176,34 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    if tried and engine.model.ranks is not None:
+    engine.agreed.clear()
+    if tried and engine.ranked:
         failed = union_of_ranks(failed)
     for i in failed:
         _fall_back(engine, batch.reqs[i])
         chosen[i] = _window_positions(batch, i)
     return chosen, [i for i in planned if i not in failed]
+
+
+def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """A request's chunk state, if rows of its prompt are in this batch and may be fused.
+
+    A row at or past the prompt's end is a decode row of a mixed batch.
+    """
+    req = batch.reqs[index]
+    request = chunk_request_of(req)
+    if request is None or int(batch.prefix_lens[index]) >= len(req.origin_input_ids):
+        return None
+    return request if engine.may_fuse(req, request) else None
+
+
+def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """As :func:`_fusable`, where there is no plan yet or its prefix is gone."""
+    request = _fusable(engine, batch, index)
+    if request is None:
+        return None
+    plan = request.plan
+    return request if plan is None or int(batch.prefix_lens[index]) < plan.prefix else None
 
 
 def _rows_of_window(

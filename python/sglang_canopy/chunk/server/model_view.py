@@ -5,15 +5,17 @@ The engine runs the parts of chunk reuse that SGLang's forward has no place for:
 
 With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
 store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
-same order; so they stay in step by themselves. Three things need the other ranks: the projections'
-partial sums, the selector's scores (a sum over all heads), and when to stop encoding in idle time,
-which only the first rank can see.
+same order; so they stay in step by themselves. Four things need the other ranks: the projections'
+partial sums, the selector's scores (a sum over all heads), when to stop encoding in idle time,
+which only the first rank can see, and what is on disk, where each rank has files of its own: which
+it finds at start, and which it could read before the prompts of a batch are planned.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -234,6 +236,30 @@ def first_rank_decides(answer: bool) -> bool:
     """The first rank's answer, on every rank."""
     group = _group()
     return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
+
+
+def kept_by_all(mine: list[str]) -> list[str]:
+    """What every rank has, in the first rank's order, on every rank."""
+    group = _group()
+    if group.world_size == 1:
+        return mine
+    first, *others = group.all_gather_object(mine)
+    return [one for one in first if all(one in theirs for theirs in map(set, others))]
+
+
+def true_on_all(mine: list[bool]) -> list[bool]:
+    """Which of these are true on every rank. Collective: one all-reduce over the CPU group."""
+    bits = torch.tensor(mine, dtype=torch.int32)
+    torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
+    return [bool(one) for one in bits.tolist()]
+
+
+def folder_of_rank(directory: str | None) -> str | None:
+    """Where this rank keeps its files: each has the KV of its own heads."""
+    group = _group()
+    if directory is None or group.world_size == 1:
+        return directory
+    return str(Path(directory) / f"rank-{group.rank_in_group}-of-{group.world_size}")
 
 
 def union_of_ranks(mine: list[int]) -> list[int]:

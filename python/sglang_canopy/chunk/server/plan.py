@@ -8,7 +8,7 @@ exist yet, and a cache of its own is filled for the choice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,17 @@ from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
 from sglang_canopy.chunk.device_copy import to_device
+from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import copy_positions, place_chunks
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Context, Offline, Selector
+from sglang_canopy.chunk.selectors.query import probed_layers
 from sglang_canopy.chunk.server.choice import ChosenTokens
 from sglang_canopy.chunk.server.model_view import row_cache
-from sglang_canopy.chunk.server.request import ChunkRequest, ResolvedChunk, ReusePlan
+from sglang_canopy.chunk.server.request import TOO_FEW_KNOWN, ChunkRequest, ResolvedChunk, ReusePlan
 from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,14 @@ def choose_tokens(
     placed: Sequence[Placed],
     selector: str,
     ratio: float,
-) -> tuple[ChosenTokens, bool]:
-    """The tokens of the prompt to compute; and whether chunk KV is in place already.
+    copies: Mapping[int, Int8Copy | ChunkSuffix] | None = None,
+    arrivals: list[Transfer] | None = None,
+) -> tuple[ChosenTokens, tuple[Placed, ...]]:
+    """The tokens of the prompt to compute; and the chunks whose KV is not in place yet, nor on its
+    way in ``arrivals``.
 
-    ids: the whole prompt, on the host; row: pool slots by position, as far as they are allocated; prefix: tokens
+    copies: by position, what a probe may look at instead of a chunk that is slow to read: that
+    chunk's KV is then left where it is until the choice is made. ids: the whole prompt, on the host; row: pool slots by position, as far as they are allocated; prefix: tokens
     whose exact KV the row holds. Tokens outside chunks and the last one are always computed.
     """
     n = ids.numel()
@@ -59,11 +66,12 @@ def choose_tokens(
     computed = ~prompt.in_chunk()
     computed[:prefix] = False
     computed[n - 1] = True
+    every = tuple(placed)
     if ratio <= 0.0:
-        return ChosenTokens(computed), False
+        return ChosenTokens(computed), every
     if ratio >= 1.0:
         computed[prefix:] = True
-        return ChosenTokens(computed), False
+        return ChosenTokens(computed), every
     chooser = make_selector(selector)
     if isinstance(chooser, Offline) or not chooser.reads_cache:
         if isinstance(chooser, Offline):
@@ -71,12 +79,20 @@ def choose_tokens(
                 chooser.scores(p.chunk.base if isinstance(p.chunk, ChunkSuffix) else p.chunk)
         computed[chooser.choose(Context(model, prompt, None, ratio)).tokens] = True  # type: ignore[arg-type]
         computed[:prefix] = False
-        return ChosenTokens(computed), False
+        return ChosenTokens(computed), every
     whole = row.numel() >= n
     cache = _cache(model, runner, row, prefix, n, whole)
-    place_chunks(model, placed, cache, prompt.in_chunk())
+    if whole and arrivals is not None:
+        cache.arrivals = arrivals
+    slow = [p for p in every if copies and chooser.reads_copies and p.start in copies]
+    near = tuple(p for p in every if p not in slow)
+    place_chunks(model, near, cache, prompt.in_chunk())
+    if slow:
+        depth = probed_layers(model.shape.layers)
+        seen = [Placed(copies[p.start], p.start) for p in slow]  # type: ignore[arg-type,index]
+        place_chunks(model, seen, cache, prompt.in_chunk(), depth)
     context = _context(model, prompt, cache, ratio, prefix, chooser)
-    return _chosen(chooser, context, computed), whole
+    return _chosen(chooser, context, computed), tuple(slow) if whole else every
 
 
 def replan(
@@ -187,3 +203,16 @@ def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str
             first = max(one.start, plan.prefix)
             tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
     return {f"reused_{name}": count for name, count in sorted(tiers.items())}
+
+
+def normal_report(
+    request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk]
+) -> dict[str, Any]:
+    """What ``meta_info.canopy_chunks`` says of a request of whose tokens too few are known."""
+    return {
+        "fused": False,
+        "why": TOO_FEW_KNOWN,
+        "prefix": prefix,
+        "chunks": len(request.bounds),
+        "unknown_chunks": sum(one.tier is None for one in chunks),
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,13 @@ import torch
 
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.fields import ChunkFields
+from sglang_canopy.chunk.host_memory import HostChunk
 from sglang_canopy.chunk.server.choice import ChosenTokens
-from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
+from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.transfer import Transfer
 
 TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
 STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
@@ -38,7 +42,7 @@ class ResolvedChunk:
     end: int
     key: str
     tier: str | None = None
-    chunk: Chunk | DiskChunk | None = None
+    chunk: Chunk | HostChunk | DiskChunk | None = None
 
     def placed_from(self, first: int) -> Placed | None:
         """The stored tokens from position ``first`` on; None if there are none."""
@@ -54,12 +58,13 @@ class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
     chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree.
+    came from the exact tree; arrivals: KV that is still on its way to the device.
     """
 
     chosen: ChosenTokens
     placed: tuple[Placed, ...]
     prefix: int
+    arrivals: list[Transfer] = field(default_factory=list)
 
     @property
     def computed(self) -> torch.Tensor:
@@ -133,3 +138,39 @@ def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str 
     if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
         return "prompt logprobs"
     return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)
+
+
+def chunk_request(
+    ids: Sequence[int],
+    requested: ChunkFields,
+    salt: str,
+    tenant: str | None,
+    store: ChunkStore,
+    options: Options,
+    stand_in: tuple[int, ...],
+    time_s: float,
+) -> ChunkRequest:
+    """The chunk state of a new request of tokens ``ids`` that asks for ``requested``."""
+    bounds = tuple(
+        (a, min(b, len(ids)))
+        for a, b in requested.bounds or ()
+        if min(b, len(ids)) - a >= options.min_tokens
+    )
+    behind = options.chosen_encode != "alone"
+    first = requested.bounds[0][0] if requested.bounds else 0
+    head = tuple(ids[:first]) if behind and first <= LEARN_PREFIX_TOKENS else ()
+    prefix = head + stand_in
+    keys = tuple(store.key(ids[a:b], prefix, salt) for a, b in bounds)
+    alone = tuple(store.key(ids[a:b], stand_in, salt) for a, b in bounds) if head else keys
+    return ChunkRequest(
+        bounds,
+        keys,
+        alone,
+        prefix,
+        salt,
+        tenant,
+        options.chosen_ratio if requested.ratio is None else requested.ratio,
+        requested.selector or options.chosen_selector,
+        time_s,
+        ratio_is_requested=requested.ratio is not None,
+    )
