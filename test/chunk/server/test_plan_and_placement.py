@@ -15,9 +15,10 @@ from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.model_view import pool_views, row_cache  # noqa: E402
+from sglang_canopy.chunk.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from sglang_canopy.chunk.server.plan import choose_tokens, replan  # noqa: E402
 from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9
 SLOTS = 400
@@ -165,6 +166,19 @@ def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) ->
     place_chunks(llama, on_disk, cache, wanted)
     for old, now in zip(first, (*keys, *values)):
         assert torch.equal(old, now[row])
+
+
+def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
+    check_layout(runner, llama.shape)
+    real = runner.token_to_kv_pool
+
+    class HeadFirstPool:
+        get_key_buffer = staticmethod(lambda i: real.get_key_buffer(i).transpose(1, 2))
+        get_value_buffer = staticmethod(real.get_value_buffer)
+
+    runner.token_to_kv_pool = HeadFirstPool()
+    with pytest.raises(CanopyError, match="HeadFirstPool"):
+        check_layout(runner, llama.shape)
 
 
 def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:

@@ -172,6 +172,19 @@ def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return keys, values
 
 
+def check_layout(runner: Any, shape: Shape) -> None:
+    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]``."""
+    wanted = (shape.kv_heads, shape.head_dim)
+    for buffers in pool_views(runner):
+        found = tuple(buffers[0].shape[2:])
+        if found != wanted:
+            raise CanopyError(
+                f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {found}, not "
+                f"{wanted} (kv heads, head size): another layout than NHD, which chunk reuse cannot "
+                "write; serve without --canopy-chunks"
+            )
+
+
 def _layer(layer: Any, shape: Shape) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = attention.qkv_proj.weight

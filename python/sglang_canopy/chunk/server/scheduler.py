@@ -16,7 +16,7 @@ from typing import Any
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.model_view import first_rank_decides
+from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
@@ -35,6 +35,7 @@ def build(
     runner = scheduler.tp_worker.model_runner
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
+        check_layout(runner, engine.model.shape)
         if options.fuses:
             _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path)
     except CanopyError as error:
