@@ -19,8 +19,8 @@ lengths (8192 / 64 = 128). A slice begins with an empty queue, so short slices u
 An arm is ``name=arguments of the server``; the first is what the others are compared with. The
 same arguments twice are the placebo: what differs then is noise. ``{out}`` in them is the folder of
 the results. One with ``--enable-session-radix-cache`` is told each request's session, and its end
-within the requests sent. A result is written after every load; the same command goes on where it was ended.
-See README.md.
+within the requests sent. A result is written after every load; the same command goes on where it
+was ended. See README.md.
 """
 
 from __future__ import annotations
