@@ -260,12 +260,12 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
     at, share = torch.tensor([4, 17, 19]), torch.tensor(share)
-    out, mass = _weighed(q, k, v, at, share, 0.3)
+    out, mass = _weighed(q, k, v, at, 4, share, 0.3)
     rows = attention.Rows.one(at, torch.arange(20))
     assert torch.allclose(out, attention.reference(q, k[:, None], v[:, None], rows, 0.3), atol=1e-5)
     assert float(mass.sum()) == pytest.approx(4 * float(share.sum()), rel=1e-5)
     first = torch.softmax(torch.einsum("hd,nhd->hn", q[0], k[:5].repeat_interleave(2, 1)) * 0.3, -1)
-    rest = _weighed(q[1:], k, v, at[1:], share[1:], 0.3)[1]
+    rest = _weighed(q[1:], k, v, at[1:], 17, share[1:], 0.3)[1]
     assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.documents import document_name
 from sglang_canopy.chunk.encode import capture, stand_in
 from sglang_canopy.chunk.encode_queue import EncodeQueue, QueuedChunk
@@ -113,7 +114,7 @@ class BackgroundEncoder:
         self._job = job
         whole = (*job.chunk.prefix, *job.chunk.ids)
         piece = whole[job.done : job.done + PIECE_TOKENS]
-        ids = torch.tensor(piece, dtype=torch.long, device=self.model.device)
+        ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
         prefill(self.model, ids, job.cache, start=job.done)
         job.done += len(piece)
         self.encoded_tokens += len(piece)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from canopy_kernel import attention, halves, pages
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Model
 
 
@@ -24,18 +26,23 @@ class KVCache:
     slots: torch.Tensor
     in_order: bool = False
     backend: str = "auto"
+    arrivals: list[Any] = field(default_factory=list)
+    """Transfers under way into it (``transfer.Transfer``): a layer is not touched before its rows."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
+    _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        self.arrive(layer)
         slots = self.slots[positions]
         return pages.read(self.k[layer], slots), pages.read(self.v[layer], slots)
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put K (rotated) and V rows at ``positions``."""
+        self.arrive(layer)
         slots = self.slots[positions]
         pages.write(self.k[layer], slots, k)
         pages.write(self.v[layer], slots, v)
@@ -44,15 +51,32 @@ class KVCache:
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        self.arrive(layer)
         k, v = self.k[layer], self.v[layer]
-        if self.in_order and self.backend in ("auto", "blocked") and not q.is_cuda:
+        if self.in_order and self.backend in ("auto", "blocked") and is_host(q):
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
                 return halves.causal(q, k, v, scale)
             return halves.attend(q, k, v, self._plan(q, k, positions), scale)
-        rows = attention.Rows.one(positions, self.slots)
-        return attention.sparse_prefill(q, k, v, rows, scale, self.backend)
+        return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
+
+    def arrive(self, layer: int) -> None:
+        """What is queued from here on finds this layer's reused rows in place."""
+        for transfer in self.arrivals:
+            transfer.arrive(layer)
+
+    def _rows(self, positions: torch.Tensor) -> attention.Rows:
+        """As :meth:`_plan`: the prefix sums go to a device once, not at each layer."""
+        for known, rows in self._batches:
+            if known is positions:
+                return rows
+        counts = torch.tensor([[0, positions.numel()], [0, len(self)]], dtype=torch.int32)
+        q, k = to_device(counts, positions.device)
+        sizes = ((positions.numel(),), (len(self),))  # host numbers: a launch waits for nothing
+        rows = attention.Rows(positions, q, self.slots, k, positions.numel(), *sizes)
+        self._batches = [*self._batches[-1:], (positions, rows)]
+        return rows
 
     def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
         """Made once for all layers. A probe has two sets of rows, so the last two are kept."""

@@ -36,10 +36,12 @@ class Chunk:
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move.
 
-        tokens are sorted and distinct; of all of them nothing is copied.
+        tokens are sorted, distinct and on the host; of a run of them nothing is copied.
         """
-        if tokens.numel() == len(self):
-            return self.raw_k[layer], self.v[layer]
+        first = int(tokens[0]) if tokens.numel() else 0
+        if tokens.numel() and int(tokens[-1]) + 1 - first == tokens.numel():
+            run = slice(first, first + tokens.numel())
+            return self.raw_k[layer][run], self.v[layer][run]
         return self.raw_k[layer][tokens], self.v[layer][tokens]
 
 

@@ -16,6 +16,7 @@ import torch
 from canopy_kernel import correct, pages
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.rope import unrotate
 
@@ -105,14 +106,15 @@ def plan_correction(
         rows = rows[torch.linspace(0, rows.numel() - 1, MOST_REVEALED).round().long()]
     run = computed.clone()
     run[:ready] = False
-    together = cache.in_order and not cache.slots.is_cuda
+    together = cache.in_order and is_host(cache.slots)
     together = together and int(inside[-1] - inside[0]) + 1 == inside.numel()
     targets = inside if together else inside[~computed[inside]]
     starts = torch.tensor([p.start for p in placed])
     device = cache.slots.device
+    targets_there, rows_there = to_device(targets, device), to_device(rows, device)
     index, weight = regression_weights(
-        _features(model, cache, targets.to(device)),
-        _features(model, cache, rows.to(device)),
+        _features(model, cache, targets_there),
+        _features(model, cache, rows_there),
         targets,
         rows,
         starts,
@@ -122,11 +124,11 @@ def plan_correction(
         targets,
         index,
         weight,
-        cache.slots[rows.to(device)],
-        cache.slots[targets.to(device)],
-        model.rope.table(rows.to(device)),
-        model.rope.table(targets.to(device)),
-        (run.cumsum(0) - 1)[rows].to(device),
+        cache.slots[rows_there],
+        cache.slots[targets_there],
+        model.rope.table(rows_there),
+        model.rope.table(targets_there),
+        to_device((run.cumsum(0) - 1)[rows], device),
         together,
     )
 
@@ -147,7 +149,8 @@ def regression_weights(
     rows_chunk = torch.searchsorted(starts, rows, right=True)
     covariance = _kernel(revealed, revealed, rows, rows, rows_chunk, rows_chunk)
     covariance += NOISE * torch.eye(rows.numel(), device=device)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance))  # the noise keeps it tame
+    # The noise keeps it tame: looking whether it went well would wait for a device.
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(covariance)[0])
     width = min(WEIGHTS, rows.numel())
     index, weight = [], []
     for first in range(0, positions.numel(), BLOCK):
@@ -173,8 +176,9 @@ def _kernel(
     out = (a @ b.t()).square_().add_(ANY)
     for chunk in a_chunk.unique().tolist():
         mine, theirs = _run_of(a_chunk, chunk), _run_of(b_chunk, chunk)
-        far = (a_at[mine, None] - b_at[None, theirs]).abs().to(a.device)
-        out[mine, theirs] += SAME_CHUNK + NEAR * torch.exp(far / -SPAN)
+        far = (a_at[mine, None] - b_at[None, theirs]).abs()
+        near = SAME_CHUNK + NEAR * torch.exp(far / -SPAN)
+        out[mine, theirs] += to_device(near, a.device)
     return out
 
 

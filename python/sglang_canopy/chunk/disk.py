@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.host_memory import HostChunk
 from sglang_canopy.errors import CanopyError
 
 MAGIC = b"CANOPYC1"
@@ -97,7 +98,7 @@ class DiskChunk:
         return Chunk(self.ids, k, v, self.prefix, dict(self.scores))
 
 
-def write(path: Path, chunk: Chunk) -> int:
+def write(path: Path, chunk: Chunk | HostChunk) -> int:
     """Write a chunk; the file appears whole or not at all. Returns its size in bytes."""
     both = torch.stack([chunk.raw_k, chunk.v], dim=2).contiguous().cpu()
     layers, n, _, heads, dim = both.shape
@@ -107,15 +108,21 @@ def write(path: Path, chunk: Chunk) -> int:
     header = _encode_header(chunk, zlib.crc32(sums.tobytes()))
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(os.open(temporary, mode, 0o600), "wb") as f:  # a tenant's text can be read off
-        f.write(header)
-        f.write(sums.tobytes())
-        f.write(records.tobytes())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(
+            os.open(temporary, mode, 0o600), "wb"
+        ) as f:  # a tenant's text can be read off
+            f.write(header)
+            f.write(sums.tobytes())
+            f.write(records.tobytes())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return path.stat().st_size
 
 
-def _encode_header(chunk: Chunk, sums_crc: int) -> bytes:
+def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
     """Everything before the checksums, padded; its size depends on the tokens and scores alone."""
     layers, n, heads, dim = chunk.raw_k.shape
     raw = json.dumps(
@@ -132,7 +139,18 @@ def _encode_header(chunk: Chunk, sums_crc: int) -> bytes:
     return raw + bytes(-len(raw) % ALIGN)
 
 
-def file_size(chunk: Chunk | DiskChunk) -> int:
+def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
+    """In place of a chunk that could not be written: as large, and reading it says what is wrong."""
+    layers, n, heads, dim = chunk.raw_k.shape
+    width = 2 * heads * dim * chunk.raw_k.element_size() // 4
+    return DiskChunk(
+        path, chunk.ids, chunk.prefix, {}, layers, heads, dim, chunk.raw_k.dtype,
+        np.zeros((layers, n), np.uint64), np.broadcast_to(np.int32(0), (layers, n, width)),
+        _weights=_weights(width),
+    )  # fmt: skip
+
+
+def file_size(chunk: Chunk | HostChunk | DiskChunk) -> int:
     """Bytes a chunk's file takes."""
     if isinstance(chunk, DiskChunk):
         return chunk.path.stat().st_size

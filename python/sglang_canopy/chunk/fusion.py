@@ -82,11 +82,11 @@ def fused_prefill(
         timing.select = _lap(model, start)
         reused = inside.clone()
         if choice.narrow is None and choice.replaced is None and not correct:
-            reused[choice.tokens] = False
+            reused[choice.tokens.cpu()] = False
         place_chunks(model, prompt.placed, cache, reused)
         timing.place = _lap(model, start) - timing.select
     needed = ~inside
-    needed[choice.tokens] = True
+    needed[choice.tokens.cpu()] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
     apply = None

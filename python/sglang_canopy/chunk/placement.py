@@ -13,37 +13,48 @@ from canopy_kernel import pages
 from canopy_kernel.rope_scatter import rope_scatter
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.device_copy import is_host, to_device
+from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.read_ahead import Stored, read_layers_ahead
 from sglang_canopy.chunk.rope import rotate_into
+from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.transfer import base_of, send
 
 _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
 """A chunk, which of its tokens, and their positions in the prompt."""
 
 
 def place_chunks(
-    model: Model, placed: Sequence[Placed], cache: KVCache, wanted: torch.Tensor
+    model: Model,
+    placed: Sequence[Placed],
+    cache: KVCache,
+    wanted: torch.Tensor,
+    layers: int | None = None,
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
     Of a chunk on disk only these tokens are read, a layer ahead. In a contiguous cache of a CPU a
     chunk in memory is written whole: the rows that are not wanted will be computed and
     overwritten, and one long write costs less than picking rows.
+    layers: only the first so many. On a device see :func:`_place_on_device`.
     Returns how many wanted tokens there are. Raises CanopyError for a damaged file.
     """
-    contiguous = cache.in_order and not cache.slots.is_cuda
+    if not is_host(cache.slots):
+        return _place_on_device(model, placed, cache, wanted, layers)
+    contiguous = cache.in_order
     count, rows = 0, []
     for p in placed:
         inside = wanted[p.start : p.end].nonzero()[:, 0]
         count += inside.numel()
         if not inside.numel():
             continue
-        if contiguous and isinstance(p.chunk, Chunk):
+        if contiguous and isinstance(p.chunk, Chunk) and layers is None:
             _write_whole(model, p, cache)
         else:
             rows.append((p.chunk, inside, inside + p.start))
     if rows:
-        _write_rows(model, rows, cache)
+        _write_rows(model, rows, cache, layers or model.shape.layers)
     return count
 
 
@@ -55,25 +66,69 @@ def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
         cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
 
 
-def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
+def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache, layers: int) -> None:
     """One layer at a time over all chunks together."""
-    device = cache.slots.device
-    positions = torch.cat([at for _, _, at in rows]).to(device)
+    positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
     table = model.rope.table(positions)
-    every = torch.arange(positions.numel(), device=device)
-    reads = read_layers_ahead([(chunk, inside) for chunk, inside, _ in rows], model.shape.layers)
+    reads = read_layers_ahead([(chunk, inside) for chunk, inside, _ in rows], layers)
     rotated = None
     for layer, parts in enumerate(reads):
-        k = torch.cat([k.to(device) for k, _ in parts])
-        v = torch.cat([v.to(device) for _, v in parts])
-        if k.is_cuda:
-            rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
+        k, v = torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
+        rotated = torch.empty_like(k) if rotated is None else rotated
+        rotate_into(k, table, rotated)
+        pages.write(cache.k[layer], slots, rotated)
+        pages.write(cache.v[layer], slots, v)
+
+
+def _place_on_device(
+    model: Model,
+    placed: Sequence[Placed],
+    cache: KVCache,
+    wanted: torch.Tensor,
+    layers: int | None,
+) -> int:
+    """:func:`place_chunks` for a pool on a device: nothing of the device is read, nothing waited for.
+
+    A chunk that lies on the device is written from its first wanted token to its last, since picking
+    rows there would need their indices; what is between will be computed and overwritten. Of the
+    others the wanted rows travel; of those in the host's memory into ``cache.arrivals``.
+    """
+    device, count, parts = cache.slots.device, 0, []
+    for p in placed:
+        count += int(wanted[p.start : p.end].sum())
+    sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device), layers)
+    if sent is not None:
+        cache.arrivals.append(sent)
+    for p in placed:
+        if base_of(p.chunk)[0] is not None:
+            continue
+        inside = wanted[p.start : p.end].nonzero()[:, 0]
+        if not inside.numel():
+            continue
+        if lies_on(p.chunk, device):
+            inside = torch.arange(int(inside[0]), int(inside[-1]) + 1)
+            slots = cache.slots[p.start + int(inside[0]) : p.start + int(inside[-1]) + 1]
         else:
-            rotated = torch.empty_like(k) if rotated is None else rotated
-            rotate_into(k, table, rotated)
-            pages.write(cache.k[layer], slots, rotated)
-            pages.write(cache.v[layer], slots, v)
+            slots = cache.slots[to_device(inside + p.start, device)]
+        table = model.rope.table(to_device(inside + p.start, device))
+        parts.append((p.chunk, inside, slots, table))
+    layers = layers or model.shape.layers
+    reads = read_layers_ahead([(chunk, inside) for chunk, inside, *_ in parts], layers)
+    for layer, rows in enumerate(reads if parts else ()):
+        for (k, v), (_, _, slots, table) in zip(rows, parts):
+            every = torch.arange(slots.numel(), device=device)
+            k, v = to_device(k, device), to_device(v, device)
+            rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
+    return count
+
+
+def lies_on(chunk: Stored, device: torch.device) -> bool:
+    """Whether a chunk's KV is in the memory of ``device``."""
+    base = chunk.base if isinstance(chunk, ChunkSuffix) else chunk
+    if isinstance(base, Int8Copy):
+        return base.k.device == device
+    return isinstance(base, Chunk) and base.raw_k.device == device
 
 
 def copy_positions(source: KVCache, target: KVCache, count: int) -> None:

@@ -16,13 +16,15 @@ import torch
 
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.host_memory import HostChunk
+from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.suffix import ChunkSuffix
 from sglang_canopy.errors import CanopyError
 
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
-Stored = Chunk | DiskChunk | ChunkSuffix
-"""A chunk as the store has it: in memory, in a file, or the rest of one."""
+Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix | Int8Copy
+"""A chunk as the store has it: in memory, in a file, the rest of one, or its copy for a probe."""
 
 
 @dataclass(slots=True)

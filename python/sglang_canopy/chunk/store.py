@@ -6,20 +6,30 @@ gone. A chunk is in one tier at a time. Nothing here ever reaches the exact pref
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_canopy.chunk import disk
 from sglang_canopy.chunk.chunk import Chunk, chunk_key, chunk_keys
+from sglang_canopy.chunk.host_memory import HostChunk, HostMemory
+from sglang_canopy.chunk.int8_copy import Int8Copies, Int8Copy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 
+logger = logging.getLogger(__name__)
+
 TIERS = ("device", "host", "disk")
+
+
+StoredChunk = Chunk | HostChunk | disk.DiskChunk
 
 
 class Entry(Leaf):
@@ -27,7 +37,7 @@ class Entry(Leaf):
 
     __slots__ = ("chunk", "key", "pins", "size")
 
-    def __init__(self, key: str, chunk: Chunk | disk.DiskChunk, size: int) -> None:
+    def __init__(self, key: str, chunk: StoredChunk, size: int) -> None:
         super().__init__(0, max(1, len(chunk)))
         self.key, self.chunk, self.size, self.pins = key, chunk, size, 0
 
@@ -47,7 +57,10 @@ class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
     capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
-    for disk; files of the same model left there by an earlier run are found again.
+    for disk; files of the same model left there by an earlier run are found again, of which those
+    stay that ``keep`` returns of their keys, in that order (ranks must hold the same). Of what is
+    stored, ``copies`` keeps 8-bit copies of the first ``copied_layers`` layers, on ``device``.
+    memory: where the host tier's chunks lie; each in a tensor of its own without it.
     Raises CanopyError for an unknown tier or policy.
     """
 
@@ -59,6 +72,10 @@ class ChunkStore:
         policy: str = "lru",
         policy_config: Mapping[str, Any] | None = None,
         device: str = "cpu",
+        keep: Callable[[list[str]], list[str]] = lambda found: found,
+        copies: Int8Copies | None = None,
+        copied_layers: int = 0,
+        memory: HostMemory | None = None,
     ) -> None:
         unknown = set(capacity_bytes) - set(TIERS)
         if unknown or not capacity_bytes:
@@ -69,6 +86,7 @@ class ChunkStore:
         if capacity_bytes.get("disk") and directory is None:
             raise CanopyError("a disk tier for chunks needs a directory; name one")
         self.identity, self.device = identity, device
+        self.copies, self.copied_layers, self.memory = copies, copied_layers, memory
         self._lock = threading.RLock()
         self._tiers = [
             Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
@@ -81,7 +99,7 @@ class ChunkStore:
         if directory is not None:
             self.directory = Path(directory) / identity[:16]
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._find_files()
+            self._find_files(keep)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
         """The content address of these tokens behind this prefix for this tenant."""
@@ -99,9 +117,17 @@ class ChunkStore:
         with self._lock:
             if self._touch(key, now) is None:
                 self._insert(0, key, chunk, now)
+            self.copy(key, chunk)
         return key
 
-    def get(self, key: str, now: float = 0.0) -> Chunk | disk.DiskChunk | None:
+    def copy(self, key: str, chunk: Chunk) -> None:
+        """Make the 8-bit copy of a stored chunk, now that it is at hand, if there is none."""
+        with self._lock:
+            if self.copies is None or self.copies.get(key) or self.where(key) is None:
+                return
+            self.copies.add(key, Int8Copy.of(chunk, self.copied_layers, torch.device(self.device)))
+
+    def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
         """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
         with self._lock:
             tier = self._touch(key, now)
@@ -111,7 +137,7 @@ class ChunkStore:
             self.hits[tier.name] += 1
             return tier.entries[key].chunk
 
-    def look(self, key: str) -> Chunk | disk.DiskChunk | None:
+    def look(self, key: str) -> StoredChunk | None:
         """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
         with self._lock:
             return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
@@ -150,8 +176,21 @@ class ChunkStore:
             for tier in self._tiers:
                 if key in tier.entries:
                     self._remove(tier, tier.entries[key])
+                    self._forget_copy(key)
                     return True
             return False
+
+    def delete_damaged(self, keys: Iterable[str]) -> None:
+        """Forget those chunks on disk whose files cannot be read."""
+        for key in keys:
+            chunk = self.look(key)
+            if not isinstance(chunk, disk.DiskChunk):
+                continue
+            try:
+                chunk.load()
+            except (CanopyError, OSError) as error:
+                logger.warning("canopy: %s", error)
+                self.delete(key)
 
     def listing(self) -> list[tuple[str, str, int, int]]:
         """``(key, tier, tokens, pins)`` of every stored chunk."""
@@ -216,7 +255,7 @@ class ChunkStore:
         if not entry.pins:
             tier.policy.admit(entry, now)
 
-    def _insert(self, first: int, key: str, chunk: Chunk | disk.DiskChunk, now: float) -> None:
+    def _insert(self, first: int, key: str, chunk: StoredChunk, now: float) -> None:
         """Put a chunk into the first tier from ``first`` on that can make room for it."""
         for index in range(first, len(self._tiers)):
             tier = self._tiers[index]
@@ -231,6 +270,7 @@ class ChunkStore:
             tier.used_bytes += size
             self._stamp(tier, entry, now)
             return
+        self._forget_copy(key)
         self.dropped += 1
 
     def _evict(self, index: int, now: float) -> None:
@@ -245,7 +285,13 @@ class ChunkStore:
         if index + 1 < len(self._tiers):
             self._insert(index + 1, entry.key, chunk, entry.last_access)
         else:
+            self._forget_copy(entry.key)
             self.dropped += 1
+
+    def _forget_copy(self, key: str) -> None:
+        """A chunk is gone from every tier: so is its copy."""
+        if self.copies is not None:
+            self.copies.drop(key)
 
     def _remove(self, tier: Tier, entry: Entry) -> None:
         tier.policy.drop(entry)
@@ -254,20 +300,28 @@ class ChunkStore:
         if isinstance(entry.chunk, disk.DiskChunk):
             entry.chunk.path.unlink(missing_ok=True)
 
-    def _size(self, tier: Tier, chunk: Chunk | disk.DiskChunk) -> int:
+    def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
-    def _settle(
-        self, tier: Tier, key: str, chunk: Chunk | disk.DiskChunk
-    ) -> Chunk | disk.DiskChunk:
+    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk:
         """The chunk as this tier keeps it."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk
         if tier.name == "disk":
             assert self.directory is not None
             path = self.directory / f"{key}.chunk"
-            disk.write(path, chunk)
-            return disk.open_chunk(path)
+            try:
+                disk.write(path, chunk)
+                return disk.open_chunk(path)
+            except (OSError, CanopyError) as error:
+                # Ranks must hold the same chunks: reading finds that this one is not there.
+                logger.warning("canopy: a chunk could not be written to disk: %s", error)
+                path.unlink(missing_ok=True)
+                return disk.lost_chunk(path, chunk)
+        if tier.name == "host" and self.memory is not None:
+            held = self.memory.hold(chunk)
+            if held is not None:
+                return held
         place = self.device if tier.name == "device" else "cpu"
         return Chunk(
             chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores
@@ -288,18 +342,22 @@ class ChunkStore:
                 return True
             return False
 
-    def _find_files(self) -> None:
-        """Take over whole files of an earlier run; delete the others."""
+    def _find_files(self, keep: Callable[[list[str]], list[str]]) -> None:
+        """Take over whole files of an earlier run that ``keep`` keeps; delete the others."""
         assert self.directory is not None
         index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
         for path in sorted(self.directory.glob("*.tmp")):
             path.unlink()
         if index is None:
             return
+        found: dict[str, disk.DiskChunk] = {}
         for path in sorted(self.directory.glob("*.chunk"), key=lambda p: p.stat().st_mtime):
             try:
-                chunk = disk.open_chunk(path)
+                found[path.stem] = disk.open_chunk(path)
             except CanopyError:
                 path.unlink()
-                continue
-            self._insert(index, path.stem, chunk, 0.0)
+        kept = keep(list(found))
+        for key in found.keys() - set(kept):
+            found[key].path.unlink()
+        for key in kept:
+            self._insert(index, key, found[key], 0.0)

@@ -8,13 +8,15 @@ import torch
 
 from sglang_canopy.chunk.chunk import Chunk
 from sglang_canopy.chunk.disk import DiskChunk
+from sglang_canopy.chunk.host_memory import HostChunk
+from sglang_canopy.chunk.int8_copy import Int8Copy
 
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
     """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
 
-    base: Chunk | DiskChunk
+    base: Chunk | HostChunk | DiskChunk | Int8Copy
     skip: int
 
     def __len__(self) -> int:
@@ -35,10 +37,12 @@ class ChunkSuffix:
 
     @property
     def raw_k(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.raw_k[:, self.skip :]
 
     @property
     def v(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.v[:, self.skip :]
 
     @property
@@ -46,7 +50,5 @@ class ChunkSuffix:
         return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K before RoPE and V of these tokens of the suffix; of all of them nothing is copied."""
-        if tokens.numel() == len(self) and isinstance(self.base, Chunk):
-            return self.base.raw_k[layer, self.skip :], self.base.v[layer, self.skip :]
+        """K before RoPE and V of these tokens of the suffix."""
         return self.base.rows(layer, tokens + self.skip)

@@ -127,8 +127,8 @@ def rope_scatter_pieces_triton(
         pieces.append([k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), first, first + count])
         first += count
     where = torch.tensor(pieces, dtype=torch.int64)
-    if keys[0].is_cuda:
-        where = where.pin_memory().to(keys[0].device, non_blocking=True)
+    if k_pool.is_cuda:  # the rows may lie in pinned memory of the host
+        where = where.pin_memory().to(k_pool.device, non_blocking=True)
     _rope_scatter_kernel[(triton.cdiv(longest, BLOCK), len(pieces))](
         keys[0],
         where,

@@ -106,6 +106,7 @@ def batch_of(windows: list[tuple[int, int]]) -> SimpleNamespace:
         out_cache_loc=slots,
         prefill_input_ids_cpu=None,
         req_pool_indices=torch.arange(len(windows)),
+        req_pool_indices_cpu=torch.arange(len(windows)),
         table=table,
     )
 

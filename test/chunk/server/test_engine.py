@@ -18,7 +18,7 @@ from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
 from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
-from sglang_canopy.chunk.server.options import Options  # noqa: E402
+from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
@@ -384,7 +384,7 @@ def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) 
 
 def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids) -> None:
     engine = make(encode="mixed")
-    text = [3] * (engines.LEARN_PREFIX_TOKENS + 1)
+    text = [3] * (LEARN_PREFIX_TOKENS + 1)
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     learn(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH]))
     assert held(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH])) == [

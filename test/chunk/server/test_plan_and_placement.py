@@ -20,10 +20,11 @@ from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server.attention import FusedAttention  # noqa: E402
-from sglang_canopy.chunk.server.model_view import pool_views, row_cache  # noqa: E402
+from sglang_canopy.chunk.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from sglang_canopy.chunk.server.plan import choose_tokens, correction_of, replan  # noqa: E402
 from sglang_canopy.chunk.server.request import ReusePlan  # noqa: E402
 from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9
 SLOTS = 400
@@ -75,9 +76,10 @@ def exact_prefix(llama, runner, prompt, row, count: int) -> None:
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
     row = row_of(len(prompt))
-    computed, _ = choose_tokens(
+    chosen, _ = choose_tokens(
         llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2
     )
+    computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
     if selector == "hkvd":  # the engine drops rows on the way; the server runs the last set through
@@ -89,9 +91,9 @@ def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, wi
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    computed, ready = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
-    assert ready
-    rows = computed.nonzero()[:, 0]
+    chosen, left = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    assert not left
+    rows = chosen.rows()
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
     mine = engine.logits(llama, hidden[-1:])[0]
     theirs = fused_prefill(
@@ -103,9 +105,9 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
 def test_a_corrected_forward_over_the_pool_gives_the_engines_logits(llama, runner, prompt) -> None:
     """As attention does it: before a layer's rows are written, behind another request's rows."""
     row, ids = row_of(len(prompt)), prompt.ids.tolist()
-    computed, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
-    plan = ReusePlan(computed, prompt.placed, 0)
-    others, rows = 5, computed.nonzero()[:, 0]
+    chosen, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
+    plan = ReusePlan(chosen, prompt.placed, 0)
+    others, rows = 5, chosen.rows()
     fused = FusedAttention(
         Rows.one(rows, row), [(others, correction_of(llama, runner, ids, row, plan))]
     )
@@ -168,7 +170,8 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
         for p in prompt.placed
         if p.end > prefix
     )
-    computed, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    chosen, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    computed = chosen.mask()
     assert not computed[:prefix].any()
     assert computed[-TAIL:].all()
     for old, now in zip(before, (*keys, *values)):
@@ -185,9 +188,9 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
 ) -> None:
     row = row_of(len(prompt))
     every, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
-    assert every.all()
+    assert every.mask().all()
     none, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
-    assert torch.equal(none, ~prompt.in_chunk())
+    assert torch.equal(none.mask(), ~prompt.in_chunk())
 
 
 def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt) -> None:
@@ -223,6 +226,19 @@ def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) ->
     place_chunks(llama, on_disk, cache, wanted)
     for old, now in zip(first, (*keys, *values)):
         assert torch.equal(old, now[row])
+
+
+def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
+    check_layout(runner, llama.shape)
+    real = runner.token_to_kv_pool
+
+    class HeadFirstPool:
+        get_key_buffer = staticmethod(lambda i: real.get_key_buffer(i).transpose(1, 2))
+        get_value_buffer = staticmethod(real.get_value_buffer)
+
+    runner.token_to_kv_pool = HeadFirstPool()
+    with pytest.raises(CanopyError, match="HeadFirstPool"):
+        check_layout(runner, llama.shape)
 
 
 def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:

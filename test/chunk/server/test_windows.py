@@ -13,6 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
+from sglang_canopy.chunk.choice import ChosenTokens  # noqa: E402
 from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
 from sglang_canopy.chunk.server import model_view  # noqa: E402
 from sglang_canopy.chunk.server.batch import split_into_windows  # noqa: E402
@@ -131,7 +132,7 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
             computed[p.start : p.end] = False
-        return ReusePlan(computed, placed, prefix)
+        return ReusePlan(ChosenTokens(computed), placed, prefix)
 
     def write_reused(plan, row, first, end):
         if first == failing:
@@ -196,7 +197,7 @@ def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None
     planned(engine, monkeypatch)
     real, calls = forwards.pack_rows, []
 
-    def pack_rows(batch, table, chosen):
+    def pack_rows(batch, table, chosen, arrivals=()):
         calls.append(chosen)
         assert len(calls) > 1, "the fused rows"
         return real(batch, table, chosen)

@@ -35,6 +35,7 @@ class LastToken(Selector):
     name = "last-token"
     reads_cache = True
     skips_exact = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
@@ -46,6 +47,7 @@ class Asked(Selector):
     name = "asked"
     reads_cache = True
     skips_exact = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)
@@ -58,6 +60,7 @@ class HeadLastToken(Selector):
     name = "head+last-token"
     reads_cache = True
     skips_exact = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
@@ -69,6 +72,7 @@ class HeadAsked(Selector):
     name = "head+asked"
     reads_cache = True
     skips_exact = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)

@@ -12,6 +12,7 @@ import torch
 
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, FusedPrompt
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.engine import Narrow, Replaced
 from sglang_canopy.chunk.model import Model
 
@@ -37,8 +38,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class SelectedTokens:
-    """tokens: positions to run at layer 0; narrow: drops rows at deeper layers, or None; replaced:
-    of which rows each layer's K and V replace the reused ones, or None for all that run."""
+    """tokens: positions to run at layer 0, sorted, on the host or where the model is; narrow: drops
+    rows at deeper layers, or None; replaced: of which rows each layer's K and V replace the reused
+    ones, or None for all that run."""
 
     tokens: torch.Tensor
     narrow: Narrow | None = None
@@ -49,12 +51,14 @@ class Selector(abc.ABC):
     """One way to choose tokens.
 
     reads_cache: it looks at the reused KV where it lies in the prompt; skips_exact: it gives no
-    budget to a first chunk that is exact, which a cached prefix may be.
+    budget to a first chunk that is exact, which a cached prefix may be; reads_copies: 8-bit copies
+    of the reused KV will do (it reads as many layers as ``query.probed_layers`` says).
     """
 
     name: ClassVar[str]
     reads_cache: ClassVar[bool] = False
     skips_exact: ClassVar[bool] = False
+    reads_copies: ClassVar[bool] = False
 
     @abc.abstractmethod
     def choose(self, context: Context) -> SelectedTokens:
@@ -99,7 +103,22 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.empty(0, dtype=torch.long), *parts]).unique()
 
 
+def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best positions by ``score [n]``, at most all that are ``allowed [n]``.
+
+    allowed is bool on the host, so that their number is known without reading the scores, which
+    may be on a device; so are then the positions returned, sorted.
+    """
+    hidden = to_device(~allowed, score.device)
+    count = max(0, min(count, int(allowed.sum())))
+    return top(score.masked_fill(hidden, float("-inf")), count)
+
+
 def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best positions of all chunks together by ``score [prompt]``."""
+    """The ``count`` best positions of all chunks together by ``score [prompt]``.
+
+    Not the prompt's last token, which is computed whatever it is in.
+    """
     inside = prompt.in_chunk()
-    return top(score.masked_fill(~inside, float("-inf")), min(count, int(inside.sum())))
+    inside[len(prompt) - 1] = False
+    return best(score, inside, count)

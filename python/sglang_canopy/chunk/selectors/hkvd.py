@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector, top
 
 WIDER = 1.5
@@ -27,18 +28,16 @@ class Deviation(Selector):
         inside = context.prompt.in_chunk()
         inside[len(inside) - 1] = False
         cache, budget = context.cache, context.budget
+        chunk_row = to_device(inside, context.model.device)
+        others = int((~inside).sum()) - context.ready  # rows that are always kept
 
         def narrow(layer, positions, k, v):  # type: ignore[no-untyped-def]
             if layer not in (1, 2):
                 return None
-            rows = inside[positions.cpu()].nonzero()[:, 0]
-            at = rows.to(positions.device)
-            _, old = cache.read(layer, positions[at])
-            off = (v[at].float() - old.float()).flatten(1).pow(2).sum(dim=1).cpu()
-            count = min(int(WIDER * budget) if layer == 1 else budget, rows.numel())
-            keep = ~inside[positions.cpu()]
-            keep[rows[top(off, count)]] = True
-            return keep.nonzero()[:, 0].to(positions.device)
+            _, old = cache.read(layer, positions)
+            off = (v.float() - old.float()).flatten(1).pow(2).sum(dim=1)
+            off.masked_fill_(~chunk_row[positions], float("inf"))
+            return top(off, others + (int(WIDER * budget) if layer == 1 else budget))
 
         return SelectedTokens(inside.nonzero()[:, 0], narrow)
 

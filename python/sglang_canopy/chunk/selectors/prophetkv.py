@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector, over_chunks
 
 
@@ -37,19 +38,21 @@ def context_attention(context: Context) -> torch.Tensor:
     end = int(tail[0])
     score = torch.zeros(len(prompt), device=model.device)
     if end == 0:
-        return score.cpu()
+        return score
     outside = (~prompt.in_chunk()).nonzero()[:, 0]
     outside = outside[outside >= context.ready]
-    rows = torch.cat([outside, tail]).unique().to(model.device)
-    asking = rows >= end
+    rows = torch.cat([outside, tail]).unique()
+    asking = int((rows < end).sum())  # sorted: from here on the question
+    ids = to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    rows = to_device(rows, model.device)
     before = torch.arange(end, device=model.device)
     group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
 
     def watch(layer: int, q: torch.Tensor, _: torch.Tensor) -> None:
         keys, _ = cache.read(layer, before)
-        asked = (q[asking].float() * scale).unflatten(1, (shape.kv_heads, group))
+        asked = (q[asking:].float() * scale).unflatten(1, (shape.kv_heads, group))
         weight = torch.einsum("mhgd,nhd->mhgn", asked, keys.float()).softmax(dim=-1)
         score[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
 
-    engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, stop=shape.layers - 1)
-    return model.whole(score).cpu()
+    engine.run_rows(model, ids, rows, cache, watch=watch, stop=shape.layers - 1)
+    return model.whole(score)

@@ -10,13 +10,14 @@ import math
 import torch
 
 from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.selectors.base import (
     Context,
     SelectedTokens,
     Selector,
+    best,
     join,
     over_chunks,
-    top,
 )
 
 FIRST, LAST = 0.5, 0.7
@@ -25,8 +26,14 @@ MOST = 64
 """Question tokens probed at most, the last ones."""
 
 
+def probed_layers(layers: int) -> int:
+    """How many of a model's layers the probe runs through, from the first."""
+    return max(1, math.ceil(LAST * layers))
+
+
 def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
-    """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads.
+    """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
+    on the model's device: nothing here waits for it.
 
     Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV.
     ``last_weight`` is the share of the very last token's attention in the sum, the other tokens'
@@ -38,11 +45,13 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     outside = outside[outside >= context.ready]
     tail = prompt.tail()
     probed = tail[-most:]
-    lowest, depth = int(FIRST * shape.layers), max(1, math.ceil(LAST * shape.layers))
+    lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
-    rows = torch.cat([outside, tail]).unique().to(model.device)
-    asking = rows >= int(probed[0])
-    at, others = rows[asking], rows[~asking]
+    rows = torch.cat([outside, tail]).unique()
+    before = int((rows < probed[0]).sum())  # sorted: those who ask are the last ones
+    first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    rows = to_device(rows, model.device)
+    at, others = rows[before:], rows[:before]
     share = torch.ones(at.numel(), device=model.device)
     if last_weight and at.numel() > 1:
         share.fill_((1 - last_weight) / (at.numel() - 1))
@@ -55,22 +64,22 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
                 k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
             else:
                 k, v = cache.read(layer, every)
-            attended, mass = _weighed(q[asking], k, v, at, share, scale)
+            attended, mass = _weighed(q[before:], k, v, at, first, share, scale)
             score.add_(mass)
         elif not others.numel():
             return None
         else:  # apart from rows far before it: together they would read its keys
-            attended = cache.attend(layer, q[asking], at, scale)
+            attended = cache.attend(layer, q[before:], at, scale)
         if not others.numel():
             return attended
         out = torch.empty_like(q)
-        out[asking] = attended
+        out[before:] = attended
         if layer < depth - 1:
-            out[~asking] = cache.attend(layer, q[~asking], others, scale)
+            out[:before] = cache.attend(layer, q[:before], others, scale)
         return out
 
-    engine.run_rows(model, prompt.ids[rows], rows, cache, watch=watch, stop=depth - 1)
-    return model.whole(score).cpu()
+    engine.run_rows(model, ids, rows, cache, watch=watch, stop=depth - 1)
+    return model.whole(score)
 
 
 def _weighed(
@@ -78,21 +87,23 @@ def _weighed(
     k: torch.Tensor,
     v: torch.Tensor,
     at: torch.Tensor,
+    first: int,
     share: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of ``q [m, heads, d]`` at sorted positions ``at`` over ``k, v [n, kv_heads, d]``.
+    """Attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
+    ``k, v [n, kv_heads, d]``.
 
     Returns it in q's type, and the mass ``[n]`` fp32 each key gets: over heads, and over rows by
     their ``share [m]``. The weights are made once for both.
     """
     m, heads, dim = q.shape
     n, kv_heads = k.shape[:2]
-    group, first = heads // kv_heads, int(at[0]) + 1
+    group = heads // kv_heads
     rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
     weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
-    hidden = torch.arange(first, n, device=q.device) > at[:, None]
-    weight[:, :, first:].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
+    hidden = torch.arange(first + 1, n, device=q.device) > at[:, None]
+    weight[:, :, first + 1 :].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
     weight = torch.softmax(weight, dim=-1)
     mass = torch.matmul(share.repeat_interleave(group), weight).sum(dim=0)
     out = torch.matmul(weight, v.float().transpose(0, 1))
@@ -106,6 +117,7 @@ class Query(Selector):
 
     name = "query"
     reads_cache = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
@@ -116,6 +128,7 @@ class HeadQuery(Selector):
 
     name = "head+query"
     reads_cache = True
+    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context), 0.5)
@@ -129,10 +142,10 @@ def with_heads(
     for p in prompt.placed[skip:]:
         count = math.floor(share * context.ratio * len(p.chunk))
         heads.append(torch.arange(p.start, p.start + count))
-    head, score = join(heads), score.clone()
-    score[~prompt.in_chunk()] = float("-inf")
-    score[head] = float("-inf")
+    head, allowed = join(heads), prompt.in_chunk()
+    allowed[head] = False
+    allowed[len(prompt) - 1] = False
     for p in prompt.placed[:skip]:
-        score[p.start : p.end] = float("-inf")
-    count = min(context.budget - head.numel(), int(torch.isfinite(score).sum()))
-    return SelectedTokens(join([head, top(score, count)]))
+        allowed[p.start : p.end] = False
+    picked = best(score, allowed, context.budget - head.numel())
+    return SelectedTokens(torch.cat([to_device(head, picked.device), picked]).sort()[0])

@@ -20,6 +20,7 @@ import torch
 
 from canopy_kernel import attention, decomposition, pages, stock_kernels
 from sglang_canopy.chunk.correction import Correction
+from sglang_canopy.chunk.device_copy import is_host
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,12 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
     """One fused batch: ``rows`` says which queries and keys belong to which request; corrections: of
-    reused KV, with the first of their request's rows."""
+    reused KV, with the first of their request's rows; arrivals: transfers of reused KV
+    (``transfer.Transfer``) that a layer waits for on its stream."""
 
     rows: attention.Rows
     corrections: list[tuple[int, Correction]] = field(default_factory=list)
+    arrivals: tuple[Any, ...] = ()
     _planned: attention.Plan = field(default_factory=list)
 
     @property
@@ -68,7 +71,7 @@ class FusedAttention:
         """
         if paged is not None:
             return decomposition.decomposed(q, k_pool, v_pool, self.rows, scale, paged)
-        if q.is_cuda:
+        if not is_host(q):
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._planned:
             self._planned.extend(attention.plan(q, k_pool, self.rows))
@@ -97,6 +100,8 @@ def _forward_extend(
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+    for transfer in plan.arrivals:  # before rows are written: it may write some that are computed
+        transfer.arrive(layer.layer_id)
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from canopy_kernel.attention import Rows
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.server.attention import FusedAttention
 
 
@@ -26,13 +27,18 @@ def logit_rows(batch: Any) -> list[int]:
 
 
 def pack_rows(
-    batch: Any, req_to_token: torch.Tensor, chosen: Sequence[torch.Tensor]
+    batch: Any,
+    req_to_token: torch.Tensor,
+    chosen: Sequence[torch.Tensor],
+    arrivals: Sequence[Any] = (),
 ) -> tuple[Any, FusedAttention]:
     """A copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and its plan.
 
     The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
-    ``seq_lens`` does not change. Raises AssertionError where an invariant of the fused forward
-    would not hold; nothing has run by then.
+    ``seq_lens`` does not change. Rows may be on the host or already on the batch's device, where
+    nothing of them is read: the host knows how many there are. arrivals: transfers that attention
+    waits for. Raises AssertionError where an invariant of the fused forward would not hold (on the
+    host); nothing has run by then.
     """
     lengths = [int(n) for n in batch.seq_lens_cpu]
     prefixes, device = list(batch.prefix_lens), batch.input_ids.device
@@ -40,18 +46,19 @@ def pack_rows(
     for i, positions in enumerate(chosen):
         n, prefix = lengths[i], prefixes[i]
         assert len(positions), f"request {i} would run no row"
-        assert int(positions[0]) >= prefix, "a row before the real prefix was chosen"
-        assert int(positions[-1]) < n, "a row past the window was chosen"
-        assert bool((positions[1:] > positions[:-1]).all()), "rows are not in position order"
+        if is_host(positions):
+            assert int(positions[0]) >= prefix, "a row before the real prefix was chosen"
+            assert int(positions[-1]) < n, "a row past the window was chosen"
+            assert bool((positions[1:] > positions[:-1]).all()), "rows are not in position order"
         assert n - prefix == batch.extend_lens[i], "the window is not prefix to length"
-        keep.append(positions - prefix + offset)
-        slots.append(req_to_token[int(batch.req_pool_indices[i]), :n])
+        keep.append(to_device(positions - prefix + offset, device))
+        slots.append(req_to_token[int(batch.req_pool_indices_cpu[i]), :n])
         offset += batch.extend_lens[i]
     assert getattr(batch, "input_embeds", None) is None, "embeddings are not packed"
     assert getattr(batch, "replace_embeds", None) is None, "embeddings are not packed"
     counts = [len(c) for c in chosen]
-    kept = torch.cat(keep).to(device)
-    positions = torch.cat(list(chosen)).to(device)
+    kept = torch.cat(keep)
+    positions = torch.cat([to_device(rows, device) for rows in chosen])
     packed = copy.copy(batch)
     packed.input_ids = batch.input_ids[kept]
     packed.out_cache_loc = batch.out_cache_loc[kept]
@@ -64,17 +71,22 @@ def pack_rows(
         for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
     ]
     for i, row in enumerate(slots):
-        at = chosen[i].to(row.device)
+        if not is_host(row):
+            break
+        at = chosen[i]
         begin = sum(counts[:i])
         own = packed.out_cache_loc[begin : begin + counts[i]]
         assert torch.equal(row[at].to(own.dtype), own), "slots of the rows are not the batch's"
-    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32).to(device)
-    keys = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
+    starts, keys = (
+        to_device(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
+        for each in (counts, lengths)
+    )
     sizes = (tuple(counts), tuple(lengths))  # host numbers: a launch waits for nothing
-    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes)
+    known = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
+    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, known)
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
-    return packed, FusedAttention(rows)
+    return packed, FusedAttention(rows, arrivals=tuple(arrivals))
 
 
 def split_into_windows(

@@ -5,36 +5,50 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from sglang_canopy.chunk import variants
+from sglang_canopy.chunk.agreed_reads import AgreedReads
 from sglang_canopy.chunk.background_encoder import BackgroundEncoder, stand_in_tokens
 from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.choice import ChosenTokens
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.encode import capture
-from sglang_canopy.chunk.fields import BOUNDS, ChunkFields, parse_fields
+from sglang_canopy.chunk.fields import BOUNDS, parse_fields
+from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.placement import place_chunks
 from sglang_canopy.chunk.read_ahead import ReadAhead
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
-from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
-from sglang_canopy.chunk.server.plan import choose_tokens, correction_of, replan, reuse_report
+from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.server.plan import (
+    choose_tokens,
+    copies_of_slow,
+    correction_of,
+    make_store,
+    normal_report,
+    replan,
+    reuse_report,
+    reused_by_tier,
+)
 from sglang_canopy.chunk.server.request import (
     STILL_ENCODED,
     TOO_FEW_KNOWN,
     ChunkRequest,
     ResolvedChunk,
     ReusePlan,
+    chunk_request,
     custom_params,
     ineligible_reason,
 )
-from sglang_canopy.chunk.store import ChunkStore
+from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.transfer import base_of, send
 from sglang_canopy.chunk.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.stamp import read_stamp
@@ -79,10 +93,11 @@ class ChunkEngine:
         stands_in = options.chosen_encode in variants.STAND_IN_ENCODINGS
         self.stand_in = stand_in_tokens(tokenizer) if stands_in else ()
         self.model = model_view.served_model(runner)
-        self.store = self._new_store()
+        self.store = make_store(self.model, self.options)
         self.versions = DocumentVersions(self.store, options.tenant_share)
         self.encoder = BackgroundEncoder(self.model, self.store, self._score, self.versions.stored)
         self.reads = ReadAhead(options.read_ahead_mb << 20)
+        self.agreed = AgreedReads(self.reads, model_view.true_on_all)
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.encode_credit = 0.0
@@ -91,14 +106,10 @@ class ChunkEngine:
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
 
-    def _new_store(self) -> ChunkStore:
-        options = self.options
-        return ChunkStore(
-            self.model.identity,
-            options.capacity_bytes(),
-            options.directory,
-            device=str(self.model.device),
-        )
+    @property
+    def ranked(self) -> bool:
+        """Whether the model is split over ranks, which must decide alike."""
+        return self.model.ranks is not None
 
     def max_rows(self, longest: int) -> int:
         """Tokens that one forward may compute, as SGLang's own admission has it.
@@ -115,7 +126,7 @@ class ChunkEngine:
         if model.identity == self.model.identity:
             return False
         self.model = model
-        self.store = self._new_store()
+        self.store = make_store(self.model, self.options)
         self.versions = DocumentVersions(self.store, self.options.tenant_share, self.versions)
         self.encoder = BackgroundEncoder(model, self.store, self._score, self.versions.stored)
         return True
@@ -136,7 +147,8 @@ class ChunkEngine:
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         ids = list(req.origin_input_ids)
         salt = namespace_of(req.extra_key, req.cache_salt).hex()
-        return self._chunk_request(ids, requested, salt, tenant_of_req(req))
+        about = (self.store, self.options, self.stand_in, self.time_s)
+        return chunk_request(ids, requested, salt, tenant_of_req(req), *about)
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
         """Whether a request may be fused at all; the reason is looked for once, and counted.
@@ -149,34 +161,6 @@ class ChunkEngine:
             if request.reason:
                 self.not_fused[request.reason] += 1
         return request.reason is None
-
-    def _chunk_request(
-        self, ids: Sequence[int], requested: ChunkFields, salt: str, tenant: str | None
-    ) -> ChunkRequest:
-        options = self.options
-        bounds = tuple(
-            (a, min(b, len(ids)))
-            for a, b in requested.bounds or ()
-            if min(b, len(ids)) - a >= options.min_tokens
-        )
-        first = requested.bounds[0][0] if requested.bounds else 0
-        whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
-        head = tuple(ids[:first]) if whole else ()
-        places = [(how, a == first, head, self.stand_in, whole) for a, _ in bounds]
-        return ChunkRequest(
-            bounds,
-            tuple(
-                self.store.keys(ids[a:b], variants.acceptable_prefixes(*place), salt)
-                for (a, b), place in zip(bounds, places)
-            ),
-            tuple(variants.prefixes_to_encode(*place) for place in places),
-            salt,
-            tenant,
-            options.chosen_ratio if requested.ratio is None else requested.ratio,
-            requested.selector or options.chosen_selector,
-            self.time_s,
-            ratio_is_requested=requested.ratio is not None,
-        )
 
     def resolve(self, request: ChunkRequest, touch: bool = False) -> list[ResolvedChunk]:
         """The chunks of a request, each where the store has it.
@@ -204,6 +188,15 @@ class ChunkEngine:
             if isinstance(chunk, DiskChunk):
                 self.reads.request(one.key, chunk, request)
 
+    def agree_on_reads(self, requests: Sequence[ChunkRequest]) -> None:
+        """Ranks agree on the chunks on disk of requests about to be planned (:class:`AgreedReads`)."""
+        if not self.ranked or not self.options.disk_mb:
+            return
+        self.agreed.read(
+            self.store,
+            lambda: [one.key for r in requests for one in self.resolve(r) if one.tier == "disk"],
+        )
+
     def reusable_tokens(self, chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
         """Tokens whose KV would be reused, before any is recomputed; 0 where it is not worth it."""
         usable = sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
@@ -228,25 +221,33 @@ class ChunkEngine:
         ids = list(req.full_untruncated_fill_ids)
         chunks = self.resolve(request)
         if not self.reusable_tokens(chunks, prefix, len(ids)):
-            self._run_normally(request, prefix, chunks)
+            request.reason = TOO_FEW_KNOWN
+            self.not_fused[TOO_FEW_KNOWN] += 1
+            request.report = normal_report(request, prefix, chunks)
             return None
         chunks = self.resolve(request, touch=True)
         for one in chunks:
             if one.tier == "disk":
-                one.chunk = self.reads.take(one.key) or one.chunk
+                read = self.agreed.take(one.key) or self.reads.take(one.key)
+                if read is not None:
+                    one.chunk = read
+                    self.store.copy(one.key, read)
         placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, chunks)
-        computed, ready = self._choose(request, ids, prefix, row, placed, ratio)
-        plan = ReusePlan(computed, placed, prefix)
+        copies = copies_of_slow(self.store, chunks, prefix)
+        plan = ReusePlan(ChosenTokens(torch.zeros(len(ids), dtype=torch.bool)), placed, prefix)
+        plan.chosen, left = self._choose(request, ids, row, plan, ratio, copies)
         correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
-        if not ready:
-            self.write_reused(plan, row, prefix, min(len(ids), row.numel()), correct)
+        if left:
+            self.write_reused(plan, row, prefix, min(len(ids), row.numel()), left, correct)
         if correct:
             plan.correction = correction_of(self.model, self.runner, ids, row, plan)
         if not request.reported:
             request.report = reuse_report(
                 request, chunks, plan, ratio, time.perf_counter() - started
             )
+            report = request.report
+            request.complete_report = lambda: report.update(reused_by_tier(chunks, plan))
             self.counts["fused_requests"] += 1
             self.counts["reused_tokens"] += request.report["reused"]
             self.counts["recomputed_tokens"] += request.report["recomputed"]
@@ -256,45 +257,58 @@ class ChunkEngine:
         self,
         request: ChunkRequest,
         ids: Sequence[int],
-        prefix: int,
         row: torch.Tensor,
-        placed: Sequence[Placed],
+        plan: ReusePlan,
         ratio: float,
-    ) -> tuple[torch.Tensor, bool]:
-        """``[n]`` bool, the tokens to compute; and whether chunk KV is in place already."""
-        if request.initial_computed is not None:  # started again after a retraction
+        copies: Mapping[int, Int8Copy | ChunkSuffix],
+    ) -> tuple[ChosenTokens, tuple[Placed, ...]]:
+        """The tokens to compute; and the chunks whose KV is not in place yet."""
+        if request.initial is not None:  # started again after a retraction
             self.counts["replanned_requests"] += 1
-            return replan(request.initial_computed, prefix, placed, len(ids)), False
-        tokens = torch.tensor(ids, dtype=torch.long, device=self.model.device)
-        computed, ready = choose_tokens(
-            self.model, self.runner, tokens, row, prefix, placed, request.selector, ratio
-        )
-        request.initial_computed = computed.clone()
-        request.initial_computed[:prefix] = True
-        return computed, ready
+            chosen, before = request.initial
+            earlier = chosen.mask().clone()
+            earlier[:before] = True
+            again = replan(earlier, plan.prefix, plan.placed, len(ids))
+            return ChosenTokens(again), plan.placed
+        tokens = torch.tensor(ids, dtype=torch.long)
+        chosen, left = choose_tokens(
+            self.model, self.runner, tokens, row, plan.prefix, plan.placed, request.selector, ratio,
+            copies, plan.arrivals,
+        )  # fmt: skip
+        request.initial = chosen, plan.prefix
+        return chosen, left
 
     def write_reused(
-        self, plan: ReusePlan, row: torch.Tensor, first: int, end: int, every: bool = False
+        self,
+        plan: ReusePlan,
+        row: torch.Tensor,
+        first: int,
+        end: int,
+        placed: Sequence[Placed] | None = None,
+        every: bool = False,
     ) -> None:
-        """Write the KV of positions ``first..end`` that is reused (``every``: or could be) into the
-        row's slots."""
-        wanted = ~plan.computed | every
+        """Write the KV of positions ``first..end`` of all chunks, or of ``placed``, that is reused
+        (``every``: or could be) into the row's slots."""
+        these = plan.placed if placed is None else placed
+        keys, values = model_view.pool_views(self.runner)
+        cache = KVCache(keys, values, row, arrivals=plan.arrivals)
+        whole = (first, end) == (plan.prefix, plan.chosen.total)
+        if whole and not every and not plan.chosen.is_known:
+            sent = send(self.model, these, cache, plan.chosen.others(plan.prefix))
+            plan.arrivals += [sent] if sent is not None else []
+            these = [p for p in these if base_of(p.chunk)[0] is None]
+        if not these:
+            return
+        wanted = torch.ones(plan.chosen.total, dtype=torch.bool) if every else ~plan.computed
         wanted[:first] = False
         wanted[end:] = False
-        keys, values = model_view.pool_views(self.runner)
-        place_chunks(self.model, plan.placed, KVCache(keys, values, row), wanted)
+        place_chunks(self.model, these, cache, wanted)
 
     def delete_damaged(self, request: ChunkRequest) -> None:
-        """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again."""
-        for key in {key for keys in request.keys for key in keys}:
-            chunk = self.store.look(key)
-            if not isinstance(chunk, DiskChunk):
-                continue
-            try:
-                chunk.load()
-            except (CanopyError, OSError) as error:
-                logger.warning("canopy: %s", error)
-                self.store.delete(key)
+        """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again.
+        Ranks have agreed before on what can be read."""
+        if not self.ranked:
+            self.store.delete_damaged({key for keys in request.keys for key in keys})
 
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
         """After a prefill: ask for the chunks that the store does not have.
@@ -348,20 +362,6 @@ class ChunkEngine:
             self.encoder.abandon()
             return 0
 
-    def _run_normally(
-        self, request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk]
-    ) -> None:
-        """Too few of a request's tokens are in known chunks: count that, and report it."""
-        request.reason = TOO_FEW_KNOWN
-        self.not_fused[TOO_FEW_KNOWN] += 1
-        request.report = {
-            "fused": False,
-            "why": TOO_FEW_KNOWN,
-            "prefix": prefix,
-            "chunks": len(request.bounds),
-            "unknown_chunks": sum(k.tier is None for k in chunks),
-        }
-
     def document_command(self, verb: str, name: str, tenant: str | None) -> bool:
         """Pin, unpin or delete a tenant's document in every version.
 
@@ -388,6 +388,7 @@ class ChunkEngine:
             "pinned_bytes": sum(self.versions.pinned_bytes().values()),
             "pinned_chunks": len(self.versions.pinned_chunks),
             "read_ahead": self.reads.stats(),
+            "int8_copies": dict(self.store.copies.stats()) if self.store.copies else {},
             "ratios": dict(self.ratios),
         }
 

@@ -61,6 +61,8 @@ def forward(
             result = original(worker, run, *args, **kwargs)
         finally:
             backend.canopy_plan = None
+            for transfer in plan.arrivals:  # whatever became of the forward, its slots are not free
+                transfer.finish()
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
     return result
@@ -98,7 +100,9 @@ def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
     """The packed batches to run in turn; none where SGLang's own forward does."""
     chosen, planned = _choose_rows(engine, batch)
     try:
-        runs = _pack(engine, batch, chosen, bool(planned))
+        plans = [chunk_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
+        arrivals = [one for plan in plans if plan is not None for one in plan.arrivals]
+        runs = _pack(engine, batch, chosen, bool(planned), arrivals)
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         for i in planned:
@@ -135,14 +139,18 @@ def _add_corrections(
 
 
 def _pack(
-    engine: ChunkEngine, batch: Any, chosen: Sequence[torch.Tensor], fused: bool
+    engine: ChunkEngine,
+    batch: Any,
+    chosen: Sequence[torch.Tensor],
+    fused: bool,
+    arrivals: Sequence[Any] = (),
 ) -> list[Run]:
     longest = max(map(len, chosen))
     windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
     if not fused and len(windows) == 1:
         return []
     table = engine.runner.req_to_token_pool.req_to_token
-    return [pack_rows(batch, table, rows) for rows in windows]
+    return [pack_rows(batch, table, rows, arrivals) for rows in windows]
 
 
 def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
@@ -162,24 +170,25 @@ def _window_positions(batch: Any, index: int) -> torch.Tensor:
     return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
 
 
+def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Tensor:
+    """The pool slots of a request's first ``count`` tokens."""
+    table = engine.runner.req_to_token_pool.req_to_token
+    return table[int(batch.req_pool_indices_cpu[index]), :count].long()
+
+
 def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
     """The positions to compute of each request, and which requests reuse chunks in this batch."""
-    table = engine.runner.req_to_token_pool.req_to_token
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
+    engine.agree_on_reads([r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))])
     for i, req in enumerate(batch.reqs):
-        every, request = _window_positions(batch, i), chunk_request_of(req)
-        chosen.append(every)
-        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
-        # A row at or past the prompt's end is a decode row of a mixed batch.
-        if (
-            request is None
-            or prefix >= len(req.origin_input_ids)
-            or not engine.may_fuse(req, request)
-        ):
+        chosen.append(_window_positions(batch, i))
+        request = _fusable(engine, batch, i)
+        if request is None:
             continue
+        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
         tried = True
-        row = table[int(batch.req_pool_indices[i]), :length].long()
+        row = _slots(engine, batch, i, length)
         try:
             rows = _rows_of_window(engine, req, request, prefix, length, row)
         except Exception:
@@ -189,12 +198,34 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    if tried and engine.model.ranks is not None:
+    engine.agreed.clear()
+    if tried and engine.ranked:
         failed = union_of_ranks(failed)
     for i in failed:
         _fall_back(engine, batch.reqs[i])
         chosen[i] = _window_positions(batch, i)
     return chosen, [i for i in planned if i not in failed]
+
+
+def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """A request's chunk state, if rows of its prompt are in this batch and may be fused.
+
+    A row at or past the prompt's end is a decode row of a mixed batch.
+    """
+    req = batch.reqs[index]
+    request = chunk_request_of(req)
+    if request is None or int(batch.prefix_lens[index]) >= len(req.origin_input_ids):
+        return None
+    return request if engine.may_fuse(req, request) else None
+
+
+def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """As :func:`_fusable`, where there is no plan yet or its prefix is gone."""
+    request = _fusable(engine, batch, index)
+    if request is None:
+        return None
+    plan = request.plan
+    return request if plan is None or int(batch.prefix_lens[index]) < plan.prefix else None
 
 
 def _rows_of_window(
@@ -205,7 +236,11 @@ def _rows_of_window(
     length: int,
     row: torch.Tensor,
 ) -> torch.Tensor | None:
-    """The positions of this window to compute; ``None``: all of them."""
+    """The positions of this window to compute; ``None``: all of them.
+
+    Of a prompt that is whole in its window they stay where they were chosen; how many of them are
+    in a part of it the host must wait to know.
+    """
     if request.plan is not None and prefix < request.plan.prefix:
         request.plan = None  # started again after a retraction, with a shorter prefix
     if request.plan is None:
@@ -218,6 +253,8 @@ def _rows_of_window(
         request.published_tokens = 0
     else:
         engine.write_reused(request.plan, row, prefix, length)
+    if prefix == request.plan.prefix and length == request.plan.chosen.total:
+        return request.plan.chosen.rows()
     computed = request.plan.computed[prefix:length]
     if not bool(computed.any()):  # a window must run one row; it is computed exactly
         computed = computed.clone()
@@ -243,6 +280,8 @@ def _fall_back(engine: ChunkEngine, req: Any) -> None:
     """
     request = chunk_request_of(req)
     assert request is not None
+    if engine.store.memory is not None:  # what is under way would overwrite what is computed
+        engine.store.memory.finish()
     engine.counts["fallbacks"] += 1
     request.reason, request.plan = PLANNING_FAILED, None
     engine.not_fused[PLANNING_FAILED] += 1
@@ -253,7 +292,6 @@ def _fall_back(engine: ChunkEngine, req: Any) -> None:
 
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
     """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
-    table = engine.runner.req_to_token_pool.req_to_token
     for i, req in enumerate(batch.reqs):
         request = chunk_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
@@ -262,14 +300,16 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
             if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
                 request.publish_tokens = request.exact_tokens or 0
-        request.plan = None
         if not request.reported:
             request.reported = True
             report = request.report or {"fused": False, "why": request.reason}
+            if request.plan is not None and request.plan.chosen.is_known:
+                request.finish_report()
             req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
             engine.reads.release(request)
-            row = table[int(batch.req_pool_indices[i]), : len(req.origin_input_ids)].long()
+            row = _slots(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
+        request.plan = None
     _attempt(engine, engine.earn_encoding, rows)
 
 

@@ -5,23 +5,26 @@ The engine runs the parts of chunk reuse that SGLang's forward has no place for:
 
 With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
 store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
-same order; so they stay in step by themselves. Three things need the other ranks: the projections'
-partial sums, the selector's scores (a sum over all heads), and when to stop encoding in idle time,
-which only the first rank can see.
+same order; so they stay in step by themselves. Four things need the other ranks: the projections'
+partial sums, the selector's scores (a sum over all heads), when to stop encoding in idle time,
+which only the first rank can see, and what is on disk, where each rank has files of its own: which
+it finds at start, and which it could read before the prompts of a batch are planned.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from canopy_kernel import halves, pages
 from sglang_canopy.chunk.cache import KVCache
+from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Layer, Model, Shape
-from sglang_canopy.chunk.rope import from_config, rotate, unrotate
+from sglang_canopy.chunk.rope import from_config, prove_rotation, rotate, unrotate
 from sglang_canopy.errors import CanopyError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -35,7 +38,7 @@ class ServerRope:
 
     def table(self, positions: torch.Tensor) -> torch.Tensor:
         """``[n]`` positions -> ``[n, head_dim]`` fp32, cos then sin."""
-        return self.cos_sin[positions.to(self.cos_sin.device)].float()
+        return self.cos_sin[to_device(positions, self.cos_sin.device)].float()
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``."""
@@ -80,6 +83,8 @@ def served_model(runner: Any) -> Model:
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
     )
+    rope = ServerRope(rotary.cos_sin_cache)
+    prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
     views = tuple(_layer(layer, shape) for layer in layers)
     embed = inner.model.embed_tokens.weight
     split = tensor_ranks(inner.model.embed_tokens, config.vocab_size)
@@ -90,7 +95,7 @@ def served_model(runner: Any) -> Model:
         embed,
         inner.model.norm.weight,
         head,
-        ServerRope(rotary.cos_sin_cache),  # type: ignore[arg-type]
+        rope,  # type: ignore[arg-type]
         common_digest(identity(inner, config)),
         split,
     )
@@ -122,15 +127,19 @@ class RowCache(KVCache):
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``KVCache.read``; all positions must be in order where there are ``len(self)``."""
-        if positions.numel() != len(self) or self.slots.is_cuda:
+        if positions.numel() != len(self) or not is_host(self.slots):
             return KVCache.read(self, layer, positions)
         if self._whole is None or self._whole[0] != layer:
             self._whole = (layer, *KVCache.read(self, layer, positions))
         return self._whole[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """As ``KVCache.write``, for positions from ``floor`` on."""
+        """As ``KVCache.write``, for positions from ``floor`` on: on a device all of them must be,
+        since looking would wait for it."""
         self._whole = None
+        if not is_host(positions):
+            KVCache.write(self, layer, positions, k, v)
+            return
         own = positions >= self.floor
         if bool(own.all()):
             KVCache.write(self, layer, positions, k, v)
@@ -141,7 +150,7 @@ class RowCache(KVCache):
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """As ``KVCache.attend``; on a CPU its steps are made once for all layers."""
-        if q.is_cuda:
+        if not is_host(q):
             return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
         return halves.attend(q, k, v, self._plan(q, k, positions), scale)
@@ -161,6 +170,19 @@ def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         keys.append(pages.flat(pool.get_key_buffer(index)))
         values.append(pages.flat(pool.get_value_buffer(index)))
     return keys, values
+
+
+def check_layout(runner: Any, shape: Shape) -> None:
+    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]``."""
+    wanted = (shape.kv_heads, shape.head_dim)
+    for buffers in pool_views(runner):
+        found = tuple(buffers[0].shape[2:])
+        if found != wanted:
+            raise CanopyError(
+                f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {found}, not "
+                f"{wanted} (kv heads, head size): another layout than NHD, which chunk reuse cannot "
+                "write; serve without --canopy-chunks"
+            )
 
 
 def _layer(layer: Any, shape: Shape) -> Layer:
@@ -227,6 +249,30 @@ def first_rank_decides(answer: bool) -> bool:
     """The first rank's answer, on every rank."""
     group = _group()
     return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
+
+
+def kept_by_all(mine: list[str]) -> list[str]:
+    """What every rank has, in the first rank's order, on every rank."""
+    group = _group()
+    if group.world_size == 1:
+        return mine
+    first, *others = group.all_gather_object(mine)
+    return [one for one in first if all(one in theirs for theirs in map(set, others))]
+
+
+def true_on_all(mine: list[bool]) -> list[bool]:
+    """Which of these are true on every rank. Collective: one all-reduce over the CPU group."""
+    bits = torch.tensor(mine, dtype=torch.int32)
+    torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
+    return [bool(one) for one in bits.tolist()]
+
+
+def folder_of_rank(directory: str | None) -> str | None:
+    """Where this rank keeps its files: each has the KV of its own heads."""
+    group = _group()
+    if directory is None or group.world_size == 1:
+        return directory
+    return str(Path(directory) / f"rank-{group.rank_in_group}-of-{group.world_size}")
 
 
 def union_of_ranks(mine: list[int]) -> list[int]:

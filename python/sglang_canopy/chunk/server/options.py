@@ -134,6 +134,12 @@ class Options:
         "--canopy-chunk-read-ahead-mb",
         "Memory for chunks on disk that are read while their request waits (0: none are).",
     )
+    int8_mb: int = _mebibytes(
+        0,
+        "--canopy-chunk-int8-mb",
+        "Device memory for 8-bit copies of chunks on slower tiers: tokens are chosen by them, and "
+        "only the others are read.",
+    )
     learn_share: float = _share(
         0.05,
         "--canopy-chunk-learn-share",
@@ -279,11 +285,6 @@ def split_unsupported(options: Options) -> str | None:
     """Why these options cannot be used with tensor parallelism; ``None`` if they can."""
     if options.tp_size == 1:
         return None
-    if options.disk_mb:
-        return (
-            "--canopy-chunk-disk-mb with --tp-size above 1: a file that one rank alone cannot read "
-            "would leave the ranks out of step; keep chunks in memory"
-        )
     if options.chosen_selector not in SPLIT_SELECTORS:
         return (
             f"selector {options.chosen_selector!r} looks at one rank's own heads; with --tp-size "

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from sglang_canopy.chunk import variants
+from sglang_canopy.chunk.choice import ChosenTokens
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.correction import Correction
 from sglang_canopy.chunk.disk import DiskChunk
-from sglang_canopy.chunk.server.options import Options
+from sglang_canopy.chunk.fields import ChunkFields
+from sglang_canopy.chunk.host_memory import HostChunk
+from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options
+from sglang_canopy.chunk.store import ChunkStore
 from sglang_canopy.chunk.suffix import ChunkSuffix
-from sglang_canopy.chunk.variants import Tokens
+from sglang_canopy.chunk.transfer import Transfer
 
 TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
 STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
@@ -39,7 +44,7 @@ class ResolvedChunk:
     end: int
     key: str
     tier: str | None = None
-    chunk: Chunk | DiskChunk | None = None
+    chunk: Chunk | HostChunk | DiskChunk | None = None
 
     def placed_from(self, first: int) -> Placed | None:
         """The stored tokens from position ``first`` on; None if there are none."""
@@ -54,14 +59,21 @@ class ResolvedChunk:
 class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
-    computed: ``[n]`` bool; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree; correction: of what is reused, for a forward of all computed tokens.
+    chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
+    came from the exact tree; correction: of what is reused, for a forward of all computed tokens;
+    arrivals: KV that is still on its way to the device.
     """
 
-    computed: torch.Tensor
+    chosen: ChosenTokens
     placed: tuple[Placed, ...]
     prefix: int
     correction: Correction | None = None
+    arrivals: list[Transfer] = field(default_factory=list)
+
+    @property
+    def computed(self) -> torch.Tensor:
+        """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
+        return self.chosen.mask()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -73,14 +85,15 @@ class ChunkRequest:
     these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
-    not yet); published_tokens: how many were let into the tree; initial_computed ``[n]`` bool: the
-    first plan's choice, kept so that a retraction does not change the answer; report: what the
-    response contains; reported: the prompt was completed once, and the report was handed over.
+    not yet); published_tokens: how many were let into the tree; initial: the first
+    plan's choice and its prefix, kept so that a retraction does not change the answer; report: what
+    the response contains; complete_report: adds what needs the choice on the host, or None;
+    reported: the prompt was completed once, and the report was handed over.
     """
 
     bounds: tuple[tuple[int, int], ...]
     keys: tuple[tuple[str, ...], ...]
-    encode_prefixes: tuple[tuple[Tokens, ...], ...]
+    encode_prefixes: tuple[tuple[variants.Tokens, ...], ...]
     salt: str
     tenant: str | None
     ratio: float
@@ -94,9 +107,16 @@ class ChunkRequest:
     publish_tokens: int = 0
     published_tokens: int = 0
     plan: ReusePlan | None = None
-    initial_computed: torch.Tensor | None = None
+    initial: tuple[ChosenTokens, int] | None = None
     reported: bool = False
     report: dict[str, Any] = field(default_factory=dict)
+    complete_report: Callable[[], None] | None = None
+
+    def finish_report(self) -> None:
+        """Add what needs the choice on the host: once the forward is done, that waits no more."""
+        if self.complete_report is not None:
+            complete, self.complete_report = self.complete_report, None
+            complete()
 
 
 def chunk_request_of(req: Any) -> ChunkRequest | None:
@@ -121,3 +141,39 @@ def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str 
     if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
         return "prompt logprobs"
     return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)
+
+
+def chunk_request(
+    ids: Sequence[int],
+    requested: ChunkFields,
+    salt: str,
+    tenant: str | None,
+    store: ChunkStore,
+    options: Options,
+    stand_in: tuple[int, ...],
+    time_s: float,
+) -> ChunkRequest:
+    """The chunk state of a new request of tokens ``ids`` that asks for ``requested``."""
+    bounds = tuple(
+        (a, min(b, len(ids)))
+        for a, b in requested.bounds or ()
+        if min(b, len(ids)) - a >= options.min_tokens
+    )
+    first = requested.bounds[0][0] if requested.bounds else 0
+    whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
+    head = tuple(ids[:first]) if whole else ()
+    places = [(how, a == first, head, stand_in, whole) for a, _ in bounds]
+    return ChunkRequest(
+        bounds,
+        tuple(
+            store.keys(ids[a:b], variants.acceptable_prefixes(*place), salt)
+            for (a, b), place in zip(bounds, places)
+        ),
+        tuple(variants.prefixes_to_encode(*place) for place in places),
+        salt,
+        tenant,
+        options.chosen_ratio if requested.ratio is None else requested.ratio,
+        requested.selector or options.chosen_selector,
+        time_s,
+        ratio_is_requested=requested.ratio is not None,
+    )

@@ -16,7 +16,7 @@ from typing import Any
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.model_view import first_rank_decides
+from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
@@ -35,6 +35,7 @@ def build(
     runner = scheduler.tp_worker.model_runner
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
+        check_layout(runner, engine.model.shape)
         if options.fuses:
             _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path)
     except CanopyError as error:
@@ -122,8 +123,10 @@ def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> No
     """Before a request's KV is published or released: what precedes all reused KV is exact.
 
     Without this the system prompt would fall out of the exact tree for good once every request
-    behind it is fused.
+    behind it is fused. The forward is done by then, and the answer not yet sent.
     """
+    if request.reported:
+        request.finish_report()
     if not request.fused or req.kv is None or not req.kv.holds_kv:
         return
     count, request.publish_tokens = request.publish_tokens, 0

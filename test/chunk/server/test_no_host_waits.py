@@ -1,0 +1,253 @@
+"""A fused step never waits for the device, and chooses and places there what a CPU does."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_encoder_and_packing import batch_of  # noqa: E402
+from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
+from test_windows import Worker  # noqa: E402
+
+from canopy_kernel import attention, rope_scatter  # noqa: E402
+from sglang_canopy.chunk import placement, transfer  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.server import engine as engines  # noqa: E402
+from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
+from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
+from sglang_canopy.chunk.server.options import Options  # noqa: E402
+from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
+
+SLOTS = 400
+
+
+def moved(model, device: SeparateDevice):
+    """The model with its weights on the separate device."""
+
+    def put(x):
+        return device.put(x) if isinstance(x, torch.Tensor) else x
+
+    def all_of(part):
+        names = [f.name for f in dataclasses.fields(part)]
+        return dataclasses.replace(part, **{n: put(getattr(part, n)) for n in names})
+
+    layers = tuple(all_of(layer) for layer in model.layers)
+    return dataclasses.replace(all_of(model), layers=layers, rope=all_of(model.rope))
+
+
+def kernels_on(monkeypatch) -> None:
+    """The kernels' own references, which see the device's numbers as kernels do."""
+    real = attention.reference
+
+    def attend(q, k, v, rows, scale, backend="auto"):
+        seen = dataclasses.replace(
+            rows, **{f.name: inside(getattr(rows, f.name)) for f in dataclasses.fields(rows)}
+        )
+        return There(real(*map(inside, (q, k, v)), seen, scale))
+
+    scatter = lambda *args: rope_scatter.reference(*map(inside, args))  # noqa: E731
+    monkeypatch.setattr(attention, "sparse_prefill", attend)
+    monkeypatch.setattr(placement, "rope_scatter", scatter)
+    monkeypatch.setattr(transfer, "rope_scatter", scatter)
+
+
+def served(model, monkeypatch, put, **options) -> ChunkEngine:
+    """An engine over a pool of garbage, whose tensors ``put`` puts where the model is."""
+    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: model)
+    shape, make = model.shape, torch.Generator().manual_seed(9)
+    size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
+    keys, values = (torch.randn(size, generator=make) for _ in range(2))
+    keys, values = [put(x.clone()) for x in keys], [put(x.clone()) for x in values]
+    layers = [
+        SimpleNamespace(self_attn=SimpleNamespace(attn=SimpleNamespace(layer_id=i)))
+        for i in range(shape.layers)
+    ]
+    pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
+    runner = SimpleNamespace(
+        attn_backend=SimpleNamespace(canopy_plan=None),
+        token_to_kv_pool=pool,
+        model=SimpleNamespace(model=SimpleNamespace(layers=layers)),
+    )
+    engine = ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
+    runner.keys, runner.values = keys, values
+    return engine
+
+
+def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
+    """One window of a prompt whose chunks are known; returns the request, its rows and slots."""
+    out, bounds = prompt(ids, (2, 0, 1))
+    req = request(
+        out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
+        skip_radix_cache_insert=False,
+    )  # fmt: skip
+    state = req.canopy_chunks = engine.new_request(req)
+    for chunk in chunks:
+        engine.store.put(chunk, state.salt)
+    batch = batch_of([(0, window or len(out))])
+    table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(out)]
+    batch.out_cache_loc = put(table[0, : window or len(out)].clone())
+    for name in ("seq_lens", "req_pool_indices", "input_ids"):
+        setattr(batch, name, put(getattr(batch, name)))
+    mode = SimpleNamespace(
+        is_decode=lambda: False, is_extend_without_speculative=lambda: True, is_mixed=lambda: False
+    )
+    batch.reqs, batch.forward_mode, batch.hicache_consumer_index = [req], mode, -1
+    engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=put(table.clone()))
+    return req, batch, table[0]
+
+
+def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:
+    """The step as the server makes it, SGLang's own forward left out; returns the rows it ran."""
+    ran, worker = [], Worker(engine, monkeypatch)
+    engine.runner.token_to_kv_pool = SimpleNamespace(
+        get_key_buffer=lambda i: engine.runner.keys[i],
+        get_value_buffer=lambda i: engine.runner.values[i],
+    )
+
+    def original(_, run):
+        plan = worker.model_runner.attn_backend.canopy_plan
+        assert run.input_ids.shape == plan.positions.shape == run.out_cache_loc.shape
+        q = torch.zeros(len(plan.positions), 4, 32, device=plan.positions.device)
+        for k, v in zip(engine.runner.keys, engine.runner.values):
+            plan.attend(q, k[:, None], v[:, None], 1.0)
+        ran.append(plan.positions)
+
+    forwards.forward(original, worker, engine, batch)
+    return ran
+
+
+@pytest.fixture
+def chunks(llama, ids):
+    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
+    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+
+
+@pytest.mark.parametrize(
+    "selector", ["default", "head+asked", "query", "prophetkv", "hkvd", "first-k"]
+)
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selector, tier) -> None:
+    plain = served(llama, monkeypatch, lambda x: x, selector=selector)
+    req, batch, _ = step_of(plain, ids, chunks, lambda x: x)
+    (want,) = run(plain, batch, monkeypatch)
+    device = SeparateDevice()
+    kernels_on(monkeypatch)
+    engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
+    if tier == "device":
+        chunks = [
+            Chunk(c.ids, device.put(c.raw_k), device.put(c.v), c.prefix, c.scores) for c in chunks
+        ]
+        engine.store._tiers[0].name = "device"
+        engine.store.device = str(DEVICE)
+    with device:
+        there, batch, row = step_of(engine, ids, chunks, device.put)
+        (rows,) = run(engine, batch, monkeypatch)
+    assert engine.counts["fallbacks"] == 0
+    assert there.canopy_chunks.fused
+    assert inside(rows).tolist() == want.tolist()
+    if tier == "device":  # the model's KV is there already: only indices travel
+        assert device.copied["to device"] < chunks[0].raw_k.numel()
+    reused = torch.ones(len(row), dtype=torch.bool)
+    reused[want] = False
+    for mine, theirs in zip(
+        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
+    ):
+        torch.testing.assert_close(
+            inside(mine)[row[reused]], theirs[row[reused]], atol=1e-5, rtol=1e-5
+        )
+    (report,) = there.customized_info["canopy_chunks"]
+    (known,) = req.customized_info["canopy_chunks"]
+    with device:  # when the forward is done, before the answer is sent
+        there.canopy_chunks.finish_report()
+    assert report["reused"] == report[f"reused_{tier}"] == known["reused_host"]
+    assert report["recomputed"] == known["recomputed"]
+
+
+def plan_kept(engine, monkeypatch) -> list:
+    """The plans that an engine makes from here on, which it forgets after the step."""
+    kept, real = [], engine.plan
+    monkeypatch.setattr(engine, "plan", lambda *about: kept.append(real(*about)) or kept[-1])
+    return kept
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_correction_on_a_device_finds_all_reused_kv_in_place(
+    llama, ids, chunks, monkeypatch, copied
+) -> None:
+    plain = served(llama, monkeypatch, lambda x: x, correct="on")
+    _, batch, _ = step_of(plain, ids, chunks, lambda x: x)
+    wanted = plan_kept(plain, monkeypatch)
+    run(plain, batch, monkeypatch)
+    device = SeparateDevice()
+    kernels_on(monkeypatch)
+    options = {"correct": "on", "int8_mb": 16 if copied else 0}
+    engine = served(moved(llama, device), monkeypatch, device.put, **options)
+    kept = plan_kept(engine, monkeypatch)
+    with device:
+        req, batch, row = step_of(engine, ids, chunks, device.put)
+        run(engine, batch, monkeypatch)
+    assert engine.counts["fallbacks"] == 0
+    assert engine.counts["corrected_requests"] == plain.counts["corrected_requests"] == 1
+    state = req.canopy_chunks
+    inside_chunks = torch.cat([torch.arange(a, b) for a, b in state.bounds])
+    slots = row[inside_chunks]  # of tokens that will be computed too: they reveal what differs
+    for mine, theirs in zip(
+        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
+    ):
+        torch.testing.assert_close(inside(mine)[slots], theirs[slots], atol=1e-5, rtol=1e-5)
+    if copied:  # it chose by the copies, which are near
+        return
+    mine, theirs = kept[0].correction, wanted[0].correction
+    assert torch.equal(mine.rows, theirs.rows)
+    assert torch.equal(mine.targets, theirs.targets)
+    dense = [
+        torch.zeros(len(c.targets), len(c.rows)).scatter(1, inside(c.index), inside(c.weight))
+        for c in (mine, theirs)
+    ]
+    torch.testing.assert_close(*dense, atol=1e-4, rtol=1e-4)
+
+
+def test_the_device_of_these_tests_refuses_to_be_waited_for() -> None:
+    device = SeparateDevice()
+    x = device.put(torch.arange(4))
+    waits = [
+        lambda: int(x[0]), lambda: bool(x[0]), lambda: x[0].item(), lambda: x.cpu(),
+        lambda: x[x > 1], lambda: x.nonzero(), lambda: torch.equal(x, x), lambda: x.unique(),
+        lambda: torch.ones(2).to(DEVICE), lambda: torch.tensor([1], device=DEVICE),
+        lambda: x[torch.tensor([1])],
+    ]  # fmt: skip
+    with device:
+        for wait in waits:
+            with pytest.raises(HostSync):
+                wait()
+        for wait in (x.tolist, x.numpy):
+            with pytest.raises(RuntimeError, match="not supported"):
+                wait()
+        assert inside(x + 1).tolist() == [1, 2, 3, 4]
+        torch.ones(2).to(DEVICE, non_blocking=True)
+    assert device.copied == {"to device": 8}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch, tier) -> None:
+    def put(x):
+        return x.cuda() if isinstance(x, torch.Tensor) else x
+
+    there = SimpleNamespace(put=put)
+    sizes = {"device_mb": 64} if tier == "device" else {}
+    engine = served(moved(llama, there), monkeypatch, put, **sizes)
+    for _ in range(2):  # the first compiles kernels
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            req, batch, _ = step_of(engine, ids, chunks, put)
+            run(engine, batch, monkeypatch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert engine.counts["fallbacks"] == 0
+    assert req.canopy_chunks.fused

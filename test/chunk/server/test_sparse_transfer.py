@@ -1,0 +1,166 @@
+"""With 8-bit copies at hand tokens are chosen first, and only the others' KV is read or travels."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from test_engine import LENGTH, SYSTEM, prompt, request  # noqa: E402
+from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
+
+from canopy_kernel import rope_scatter  # noqa: E402
+from sglang_canopy.chunk import transfer  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
+from sglang_canopy.chunk.encode import encode  # noqa: E402
+from sglang_canopy.chunk.host_memory import HostMemory  # noqa: E402
+from sglang_canopy.chunk.int8_copy import Int8Copies, Int8Copy  # noqa: E402
+from sglang_canopy.chunk.model import Shape  # noqa: E402
+from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
+from support.separate_device import SeparateDevice, inside  # noqa: E402
+
+SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)
+TOKEN_BYTES = 2 * 2 * 2 * 4 * 4
+
+
+@pytest.fixture
+def chunks(llama, ids):
+    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
+    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+
+
+def token_bytes(model) -> int:
+    return model.shape.kv_bytes_per_token * model.dtype.itemsize
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.4])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_travels_from_the_hosts_memory(llama, ids, chunks, monkeypatch, ratio, copied) -> None:
+    device = SeparateDevice()
+    kernels_on(monkeypatch)
+    travelled = []
+
+    def scatter(*args):
+        if not isinstance(args[0], type(args[6])):  # from the host's memory into the pool
+            travelled.append(args[2].numel() * 2 * args[0][0].nbytes)
+        rope_scatter.reference(*map(inside, args))
+
+    monkeypatch.setattr(transfer, "rope_scatter", scatter)
+    options = {"ratio": ratio, "int8_mb": 16 if copied else 0}
+    engine = served(moved(llama, device), monkeypatch, device.put, **options)
+    with device:
+        _, batch, row = step_of(engine, ids, chunks, device.put)
+        engine.store.check()
+        before = device.copied["to device"]
+        (rows,) = run(engine, batch, monkeypatch)
+    assert engine.counts["fallbacks"] == 0
+    reused = torch.ones(len(row), dtype=torch.bool)
+    reused[inside(rows)] = False
+    tokens = int(reused.sum()) if copied else 3 * LENGTH
+    assert sum(travelled) == tokens * token_bytes(llama)
+    assert device.copied["to device"] - before < token_bytes(llama) * LENGTH  # indices alone
+    plain = served(llama, monkeypatch, lambda x: x, ratio=0.0)
+    _, batch, _ = step_of(plain, ids, chunks, lambda x: x)
+    run(plain, batch, monkeypatch)  # the chunks' own KV, all of it
+    for mine, theirs in zip(
+        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
+    ):
+        torch.testing.assert_close(
+            inside(mine)[row[reused]], theirs[row[reused]], atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.4])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio, copied) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path), "int8_mb": 16 if copied else 0}
+    engine = served(llama, monkeypatch, lambda x: x, ratio=ratio, **options)
+    engine.store._tiers[0].capacity_bytes = 0
+    req, batch, row = step_of(engine, ids, chunks, lambda x: x)
+    files = [engine.store.look(keys[0]) for keys in req.canopy_chunks.keys]
+    (rows,) = run(engine, batch, monkeypatch)
+    computed = torch.zeros(len(row), dtype=torch.bool)
+    computed[rows] = True
+    reused = int((~computed).sum())
+    assert sum(f.bytes_read for f in files) == (reused if copied else 3 * LENGTH) * token_bytes(
+        llama
+    )
+    (report,) = req.customized_info["canopy_chunks"]
+    assert report["reused_disk"] == reused
+
+
+def test_a_copy_is_near_and_goes_with_its_chunk(llama, chunks) -> None:
+    copies = Int8Copies(1 << 20)
+    store = ChunkStore("m", {"host": 1 << 24}, copies=copies, copied_layers=3)
+    key = store.put(chunks[0])
+    copy = copies.get(key)
+    every = torch.arange(LENGTH)
+    for layer in range(3):
+        for near, true in zip(copy.rows(layer, every), chunks[0].rows(layer, every)):
+            assert float((near - true).abs().max()) <= float(true.abs().max()) / 100
+    assert copy.nbytes < 0.3 * chunks[0].nbytes  # 3 of 4 layers, a byte for four, and scales
+    assert store.delete(key)
+    assert len(copies) == copies.used_bytes == 0
+
+
+def test_copies_are_bounded_and_the_longest_unused_goes(llama, chunks) -> None:
+    size = Int8Copy.of(chunks[0], 3).nbytes
+    copies = Int8Copies(2 * size)
+    for name, chunk in zip("abc", chunks):
+        copies.add(name, Int8Copy.of(chunk, 3))
+        copies.get("a")
+    assert [name for name in "abc" if copies.get(name)] == ["a", "c"]
+    assert copies.used_bytes == 2 * size
+
+
+def chunk_of(number: int, tokens: int) -> Chunk:
+    size = (SHAPE.layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
+    return Chunk(
+        (number,) * tokens, torch.full(size, float(number)), torch.full(size, -number * 1.0)
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
+    memory, held = HostMemory(SHAPE, torch.float32, 20 * TOKEN_BYTES), {}
+    for number, (tokens, drop) in enumerate(steps):
+        held.pop(drop, None)
+        used = sum(map(len, held.values()))
+        made = memory.hold(chunk_of(number, tokens))
+        assert (made is not None) == (used + tokens <= 20)
+        if made is not None:
+            held[number] = made
+        del made
+        taken = [slot for one in held.values() for slot in one.slots.tolist()]
+        assert len(set(taken)) == len(taken) == 20 - memory.free_slots
+        assert all((one.raw_k == key).all() for key, one in held.items())
+        assert all((one.v == -key).all() for key, one in held.items())
+
+
+def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
+    memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
+    store = ChunkStore("m", {"host": 10 * TOKEN_BYTES}, memory=memory)
+    key = store.put(chunk_of(1, 6))
+    held = store.get(key)
+    assert store.delete(key)
+    other = store.put(chunk_of(2, 6))  # the tier has room, the memory not yet: a tensor of its own
+    assert (store.get(other).raw_k == 2).all()
+    assert (held.raw_k == 1).all()
+    assert (held.rows(1, torch.tensor([0, 5]))[1] == -1).all()
+    del held
+    gc.collect()
+    assert memory.free_slots == 10
+    store.check()
+
+
+def test_what_the_engine_reserves_is_reported(llama, ids, chunks, monkeypatch) -> None:
+    engine = served(llama, monkeypatch, lambda x: x, int8_mb=16)
+    state = engine.new_request(request(*prompt(ids)))
+    for chunk in chunks:
+        engine.store.put(chunk, state.salt)
+    assert engine.stats()["int8_copies"]["copies"] == 3
