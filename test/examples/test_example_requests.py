@@ -5,30 +5,18 @@ Answers are made up here; a real server gives them in test/e2e/test_examples_ser
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.request.hints import hint_of
+from support.example_files import load
 
 pytest.importorskip("openai")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from canopy_kernel import attention, halves, pages
-from sglang_canopy.chunk.device_copy import is_host, to_device
+from sglang_canopy.chunk.device_copy import is_host
 from sglang_canopy.chunk.model import Model
 
 
@@ -71,10 +71,7 @@ class KVCache:
         for known, rows in self._batches:
             if known is positions:
                 return rows
-        counts = torch.tensor([[0, positions.numel()], [0, len(self)]], dtype=torch.int32)
-        q, k = to_device(counts, positions.device)
-        sizes = ((positions.numel(),), (len(self),))  # host numbers: a launch waits for nothing
-        rows = attention.Rows(positions, q, self.slots, k, positions.numel(), *sizes)
+        rows = attention.Rows.one(positions, self.slots)
         self._batches = [*self._batches[-1:], (positions, rows)]
         return rows
 

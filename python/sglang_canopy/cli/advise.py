@@ -10,27 +10,17 @@ from tqdm import tqdm
 
 from sglang_canopy.advise.advice import DEFAULT_CAPACITY_TOKENS, Advice, Below, advise
 from sglang_canopy.advise.sample import MOST_REQUESTS, Sample, read_sample
+from sglang_canopy.cli.log_arguments import add_log_arguments
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.sim.system.engine_profile import EngineProfile, load_profile, profile_names
 from sglang_canopy.trace.guess import guess_format
-from sglang_canopy.trace.open import format_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy advise``."""
     add = parser.add_argument
-    add("log", metavar="LOG", help="the log, may be compressed (.gz, .xz, .zst)")
-    add(
-        "--format",
-        choices=format_names(),
-        help="format of the log (default: what its first lines look like)",
-    )
-    add(
-        "--tokenizer",
-        metavar="PATH",
-        help="tokenizer.json or its folder, for logs of text (default: 4 bytes count as a token)",
-    )
+    add_log_arguments(parser)
     add(
         "--capacity-tokens",
         type=float,

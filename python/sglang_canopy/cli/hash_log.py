@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sglang_canopy.cli.log_arguments import add_log_arguments
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.guess import guess_format
 from sglang_canopy.trace.hashed import salt_of, write
 from sglang_canopy.trace.lines import open_for_writing
 from sglang_canopy.trace.logs import TEXT_FORMATS, check_log, open_log
-from sglang_canopy.trace.open import format_names
 from sglang_canopy.trace.prompts import Cutter
 
 BLOCK_TOKENS = 64
@@ -22,12 +22,7 @@ BLOCK_TOKENS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy hash-log``."""
     add = parser.add_argument
-    add("log", metavar="LOG", help="the log, may be compressed (.gz, .xz, .zst)")
-    add(
-        "--format",
-        choices=format_names(),
-        help="format of the log (default: what its first lines look like)",
-    )
+    add_log_arguments(parser)
     add("--output", "-o", required=True, metavar="FILE", help="hashed log, .jsonl, .gz or .xz")
     add(
         "--salt-file",
@@ -41,11 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=BLOCK_TOKENS,
         metavar="N",
         help="tokens of a hashed block, rounded down to whole blocks of the log (default %(default)s)",
-    )
-    add(
-        "--tokenizer",
-        metavar="PATH",
-        help="tokenizer.json or its folder, for logs of text (default: 4 bytes count as a token)",
     )
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
 

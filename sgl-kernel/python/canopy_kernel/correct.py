@@ -11,7 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from canopy_kernel import pages
-from canopy_kernel.rows import load_angles, load_halves, rotated, store_halves, turn, warps
+from canopy_kernel.rows import (
+    load_angles,
+    load_halves,
+    load_pool,
+    rotated,
+    store_halves,
+    turn,
+    warps,
+)
 from canopy_kernel.triton_shim import tl, triton
 
 
@@ -108,26 +116,6 @@ def _sum_halves(
 
 
 @triton.jit
-def _load_pool(
-    pool_ptr,
-    slot,
-    head,
-    dims,
-    mask,
-    page_stride,
-    token_stride,
-    head_stride,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    first = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride + head * head_stride
-    at = first[:, None] + dims[None, :]
-    low = tl.load(pool_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(pool_ptr + at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
-    return low, high
-
-
-@triton.jit
 def _correct_kernel(
     delta_k_ptr,
     delta_v_ptr,
@@ -167,7 +155,7 @@ def _correct_kernel(
     )  # fmt: skip
     cos, sin = load_angles(table_ptr, position, dims, both, DIM)
     low, high = turn(low, high, cos, sin)
-    a, b = _load_pool(
+    a, b = load_pool(
         k_pool_ptr, slot, head, dims, both, kp_page, kp_token, kp_head, PAGE, DIM
     )  # fmt: skip
     store_halves(
@@ -177,7 +165,7 @@ def _correct_kernel(
         delta_v_ptr, index_ptr, weight_ptr, limit_v_ptr, token, head, dims, both, alive, dv_row,
         WIDTH, DIM, BLOCK,
     )  # fmt: skip
-    a, b = _load_pool(
+    a, b = load_pool(
         v_pool_ptr, slot, head, dims, both, vp_page, vp_token, vp_head, PAGE, DIM
     )  # fmt: skip
     store_halves(

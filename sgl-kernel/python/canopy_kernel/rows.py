@@ -45,6 +45,32 @@ def turn(low, high, cos, sin):
 
 
 @triton.jit
+def _pool_at(slot, head, dims, page_stride, token_stride, head_stride, PAGE: tl.constexpr):
+    first = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride + head * head_stride
+    return first[:, None] + dims[None, :]
+
+
+@triton.jit
+def load_pool(
+    pool_ptr,
+    slot,
+    head,
+    dims,
+    mask,
+    page_stride,
+    token_stride,
+    head_stride,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Both halves at ``slot [block]`` of a pool of pages, fp32; zeros where the mask is off."""
+    at = _pool_at(slot, head, dims, page_stride, token_stride, head_stride, PAGE)
+    low = tl.load(pool_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(pool_ptr + at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
+    return low, high
+
+
+@triton.jit
 def store_halves(
     pool_ptr,
     slot,
@@ -60,8 +86,7 @@ def store_halves(
     DIM: tl.constexpr,
 ):
     """Write both halves at ``slot [block]`` of a pool of pages, in the pool's type."""
-    first = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride + head * head_stride
-    at = first[:, None] + dims[None, :]
+    at = _pool_at(slot, head, dims, page_stride, token_stride, head_stride, PAGE)
     kind = pool_ptr.dtype.element_ty
     tl.store(pool_ptr + at, low.to(kind), mask=mask)
     tl.store(pool_ptr + at + DIM // 2, high.to(kind), mask=mask)
