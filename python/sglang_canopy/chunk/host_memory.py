@@ -123,20 +123,17 @@ class HostChunk:
     memory: HostMemory
     spans: list[Span]
     written: torch.cuda.Event = field(init=False)
-    _slots: torch.Tensor = field(init=False)
+    slots: torch.Tensor = field(init=False)
+    """``[n]`` int64 on the host: where each token lies."""
 
     def __post_init__(self) -> None:
-        self._slots = torch.cat([torch.arange(a, b) for a, b in self.spans] or [torch.empty(0)])
+        none = torch.empty(0, dtype=torch.long)
+        self.slots = torch.cat([none, *(torch.arange(a, b) for a, b in self.spans)])
         if self.memory.stream is not None:
             self.written = torch.cuda.Event()
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def slots(self) -> torch.Tensor:
-        """``[n]`` int64 on the host: where each token lies."""
-        return self._slots.long()
 
     @property
     def nbytes(self) -> int:
