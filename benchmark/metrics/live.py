@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,39 +79,54 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
         time.sleep(draw.random() * 0.2)
 
 
-def live(seconds: float, svg: Path | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def small_server(folder: Path, *more: str) -> Iterator[Any]:
+    """A server with three tiers that are far too small."""
     from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
     from sglang_canopy.models.tiny import write_tiny_model
+
+    write_tiny_model(folder / "tiny", MODEL)
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps({**PLAN, "disk_path": str(folder / "disk")}))
+    arguments = [
+        *cpu_arguments(folder / "tiny", kv_tokens=KV_TOKENS, dtype="float32"),
+        *("--load-format", "dummy", "--radix-eviction", "wa", "--page-size", str(PAGE)),
+        *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
+        *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
+        *more,
+    ]
+    with serving(arguments, log=folder / "log", port=free_port()) as server:
+        yield server
+
+
+def send_traffic(url: str, seconds: float) -> None:
+    """Two chats, an agent and a reader of documents, until the time is over."""
+    until = time.monotonic() + seconds
+    threads = [
+        threading.Thread(target=client, args=(url, kind, seed, until))
+        for seed, kind in enumerate(("chat", "chat", "agent", "document"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(2)  # the last report
+
+
+def live(seconds: float, svg: Path | None) -> dict[str, Any]:
     from sglang_canopy.telemetry.top_source import fetch
 
-    with tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch:
-        folder = Path(scratch)
-        write_tiny_model(folder / "tiny", MODEL)
-        plan = folder / "plan.json"
-        plan.write_text(json.dumps({**PLAN, "disk_path": str(folder / "disk")}))
-        arguments = [
-            *cpu_arguments(folder / "tiny", kv_tokens=KV_TOKENS, dtype="float32"),
-            *("--load-format", "dummy", "--radix-eviction", "wa", "--page-size", str(PAGE)),
-            *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
-            *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
-        ]
-        with serving(arguments, log=folder / "log", port=free_port()) as server:
-            until = time.monotonic() + seconds
-            threads = [
-                threading.Thread(target=client, args=(server.url, kind, seed, until))
-                for seed, kind in enumerate(("chat", "chat", "agent", "document"))
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            time.sleep(2)  # the last report
-            canopy = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--url", server.url]
-            subprocess.run([*canopy, "--once"], check=True)
-            if svg is not None:
-                subprocess.run([*canopy, "--svg", str(svg)], check=True)
-            status = fetch(server.url)
-            rank = status["ranks"][0]
+    with (
+        tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch,
+        small_server(Path(scratch)) as server,
+    ):
+        send_traffic(server.url, seconds)
+        canopy = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--url", server.url]
+        subprocess.run([*canopy, "--once"], check=True)
+        if svg is not None:
+            subprocess.run([*canopy, "--svg", str(svg)], check=True)
+        status = fetch(server.url)
+        rank = status["ranks"][0]
     return {
         "requests": sum(row["requests"] for row in status["categories"]),
         "nodes": rank["nodes"],

@@ -1,0 +1,100 @@
+"""Every query of the dashboard and of the alerts reads series, and labels, that the server has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+
+import dashboard
+from sglang_canopy.telemetry.metrics import METRICS, PREFIX, RANK_LABEL
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRAPED = {RANK_LABEL, "job", "instance", "le"}
+RULES = yaml.safe_load_all(
+    (ROOT / "deploy" / "kubernetes" / "monitoring.yaml").read_text(encoding="utf-8")
+)
+ALERTS = {
+    rule["alert"]: rule["expr"]
+    for one in RULES
+    if one["kind"] == "PrometheusRule"
+    for group in one["spec"]["groups"]
+    for rule in group["rules"]
+}
+PANELS = {
+    f"{panel['title']}: {target['legendFormat']}": target["expr"]
+    for panel in dashboard.dashboard()["panels"]
+    for target in panel.get("targets", ())
+}
+
+
+def series() -> dict[str, set[str]]:
+    """Names on ``/metrics`` and the labels of each."""
+    found = {}
+    for metric in METRICS:
+        names = [metric.name]
+        if metric.kind == "histogram":
+            names = [f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]
+        found |= {PREFIX + name: {*metric.labels, *SCRAPED} for name in names}
+    return found
+
+
+def sglangs() -> str:
+    from sglang.srt.observability import metrics_collector
+
+    return Path(metrics_collector.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("title", [*PANELS, *ALERTS])
+def test_a_query_reads_what_there_is(title) -> None:
+    query = ({**PANELS, **ALERTS})[title].replace("$__rate_interval", "1m")
+    promql_parser.parse(query)  # raises where it is not PromQL
+    names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
+    assert names
+    ours, text = series(), sglangs()
+    used = {
+        label.strip()
+        for listed in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", query)
+        for label in listed.split(",")
+    }
+    matched = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!=|=)", query))
+    for name in names:
+        if name.startswith("sglang:"):
+            assert f'"{name.removesuffix("_bucket")}"' in text, name
+            assert used <= SCRAPED
+        else:
+            assert name in ours, name
+            assert matched <= ours[name], f"{name} has no label {matched - ours[name]}"
+    assert used <= set().union(*(ours.get(name, SCRAPED) for name in names))
+
+
+def test_every_series_of_ours_that_tells_of_trouble_has_an_alert() -> None:
+    told = " ".join(ALERTS.values())
+    for name in ("disk_faults_total", "rank_disagreements_total", "hit_tokens_total"):
+        assert PREFIX + name in told
+
+
+def test_the_file_is_what_the_script_writes() -> None:
+    written = json.loads(dashboard.OUT.read_text(encoding="utf-8"))
+    assert written == dashboard.dashboard()
+
+
+def test_panels_do_not_overlap_and_legends_name_labels() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard.dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        for target in panel.get("targets", ()):
+            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                assert re.search(rf"by \([^)]*\b{label}\b", target["expr"])

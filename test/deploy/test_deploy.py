@@ -1,0 +1,142 @@
+"""What deploy/ says is so: flags, probes, volumes and pins of the server that it starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = DEPLOY / "kubernetes"
+
+
+def documents(name: str) -> list[dict]:
+    return list(yaml.safe_load_all((MANIFESTS / name).read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def by_kind() -> dict[str, list[dict]]:
+    found: dict[str, list[dict]] = {}
+    for one in documents("server.yaml") + documents("monitoring.yaml"):
+        found.setdefault(one["kind"], []).append(one)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pod(by_kind) -> dict:
+    return by_kind["StatefulSet"][0]["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def server(pod) -> dict:
+    (one,) = pod["containers"]
+    return one
+
+
+def test_the_server_knows_every_flag_and_refuses_none(server, smollm2, tmp_path) -> None:
+    from sglang_canopy.doctor import command_line
+
+    here = {"--model-path": str(smollm2), "--port": "30999"}
+    words = []
+    for word in server["args"]:
+        name, _, value = word.partition("=")
+        value = value.replace("/var/cache/canopy", str(tmp_path))
+        words.append(f"{name}={here.get(name, value)}" if value else name)
+    given = command_line.parse(words)
+    assert given.radix_eviction_policy == "wa"
+    assert given.hicache_storage_backend == "canopy"
+    assert not command_line.refused(given)
+
+
+def test_every_key_comes_from_a_secret_and_is_never_written_down(server) -> None:
+    env = {one["name"]: one for one in server["env"]}
+    for word in server["args"]:
+        name, _, value = word.partition("=")
+        if "key" in name:
+            reference = re.fullmatch(r"\$\((\w+)\)", value)
+            assert reference, word
+            assert "secretKeyRef" in env[reference[1]]["valueFrom"]
+    text = (MANIFESTS / "server.yaml").read_text(encoding="utf-8")
+    for one in env.values():
+        if "valueFrom" in one:
+            assert f"--from-literal={one['valueFrom']['secretKeyRef']['key']}=" in text
+
+
+def test_probes_need_no_key_and_wait_long_enough(server) -> None:
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.utils.auth import AuthLevel, decide_request_auth
+
+    routes = {getattr(route, "path", None) for route in app.routes}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        path = server[name]["httpGet"]["path"]
+        assert path in routes
+        decision = decide_request_auth(
+            method="GET",
+            path=path,
+            authorization_header=None,
+            api_key="k",
+            admin_api_key="a",
+            auth_level=AuthLevel.NORMAL,
+        )
+        assert decision.allowed
+        if path == "/health":  # waits for an answer of the model
+            from sglang.srt.entrypoints.http_server import HEALTH_CHECK_TIMEOUT
+
+            assert server[name]["timeoutSeconds"] > HEALTH_CHECK_TIMEOUT
+
+
+def test_every_volume_is_there_and_the_store_lies_in_its_own(by_kind, pod, server) -> None:
+    volumes = {one["name"] for one in pod["volumes"]}
+    claims = by_kind["StatefulSet"][0]["spec"]["volumeClaimTemplates"]
+    volumes |= {one["metadata"]["name"] for one in claims}
+    mounts = {one["name"]: one["mountPath"] for one in server["volumeMounts"]}
+    assert set(mounts) == volumes
+    config = next(word for word in server["args"] if "extra-config" in word)
+    path = Path(yaml.safe_load(config.partition("=")[2])["path"])
+    assert path.parent == Path(mounts["kv"])  # a folder in it: the mount itself is root's
+    room = claims[0]["spec"]["resources"]["requests"]["storage"]
+    written = yaml.safe_load(config.partition("=")[2])["capacity_gb"] * 10**9
+    assert written < 0.95 * int(room.removesuffix("Gi")) * 2**30
+
+
+def test_no_pod_runs_as_root_or_with_more_rights(pod, server) -> None:
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not server["securityContext"]["allowPrivilegeEscalation"]
+    assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_selectors_find_the_pods(by_kind) -> None:
+    labels = by_kind["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]
+    for kind in ("Service", "StatefulSet", "NetworkPolicy", "ServiceMonitor"):
+        for one in by_kind[kind]:
+            spec = one["spec"]
+            selector = spec.get("selector") or spec["podSelector"]
+            assert selector.get("matchLabels", selector).items() <= labels.items()
+
+
+def test_images_are_of_the_pinned_releases() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    sglang = re.search(r'"sglang==([\d.]+)"', project)[1]
+    torch = re.search(r'"torch==([\d.]+)"', project)[1]
+    cuda = (DEPLOY / "Dockerfile.cuda").read_text(encoding="utf-8")
+    assert f"lmsysorg/sglang:v{sglang}\n" in cuda
+    assert f"'{sglang}'" in cuda
+    cpu = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
+    assert f"torch=={torch} " in cpu
+    assert f"'{torch}'" in cpu
+    for line in re.findall(r"-r (\S+)", cpu):
+        assert (ROOT / line).is_file()
+
+
+def test_kubernetes_knows_every_field(by_kind) -> None:
+    schemas = pytest.importorskip(
+        "kubernetes_validate", reason="22 MB of schemas: pip install kubernetes-validate"
+    )
+    for kind, found in by_kind.items():
+        if kind not in ("ServiceMonitor", "PrometheusRule"):  # of the Prometheus operator
+            for one in found:
+                schemas.validate(one, "1.31", strict=True)
