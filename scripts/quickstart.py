@@ -38,6 +38,12 @@ REPLAY_S = 100
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=__doc__)
     parser.add_argument("--port", type=int, default=30000, help="default 30000")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M",
+    )
     parser.add_argument("--once", action="store_true", help="stop the server at the end")
     parser.add_argument(
         "--device",
@@ -54,14 +60,17 @@ def main() -> int:
     try:
         kind = environment.device(args.device)
         check_port(args.port)
+        if args.model is not None:
+            check_model(args.model)
         environment.enter(kind)
         say(f"1/4 packages ({kind})")
         environment.install(kind)
         say("2/4 model")
+        if args.model is not None:
+            return compare(args.model.resolve(), args.model.resolve().name, kind, args)
         from prepare import prepare_smollm2
 
-        model = prepare_smollm2()
-        return compare(model, kind, args)
+        return compare(prepare_smollm2(), NAME, kind, args)
     except SetupError as error:
         say(str(error))
         return 2
@@ -86,7 +95,22 @@ def check_port(port: int) -> None:
             ) from error
 
 
-def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
+def check_model(model: Path) -> None:
+    """Raise SetupError where a folder has not what a server needs of a model."""
+    wanted = {
+        "config.json": ("config.json",),
+        "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin"),
+        "a tokenizer (tokenizer.json or tokenizer.model)": ("tokenizer.json", "tokenizer.model"),
+    }
+    for what, patterns in wanted.items():
+        if not any(any(model.glob(pattern)) for pattern in patterns):
+            raise SetupError(
+                f"--model {model}: no {what} there; give a folder as `huggingface-cli download "
+                "--local-dir` makes it, or leave --model out to serve SmolLM2-135M"
+            )
+
+
+def compare(model: Path, name: str, kind: str, args: argparse.Namespace) -> int:
     """Serve under both policies, one after the other; the second stays up unless `--once`."""
     from sglang_canopy.bench import report
     from sglang_canopy.errors import CanopyError
@@ -96,32 +120,32 @@ def compare(model: Path, kind: str, args: argparse.Namespace) -> int:
     try:
         for number, policy in ((3, "lru"), (4, "wa")):
             say(f"{number}/4 {policy}: a server of its own, then the trace")
-            with serve(model, kind, policy, args.port) as server:
+            with serve(model, name, kind, policy, args.port) as server:
                 if policy == "wa":
-                    ask(server.url)
-                request_s = warm_up(server.url)
+                    ask(server.url, name)
+                request_s = warm_up(server.url, vocabulary(model))
                 pace = pace or pace_for(request_s)  # the first server's, for both
                 flush(server.url)  # both replays begin with an empty cache
-                results.append(replay(server.url, model, policy, pace))
+                results.append(replay(server.url, model, name, policy, pace))
                 if policy == "lru":
                     continue
                 print(f"\n{report.results_table(results, ('category',))}\n", flush=True)
                 print(f"The trace is synthetic ({TRACE.parent.relative_to(ROOT)}/README.md).")
                 if not args.once:
-                    stay(server, args.port)
+                    stay(server, name)
     except CanopyError as error:
         raise SetupError(str(error)) from error
     return 0
 
 
-def serve(model: Path, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
+def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
     from sglang_canopy.bench.launch import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
     if kind == "cuda":
         arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
         arguments += ["--enable-cache-report", "--enable-metrics"]
-    arguments += ["--served-model-name", NAME, "--radix-eviction", policy]
+    arguments += ["--served-model-name", name, "--radix-eviction", policy]
     if policy == "wa":
         arguments += ["--radix-eviction-policy-config", WA_CONFIG]
     return serving(
@@ -132,13 +156,13 @@ def serve(model: Path, kind: str, policy: str, port: int):  # type: ignore[no-un
     )
 
 
-def ask(url: str) -> None:
+def ask(url: str, name: str) -> None:
     """One chat question through the `openai` client."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     answer = client.chat.completions.create(
-        model=NAME,
+        model=name,
         messages=[{"role": "user", "content": QUESTION}],
         temperature=0,
         max_tokens=32,
@@ -147,7 +171,15 @@ def ask(url: str) -> None:
     print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
 
 
-def warm_up(url: str) -> float:
+def vocabulary(model: Path) -> int:
+    """Token ids that a model has."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    return int(config.get_text_config().vocab_size)
+
+
+def warm_up(url: str, ids: int) -> float:
     """Seconds that a mean request of the trace takes this server when it is busy."""
     import random
     import time
@@ -156,7 +188,10 @@ def warm_up(url: str) -> float:
     busy_s = []
     for _ in range(3):
         began = time.monotonic()
-        prompts = [[draw.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(4)]
+        prompts = [
+            [draw.randrange(min(100, ids // 2), ids) for _ in range(PROMPT_TOKENS)]
+            for _ in range(4)
+        ]
         sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         post(f"{url}/generate", {"input_ids": prompts, "sampling_params": sampling})
         busy_s.append((time.monotonic() - began) / len(prompts))
@@ -190,7 +225,7 @@ def flush(url: str) -> None:
     post(f"{url}/flush_cache?timeout=20", {})
 
 
-def replay(url: str, model: Path, policy: str, pace: float) -> dict:
+def replay(url: str, model: Path, name: str, policy: str, pace: float) -> dict:
     """Replay the bundled trace; the benchmark's own bar is shown, its report goes to a log."""
     from sglang_canopy.bench import report
 
@@ -199,7 +234,7 @@ def replay(url: str, model: Path, policy: str, pace: float) -> dict:
     log = STATE / "logs" / f"replay-{policy}.log"
     command = [sys.executable, "-m", "sglang_canopy.bench_serving"]
     command += ["--dataset-name", "bailian", "--dataset-path", str(TRACE)]
-    command += ["--base-url", url, "--model", NAME, "--tokenizer", str(model)]
+    command += ["--base-url", url, "--model", name, "--tokenizer", str(model)]
     command += ["--num-prompts", str(count(pace)), *LENGTHS, "--time-scale", f"{pace:.3f}"]
     command += ["--output-file", str(output)]
     with log.open("w", encoding="utf-8") as text:
@@ -211,12 +246,12 @@ def replay(url: str, model: Path, policy: str, pace: float) -> dict:
     return report.load(str(output))
 
 
-def stay(server, port: int) -> None:  # type: ignore[no-untyped-def]
+def stay(server, name: str) -> None:  # type: ignore[no-untyped-def]
     """Leave the server running in the foreground until Ctrl-C."""
     print(
         f"The wa server stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
         f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f'    -d \'{{"model": "{NAME}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
+        f'    -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
         "Ctrl-C stops it.",
         flush=True,
     )

@@ -127,3 +127,17 @@ def test_help_makes_nothing():
     assert ran.returncode == 0
     assert "--once" in ran.stdout
     assert run("test.sh", "--help").stdout.startswith("Lint, format, types, tests")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "weights", "a tokenizer"])
+def test_a_model_without_all_its_files_is_refused_before_anything_is_installed(missing, tmp_path):
+    files = {
+        "config.json": "config.json",
+        "weights": "model-00001.safetensors",
+        "a tokenizer": "tokenizer.json",
+    }
+    for what, name in files.items():
+        if what != missing:
+            (tmp_path / name).write_text("{}")
+    line = one_line(run("quickstart.sh", "--model", str(tmp_path)))
+    assert line.startswith(f"canopy: --model {tmp_path}: no {missing}")
