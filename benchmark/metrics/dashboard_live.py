@@ -81,6 +81,14 @@ def ask(url: str, query: str, start: float, end: float) -> list[Line]:
     return lines
 
 
+def check_target(url: str) -> None:
+    """Raise SystemExit with what Prometheus says where it cannot scrape the server."""
+    with urllib.request.urlopen(f"{url}/api/v1/targets", timeout=30) as answer:
+        (target,) = json.loads(answer.read())["data"]["activeTargets"]
+    if target["health"] != "up":
+        raise SystemExit(f"Prometheus cannot scrape {target['scrapeUrl']}: {target['lastError']}")
+
+
 def legend(template: str, metric: str) -> str:
     for name, value in json.loads(metric).items():
         template = template.replace("{{" + name + "}}", value)
@@ -158,6 +166,7 @@ def main() -> int:
         ):
             start = time.time()
             send_traffic(server.url, args.seconds)
+            check_target(url)
             answers = {query: ask(url, query, start, time.time()) for query in queries}
             fired = {name: ask(url, expr, start, time.time()) for name, expr in alerts.items()}
     for panel in panels:

@@ -9,7 +9,19 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from test_chunks import DOCUMENT, ON, SYSTEM, ask, damage, learn, prompt, refused, report, state
+
+from support.chunk_client import (
+    DOCUMENT,
+    ON,
+    SYSTEM,
+    ask,
+    damage,
+    learn,
+    prompt,
+    refused,
+    report,
+    state,
+)
 
 WINDOW = 128
 TEXT = "The keeper of the north gate is called Amalia, and she keeps the second key." * 3

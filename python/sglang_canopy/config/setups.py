@@ -166,7 +166,7 @@ SETUPS = (
         _served(
             "test_three_tiers.py::test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back"
         ),
-        _served("test_chunks.py::test_windows_pages_and_retraction"),
+        _served("test_chunk_windows.py::test_windows_pages_and_retraction"),
         _is(16),
     ),
     Setup(
@@ -181,7 +181,7 @@ SETUPS = (
         "overlap_schedule",
         True,
         chunks=_served(
-            "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
+            "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
     ),
     Setup(
@@ -189,7 +189,7 @@ SETUPS = (
         "chunked_prefill_size",
         256,
         _served("test_queue_order.py::test_every_answer_is_what_it_is_alone"),
-        chunks=_served("test_chunks.py::test_windows_pages_and_retraction"),
+        chunks=_served("test_chunk_windows.py::test_windows_pages_and_retraction"),
         applies=_above(0),
     ),
     Setup(
@@ -197,7 +197,7 @@ SETUPS = (
         "enable_mixed_chunk",
         True,
         chunks=_served(
-            "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
+            "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
     ),
     Setup(

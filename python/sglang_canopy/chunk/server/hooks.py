@@ -128,9 +128,10 @@ def _convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwarg
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
-        from sglang_canopy.chunk.server.http import routes
+        from sglang_canopy.chunk.server.http import routes, warm_up
 
         routes.add_routes(server_args, on)
+        warm_up.register(on)
 
 
 _SRT = "sglang.srt."

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sglang_canopy.chunk.fields import BOUNDS
-from sglang_canopy.chunk.server.http import entry
-from sglang_canopy.chunk.server.options import COMMAND, Options
+from sglang_canopy.chunk.server.http import calls, entry
+from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
 from sglang_canopy.request.owner import tenant_fields
@@ -53,8 +52,8 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
     name = entry.documents.add(ids, tenant)
-    await _encode(manager, ids, fields)
-    if body.get("pin") and await _command(manager, "pin", name, tenant):
+    await calls.encode(manager, ids, fields)
+    if body.get("pin") and await calls.command(manager, "pin", name, tenant):
         entry.documents.get(name, tenant).pinned = True
     pinned = entry.documents.get(name, tenant).pinned
     return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]", "pinned": pinned}
@@ -63,7 +62,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Registered documents of the tenant who asks, and the store's counters."""
     tenant = tenant_of(**tenant_fields(request))
-    state = await _state(manager)
+    state = await calls.state(manager)
     return {
         "documents": [
             {"id": name, "tokens": len(d.ids), "pinned": d.pinned}
@@ -77,7 +76,7 @@ async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any
     """Forget a document and its KV in every version."""
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
     entry.documents.remove(name, tenant)
-    return {"deleted": name, "kv_deleted": await _command(manager, "delete", name, tenant)}
+    return {"deleted": name, "kv_deleted": await calls.command(manager, "delete", name, tenant)}
 
 
 async def pin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
@@ -123,29 +122,12 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     return list(ids)
 
 
-async def _encode(manager: Any, ids: list[int], owner: dict[str, str | None]) -> None:
-    """An ordinary request of one token whose prompt is the document: the scheduler learns it."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
-    request = GenerateReqInput(
-        input_ids=[*ids, ids[-1]],
-        sampling_params={
-            "max_new_tokens": 1,
-            "temperature": 0,
-            "custom_params": {BOUNDS: [0, len(ids)]},
-        },
-        **owner,
-    )
-    async for _ in manager.generate_request(request, None):
-        pass
-
-
 async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
     document = entry.documents.get(name, tenant)
     if document.pinned == wanted:
         raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
-    done = await _command(manager, "pin" if wanted else "unpin", name, tenant)
+    done = await calls.command(manager, "pin" if wanted else "unpin", name, tenant)
     if wanted and not done:
         raise CanopyError(
             f"document {name[:12]} was not pinned: it has no KV stored yet (try again in a moment), "
@@ -153,19 +135,6 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
         )
     document.pinned = wanted
     return {"id": name, "pinned": wanted}
-
-
-async def _command(manager: Any, verb: str, name: str, tenant: str | None) -> bool:
-    """Not by the manager's ``set_internal_state``: that is a route too, which takes no commands."""
-    from sglang.srt.managers.io_struct import SetInternalStateReq
-
-    manager.auto_create_handle_loop()
-    command = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
-    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(command))
-
-
-async def _state(manager: Any) -> dict[str, Any]:
-    return (await manager.get_internal_state())[0].get("canopy_chunks", {})
 
 
 async def _body(request: Any) -> dict[str, Any]:

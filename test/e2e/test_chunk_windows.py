@@ -1,0 +1,194 @@
+"""Fused prompts in windows, in mixed batches, retracted, aborted, and with damaged files."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.chunk_client import (
+    DOCUMENT,
+    ON,
+    SYSTEM,
+    ask,
+    damage,
+    learn,
+    prompt,
+    refused,
+    report,
+    state,
+    tokens,
+)
+
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+"""SGLang's own test switch: at every seventh forward that decodes, one of several requests goes
+back to the queue."""
+
+
+def retracted(client) -> int:
+    """Requests that SGLang sent back to the queue, by its log."""
+    found = re.findall(r"#retracted_reqs: (\d+)", client.server.log_text())
+    return sum(map(int, found))
+
+
+@pytest.fixture
+def windows(shared_server, smollm2):
+    """Windows of 128 tokens, pages of 16, a pool too short for four requests, retractions."""
+    arguments = ("--page-size", "16", "--chunked-prefill-size", "128")
+    return shared_server(smollm2, *ON, *arguments, kv_tokens=1456, environment=RETRACTING)
+
+
+ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
+"""None begins as the prompt did that the documents were learnt from: its exact KV comes and goes."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ratio", [1.0, 0.15])
+def test_windows_pages_and_retraction(windows, ratio) -> None:
+    learn(windows, [(0, 1, 2, 3)])
+    prompts = [prompt(order, 60 + i) for i, order in enumerate(ORDERS)]
+
+    def one(job):
+        return ask(windows, *job, 12, canopy_recompute_ratio=ratio)
+
+    alone = [one(job)["output_ids"] for job in prompts]
+    before, gone = state(windows), retracted(windows)
+    with ThreadPoolExecutor(4) as pool:  # more than fits at once
+        together = list(pool.map(one, prompts))
+    assert all(report(a)["fused"] for a in together)
+    assert [a["output_ids"] for a in together] == alone
+    assert retracted(windows) > gone
+    assert state(windows)["most_rows"] <= 128
+    assert state(windows)["replanned_requests"] > before["replanned_requests"]
+    if ratio == 1.0:
+        assert alone == [ask(windows, ids, "off", 12)["output_ids"] for ids, _ in prompts]
+    assert state(windows)["fallbacks"] == 0
+    assert "Traceback" not in windows.server.log_text()
+
+
+@pytest.mark.long
+def test_a_prompt_that_no_pool_holds_is_refused_and_nothing_breaks(windows) -> None:
+    ids, bounds = prompt((0, 1, 2, 3))
+    said = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
+    body = {"input_ids": ids + tokens(1200, 3), "sampling_params": said}
+    code, _ = refused(windows, "/generate", body)
+    assert code == 400
+    assert state(windows)["fallbacks"] == 0
+    assert windows.generate(tokens(10, 2), 1)["output_ids"]
+
+
+@pytest.fixture(scope="module")
+def chunk_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("chunks")
+
+
+@pytest.fixture
+def mixing(shared_server, smollm2, chunk_dir):
+    """SGLang's default schedule, decode rows in prefill batches, a host tier of the exact cache,
+    chunks on disk alone, retractions."""
+    tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
+    disk = ("--canopy-chunk-memory-mb", "0", "--canopy-chunk-disk-mb", "512")
+    arguments = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
+    return shared_server(
+        smollm2,
+        *ON,
+        *arguments,
+        *("--canopy-chunk-dir", str(chunk_dir)),
+        kv_tokens=4096,
+        environment=RETRACTING,
+        overlap=True,
+    )
+
+
+@pytest.mark.long
+def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    jobs = [prompt(order, 80 + i) for i, order in enumerate(ORDERS)]
+    plain = [tokens(100 + 30 * i, 800 + i) for i in range(3)]
+
+    def fused(job):
+        return ask(mixing, *job, 16, canopy_recompute_ratio=1.0)
+
+    def ordinary(ids, count=6):  # fewer: towards the end fused requests are alone, and retracted
+        return mixing.generate(ids, count)
+
+    before = state(mixing)
+    with ThreadPoolExecutor(7) as pool:
+        together = [pool.submit(fused, j) for j in jobs], [pool.submit(ordinary, p) for p in plain]
+        first, second = ([f.result() for f in futures] for futures in together)
+    found = state(mixing)
+    for counter in ("mixed_batches", "replanned_requests"):
+        assert found[counter] > before[counter], counter
+    assert found["read_ahead"]["taken"] > before["read_ahead"]["taken"]
+    assert found["read_ahead"]["used_bytes"] == found["fallbacks"] == 0
+    assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
+    mixing.flush()
+    assert [f["output_ids"] for f in first] == [ordinary(j[0], 16)["output_ids"] for j in jobs]
+    assert [s["output_ids"] for s in second] == [ordinary(p)["output_ids"] for p in plain]
+    assert "Traceback" not in mixing.server.log_text()
+
+
+def test_reused_kv_never_enters_the_host_tier_either(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    ids, bounds = prompt((3, 2, 1, 0), 9)
+    for _ in range(3):  # a node that is hit again is copied to the host
+        poisoned = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
+        assert report(poisoned)["reused"] >= 3 * DOCUMENT
+    for i in range(3):  # push everything off the device
+        mixing.generate(tokens(1500, 950 + i), 1)
+    clean = ask(mixing, ids, "off", 12)
+    assert clean["meta_info"]["cached_tokens"] <= SYSTEM
+    mixing.flush()
+    assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
+
+
+def test_aborted_requests_leave_nothing_behind(mixing) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]
+
+    def doomed(job):
+        with contextlib.suppress(urllib.error.HTTPError):
+            return ask(mixing, *job, 400)["meta_info"]["finish_reason"]["type"]
+
+    before = state(mixing)
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        ends = [pool.submit(doomed, job) for job in jobs]
+        while state(mixing)["fused_requests"] == before["fused_requests"]:
+            pass  # until some of them run; others wait
+        while not all(end.done() for end in ends):
+            mixing.post("/abort_request", {"rid": "", "abort_all": True})
+    assert {end.result() for end in ends} <= {"abort", None}
+    found = state(mixing)
+    assert found["read_ahead"]["used_bytes"] == 0
+    assert found["fallbacks"] == 0
+    ids, bounds = prompt((2, 0, 1, 3), 300)
+    whole = ask(mixing, ids, bounds, 8, canopy_recompute_ratio=1.0)
+    assert whole["output_ids"] == ask(mixing, ids, "off", 8)["output_ids"]
+    assert "leak" not in mixing.server.log_text()
+    assert "Traceback" not in mixing.server.log_text()
+
+
+@pytest.mark.long
+def test_damaged_files_in_a_crowd_cost_no_answer_and_no_window(mixing, chunk_dir) -> None:
+    learn(mixing, [(0, 1, 2, 3)])
+    assert damage(chunk_dir)
+    jobs = [prompt(order, 400 + i) for i, order in enumerate(ORDERS)]
+    plain = [tokens(100 + 30 * i, 860 + i) for i in range(3)]
+    before = state(mixing)
+    with ThreadPoolExecutor(7) as pool:
+        first = [pool.submit(ask, mixing, *job, 16) for job in jobs]
+        second = [pool.submit(mixing.generate, ids, 6) for ids in plain]
+        first, second = ([f.result() for f in futures] for futures in (first, second))
+    found = state(mixing)
+    assert found["fallbacks"] > before["fallbacks"]
+    assert found["most_rows"] <= 128
+    mixing.flush()
+    exact = [(f, job) for f, job in zip(first, jobs) if not report(f)["fused"]]
+    assert exact
+    for answer, (ids, _) in exact:
+        assert answer["output_ids"] == mixing.generate(ids, 16)["output_ids"]
+    for answer, ids in zip(second, plain):
+        assert answer["output_ids"] == mixing.generate(ids, 6)["output_ids"]

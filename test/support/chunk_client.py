@@ -1,0 +1,73 @@
+"""Prompts of documents, and what a test asks of a server that reuses their chunks."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.error
+import urllib.request
+
+import pytest
+
+ON = ("--canopy-chunks", "on", "--canopy-chunk-separator", " # # ")
+SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1000, 20_000) for _ in range(count)]
+
+
+def prompt(order, question: int = 0, system: int = 0) -> tuple[list[int], list[int]]:
+    """Ids and bounds of a prompt whose documents are these numbers."""
+    ids, bounds = tokens(SYSTEM, 900 + system), []
+    for i in order:
+        bounds += [len(ids), len(ids) + DOCUMENT]
+        ids = ids + tokens(DOCUMENT, i)
+    return ids + tokens(QUESTION, 500 + question), bounds
+
+
+def ask(client, ids, bounds, count: int = 6, **params):
+    extra = {"extra_key": params.pop("extra_key")} if "extra_key" in params else {}
+    said = {"canopy_chunks": bounds, **params}
+    return client.generate(ids, count, custom_params=said, **extra)
+
+
+def report(answer) -> dict:
+    return answer["meta_info"]["canopy_chunks"][0]
+
+
+def state(client) -> dict:
+    return json.loads(client.get("/server_info"))["internal_states"][0]["canopy_chunks"]
+
+
+def learn(client, orders, **params) -> None:
+    """Send prompts once and let the server encode their chunks (it does so when idle)."""
+    for order in orders:
+        ask(client, *prompt(order), 1, **params)
+    while True:  # every look is a request: between two of them the server is idle
+        found = state(client)
+        if not found["waiting_chunks"] and not found["waiting_tokens"]:
+            return
+
+
+def refused(client, path, body, method="POST") -> tuple[int, str]:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(
+        client.url + path, data, {"Content-Type": "application/json"}, method=method
+    )
+    with pytest.raises(urllib.error.HTTPError) as answer:
+        urllib.request.urlopen(request, timeout=60)
+    return answer.value.code, answer.value.read().decode()
+
+
+def damage(folder) -> int:
+    """Flip a bit in the last record of every chunk file."""
+    files = list(folder.rglob("*.chunk"))
+    for path in files:
+        with path.open("r+b") as f:
+            f.seek(-5, 2)
+            (last,) = f.read(1)
+            f.seek(-5, 2)
+            f.write(bytes([last ^ 1]))
+    return len(files)
