@@ -50,7 +50,8 @@ class TierNode(Leaf):
         self.locks = 0
         """Requests in flight whose path runs through this node."""
         self.pins = 0
-        """Prefetches under way that begin at the end of this node: the host keeps it for them."""
+        """Prefetches under way that begin at the end of this node, and writes under way from it to
+        the disk: the host keeps it for them (SGLang's ``host_lock_ref``)."""
         self.ranked = NOWHERE
         """The tier whose policy ranks this node at the moment."""
         self.ranker = NOWHERE
@@ -96,6 +97,9 @@ class TierNodes:
         self.root.device = True
         self.device_used = 0
         self.host_used = 0
+        self._outlived: dict[TierNode, int] = {}
+        """Host tokens of nodes that left the host while something pinned them: they are in use
+        until the last pin goes."""
         self.private = 0
         """Device tokens of running requests that are not in the tree (yet)."""
         self.evictable = 0
@@ -183,7 +187,8 @@ class TierNodes:
             node = node.parent
 
     def pin(self, node: TierNode) -> None:
-        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch. Nests."""
+        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch and for a write
+        to the disk. Nests."""
         node.pins += 1
         if node.ranked == HOST:
             self._unrank(node)
@@ -191,6 +196,8 @@ class TierNodes:
     def unpin(self, node: TierNode) -> None:
         """Undo one ``pin``."""
         node.pins -= 1
+        if self._outlived and not node.pins:
+            self.host_used -= self._outlived.pop(node, 0)
         if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
             self._reconsider(node)
 
@@ -314,10 +321,18 @@ class TierNodes:
             if gone.awaited_until is not None:
                 self.awaited.served(gone)
             if gone.host:
-                self.host_used -= gone.length
+                self._free_host(gone)
             if gone.ranked:
                 self._unrank(gone)
             stack.extend(gone.children.values())
+
+    def _free_host(self, node: TierNode) -> None:
+        """``node`` is on the host no longer; what pins it keeps its room for as long."""
+        node.host = False
+        if node.pins:
+            self._outlived[node] = self._outlived.get(node, 0) + node.length
+        else:
+            self.host_used -= node.length
 
     def _expired(self, node: TierNode) -> bool:
         """Whether ``node`` is past its time; if nothing holds it, it is gone then."""

@@ -238,6 +238,8 @@ class _SystemRun:
         begin, kv = self.first, self.profile.kv_bytes_per_token
         span = max(self.last - begin, 1e-9)
         self.meter.close(self.last)
+        for disk in self.disks:
+            disk.channel.advance(self.last)
         ttft = np.frombuffer(self.ttft)
         e2e = np.frombuffer(self.e2e)
         p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))

@@ -53,6 +53,8 @@ class TieredTree(TierNodes):
         """Whether a node left the device while its copy was in flight, until somebody clears it."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
+        self.pins_demoted = False
+        """Whether they are pinned, until somebody unpins them."""
 
     def claim(self, tokens: int) -> None:
         """Take device tokens for a running request, evicting for them."""
@@ -98,8 +100,7 @@ class TieredTree(TierNodes):
                 if node.host and self._host_room(missing) and node.host:
                     self.host_used += missing
                 elif node.host:
-                    node.host = False
-                    self.host_used -= node.length
+                    self._free_host(node)
                 added += missing
                 node.length += missing
                 if not node.locks:
@@ -317,13 +318,12 @@ class TieredTree(TierNodes):
         for node in self.duplicates:
             if freed >= need:
                 break
-            both = node.host and node.device and node.parent is not None
+            both = node.host and node.device and not node.pins and node.parent is not None
             if both and self.copies is not None and self.copies.spares(node):
                 continue
             gone.append(node)
             if both:
-                node.host = False
-                self.host_used -= node.length
+                self._free_host(node)
                 freed += node.length
         for node in gone:
             del self.duplicates[node]
@@ -344,6 +344,8 @@ class TieredTree(TierNodes):
             self.host_used += node.length
             self.host_written += node.length
             self.demoted.append(node)
+            if self.pins_demoted:
+                self.pin(node)
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
         """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""
