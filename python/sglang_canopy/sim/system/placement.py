@@ -50,7 +50,8 @@ class Placement:
     def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
         """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
         tree, page = self.tree, self.page_tokens
-        tokens = tokens // page * page
+        # Of an output that the next turn does not repeat whole, the rest has no name.
+        tokens = min(tokens, len(job.path) * tree.block_tokens) // page * page
         if not tokens:
             return
         blocks = job.blocks_of(tokens, tree.block_tokens)
