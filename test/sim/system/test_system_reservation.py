@@ -13,7 +13,7 @@ from sglang_canopy.sim.system.arrivals import OpenLoop
 from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.reservation import CLIP_OUTPUT_TOKENS, NewTokenRatio
 from sglang_canopy.sim.system.run import _SystemRun, simulate_system
-from support.systems import profile, request, rounds
+from support.systems import profile, request
 
 
 def run(trace, **config):

@@ -147,19 +147,6 @@ class TierNodes:
             device, device_at, device.offset + device.length, node, at, node.offset + node.length
         )
 
-    def peek(self, path: tuple[int, ...]) -> int:
-        """Blocks of ``path`` that are cached; changes nothing."""
-        node, at = self.root, 0
-        while at < len(path):
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            end = at + len(child.blocks)
-            if path[at:end] != child.blocks:
-                return at + shared_run(child.blocks, path, at)
-            node, at = child, end
-        return at
-
     def lock(self, node: TierNode, held: TierNode | None = None) -> None:
         """Keep ``node`` and its ancestors until ``unlock``. Nests.
 
