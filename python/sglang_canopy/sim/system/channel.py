@@ -112,6 +112,11 @@ class DiskChannel:
         """Whether a write is under way."""
         return bool(self._queues[1])
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, as of the last look."""
+        return bool(self._queues[0] or self._queues[1])
+
     def read(self, now: float, size: float, payload: Any = None) -> Transfer:
         """Queue a read."""
         return self._add(0, now, size, payload)

@@ -178,7 +178,7 @@ class Instance:
     def advance(self, now: float) -> None:
         """The step under way ends ``now``, or the instance is idle: settle it and plan the next."""
         self.tree.now = max(self.tree.now, now)
-        if self.disk is not None:
+        if self.disk is not None and self.disk.channel.busy:
             self.disk.channel.advance(now)
         ended = len(self.finished)
         if self.prefilling.batch:

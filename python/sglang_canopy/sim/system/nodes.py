@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.block_tree import below, shared_run
+from sglang_canopy.policy.block_tree import below
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.session_refs import SessionRefs
@@ -71,6 +71,18 @@ class Match(NamedTuple):
     tokens: int
 
 
+def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
+    """How many of ``blocks``, of which the first is ``path[at]``, are those of ``path``."""
+    low, high = 1, min(len(blocks), stop - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] == path[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class TierNodes:
     """The tree of device and host, without what moves between them (``tree.py``).
 
@@ -118,24 +130,31 @@ class TierNodes:
         """Device tokens that nothing occupies."""
         return self.device_tokens - self.device_used - self.private
 
-    def match(self, path: tuple[int, ...], since: TierNode | None = None) -> Match:
-        """The cached run of ``path``; a node matched in part is split.
+    def match(
+        self, path: tuple[int, ...], since: TierNode | None = None, stop: int | None = None
+    ) -> Match:
+        """The cached run of ``path``, or of its first ``stop`` blocks; a node matched in part is
+        split.
 
-        ``since`` is a device node known to be on the path: the search begins there.
+        ``since`` is a device node known to be on the path: the search begins there. Ids are
+        chained, so that a run of blocks is the path's if its last one is.
         """
         node = device = self.root if since is None else since
         at = device_at = -(-(node.offset + node.length) // self.block_tokens)
-        stop = len(path)
+        if stop is None or stop > len(path):
+            stop = len(path)
+        expiry = self.expiry
         while at < stop:
             child = node.children.get(path[at])
             if child is None:
                 break
-            if self.expiry is not None and not child.device and self._expired(child):
+            if expiry is not None and not child.device and self._expired(child):
                 break
-            end = at + len(child.blocks)
-            whole = path[at:end] == child.blocks
+            blocks = child.blocks
+            end = at + len(blocks)
+            whole = end <= stop and path[end - 1] == blocks[-1]
             if not whole:
-                shared = shared_run(child.blocks, path, at)
+                shared = _shared(blocks, path, at, stop)
                 child = self._split(child, shared)
                 end = at + shared
             node, at = child, end
@@ -170,7 +189,10 @@ class TierNodes:
             if not node.locks:
                 if node.device:
                     self.evictable += node.length
-                self._reconsider(node)
+                    if not node.device_children:
+                        self._reconsider(node)
+                elif not node.children:
+                    self._reconsider(node)
             node = node.parent
 
     def pin(self, node: TierNode) -> None:

@@ -137,7 +137,7 @@ class PrefillBatch:
     ) -> tuple[int, int] | None:
         """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
         tree, page = self._tree, self._config.page_tokens
-        found = tree.match(job.path_of_prompt(tree.block_tokens))
+        found = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
         # The last token is always computed, and only whole pages are found.
         limit = (job.target - 1) // page * page
         tree.lock(found.node)

@@ -79,7 +79,7 @@ class TieredTree(TierNodes):
         became the tree's. What is cached already stays as it is; what was on the host alone is on
         the device again.
         """
-        found = self.match(path[:blocks], since)
+        found = self.match(path, since, blocks)
         node, added = found.node, 0
         above = node
         while not above.device:
@@ -168,7 +168,7 @@ class TieredTree(TierNodes):
         Returns the tokens added; their room was claimed before with ``claim_host``. Nothing is
         added where what is before them has gone. ``like`` gives a new node its attributes.
         """
-        found = self.match(path[:blocks])
+        found = self.match(path, None, blocks)
         node, size = found.node, self.block_tokens
         if not since <= found.blocks < blocks or (node is not self.root and not node.host):
             return 0
