@@ -72,6 +72,8 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
         device_tokens=about["kv_tokens"],
         device_policy=policy["policy"],
         device_policy_config=policy["policy_config"],
+        # Replays fix the lengths of their answers.
+        fixed_outputs=True,
         whole_nodes=not ours,
         waiting_prefixes="by-place" if ours else theirs,
         schedule_policy=given.schedule_policy if order == "sglang" else order,

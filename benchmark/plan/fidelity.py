@@ -97,6 +97,7 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
                     "bailian", str(trace), url, "replay",
                     tokenizer=str(args.model), num_prompts=args.num_prompts,
                     time_scale=scale, scale_lengths=args.scale_lengths, trace_clock=True,
+                    max_new_tokens=args.max_new_tokens,
                     seed=number * len(scales) + which + 1, tag=f"{setup}-{load}-{number}", output_details=True,
                 )  # fmt: skip
                 served.setdefault(load, []).append(result)
@@ -196,6 +197,8 @@ def simulate(
         max_running=int(facts["max_running_requests"] or 256),
         prefetch_policy="wait_complete",
         prefetch_threshold_tokens=THRESHOLD,
+        max_new_tokens=args.max_new_tokens,
+        fixed_outputs=args.max_new_tokens is None,
     )
     return simulate_system(workload(scale, args), config, profile, turns_wait=True)
 
@@ -312,6 +315,13 @@ def main() -> int:
     add("--num-prompts", type=int, default=100)
     add("--scale-lengths", type=Fraction, default=Fraction(1))
     add("--shorter-outputs", type=int, default=8, metavar="N", help="an Nth of the trace's")
+    add(
+        "--max-new-tokens",
+        type=int,
+        default=1024,
+        help="that every request asks for; its answer ends sooner, when the server cannot know "
+        "(default %(default)s)",
+    )
     add("--loads", type=_loads, default="low=0.4,high=0.7", help="name=busy share, ...")
     add("--runs", type=int, default=3)
     add("--kv-tokens", type=int, default=8192)

@@ -144,8 +144,19 @@ class Leaf:
 
     def inherit(self, other: Leaf) -> None:
         """Copy everything but ``offset``, ``length`` and ``slot`` (a node was split or moved)."""
-        for name in _INHERITED:
-            setattr(self, name, getattr(other, name))
-
-
-_INHERITED = tuple(n for n in Leaf.__slots__ if n not in ("offset", "length", "slot"))
+        self.awaited_until = other.awaited_until
+        self.category = other.category
+        self.conversation = other.conversation
+        self.created = other.created
+        self.group = other.group
+        self.history = other.history
+        self.hits = other.hits
+        self.keep_until = other.keep_until
+        self.last_access = other.last_access
+        self.over = other.over
+        self.return_at = other.return_at
+        self.shared = other.shared
+        self.slo_ms = other.slo_ms
+        self.source = other.source
+        self.tenant = other.tenant
+        self.turn = other.turn

@@ -75,15 +75,21 @@ def body(
     custom_params: Mapping[str, Any],
     extra: Mapping[str, Any],
     stream: bool = True,
+    ends_with: int | None = None,
 ) -> dict[str, Any]:
-    """The JSON body of one request; ``extra`` wins over everything but the prompt."""
+    """The JSON body of one request; ``extra`` wins over everything but the prompt.
+
+    The output has ``output_tokens``, or at most so many if it ``ends_with`` a token.
+    """
     custom = dict(custom_params) if dialect.custom_params and custom_params else None
     if dialect.native:
         sampling: dict[str, Any] = {
             "temperature": 0,
             "max_new_tokens": output_tokens,
-            "ignore_eos": True,
+            "ignore_eos": ends_with is None,
         }
+        if ends_with is not None:
+            sampling["stop_token_ids"] = [ends_with]
         if custom:
             sampling["custom_params"] = custom
         extra = dict(extra)
@@ -97,7 +103,9 @@ def body(
     }
     if stream:
         made["stream_options"] = {"include_usage": True}
-    if dialect.pins_output:
+    if ends_with is not None:
+        made["stop_token_ids"] = [ends_with]
+    elif dialect.pins_output:
         made["ignore_eos"] = True
         if not dialect.custom_params:
             made["min_tokens"] = output_tokens

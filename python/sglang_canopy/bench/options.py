@@ -64,6 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Default: what an SGLang server says it can hold.",
     )
     group.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Ask for N tokens and let the last one of the trace's end the answer, instead of "
+        "fixing its length (needs --canopy-enable-forced-output there): as in production, the "
+        "server does not know how long an answer will be.",
+    )
+    group.add_argument(
         "--trace-clock",
         action="store_true",
         help="Tell the server the trace's own time of each request, so that policies see the "
@@ -146,6 +155,8 @@ def check(args: argparse.Namespace) -> None:
     """Refuse values argparse lets through. Raises ``CanopyError``."""
     if not 0 <= args.time_scale < float("inf"):
         raise CanopyError(f"--time-scale must be 0 or more, got {args.time_scale}")
+    if args.max_new_tokens is not None and args.max_new_tokens < 1:
+        raise CanopyError(f"--max-new-tokens must be 1 or more, got {args.max_new_tokens}")
     if args.num_prompts < 1:
         raise CanopyError(f"--num-prompts must be 1 or more, got {args.num_prompts}")
     if not 0 <= args.warm_up_share < 1:

@@ -8,6 +8,7 @@ function that sends one, and the tokenizer where there is none.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
@@ -142,6 +143,8 @@ class Replay:
         if self._left_out:
             print(f"Left out {self._left_out} requests of more than {most} tokens.")
         self._vocabulary = vocabulary
+        known = set(vocabulary.tolist())
+        self._ends_with = next(token for token in itertools.count() if token not in known)
         self._tokens_to_text = getattr(tokenizer, "decode", None)
         row = self._upstream.DatasetRow
         return [
@@ -211,9 +214,11 @@ class Replay:
             self._forced = reply.output_ids == wanted
         elif self.dialect.custom_params and self._tokens_to_text:
             self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
-        if not self._forced and self.args.trace_clock:
+        for option in ("trace_clock", "max_new_tokens"):
+            if self._forced or not getattr(self.args, option):
+                continue
             raise CanopyError(
-                "--trace-clock needs an SGLang server with sglang-canopy started with "
+                f"--{option.replace('_', '-')} needs an SGLang server with sglang-canopy started with "
                 "--canopy-enable-forced-output"
             )
         if not self._forced:
@@ -226,20 +231,28 @@ class Replay:
     async def _request(self, request_func_input: Any, pbar: Any = None) -> Any:
         assert self._made is not None
         assert self._schedule is not None
+        args = self.args
         job: ReplayRequest = request_func_input.prompt
         custom = dict(job.labels)
-        if self.args.trace_clock:
+        if args.trace_clock:
             custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
         wanted: list[int] = []
+        asked, ends_with = job.planned.output_tokens, None
         if self._forced:
             custom[forced_output.KEY] = wanted = self._made.output(job.planned)
+            if args.max_new_tokens is not None and wanted:
+                # Its KV is never computed: the next turn finds as much as without it.
+                ends_with = self._ends_with
+                wanted[-1] = ends_with
+                asked = max(args.max_new_tokens, asked)
         job.reply = await self._send(
             request_func_input.api_url,
             request_func_input.model,
             self._made.prompt(job.planned),
-            job.planned.output_tokens,
+            asked,
             custom,
             {"extra_request_body": request_func_input.extra_request_body},
+            ends_with,
         )
         if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
             job.reply.error = "the response is not the forced output"
@@ -256,6 +269,7 @@ class Replay:
         output_tokens: int,
         custom: Mapping[str, Any],
         given: Mapping[str, Any],
+        ends_with: int | None = None,
     ) -> client.Reply:
         assert self._session is not None
         payload = client.body(
@@ -266,6 +280,7 @@ class Replay:
             custom,
             given.get("extra_request_body") or {},
             stream=not self.args.disable_stream,
+            ends_with=ends_with,
         )
         headers = self._upstream.get_request_headers()
         return await client.send(self._session, url, self.dialect, payload, headers)
@@ -300,6 +315,7 @@ class Replay:
                 "num_prompts": args.num_prompts,
                 "time_scale": args.time_scale,
                 "trace_clock": args.trace_clock,
+                "max_new_tokens": args.max_new_tokens,
                 "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
                 "scale_lengths": str(args.scale_lengths),
                 "max_concurrency": args.max_concurrency,

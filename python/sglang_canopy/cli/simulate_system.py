@@ -107,6 +107,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests that decode at the same time",
     )
     add(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that clients allow an answer, which the server reserves a share of (default: "
+        "what each generates)",
+    )
+    add(
+        "--fixed-outputs",
+        action="store_true",
+        help="clients fix the length of their answers (ignore_eos): all of it is reserved",
+    )
+    add(
+        "--schedule-conservativeness",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="as SGLang's",
+    )
+    add(
         "--chunked-prefill-tokens",
         type=int,
         default=8192,
@@ -232,6 +251,9 @@ def run(args: argparse.Namespace) -> int:
         disk=disk,
         disk_per_instance=args.disk_per_instance,
         max_running=args.max_running,
+        max_new_tokens=args.max_new_tokens,
+        fixed_outputs=args.fixed_outputs,
+        schedule_conservativeness=args.schedule_conservativeness,
         chunked_prefill_tokens=args.chunked_prefill_tokens,
         write_policy=args.write_policy,
         prefetch_policy=args.prefetch_policy,

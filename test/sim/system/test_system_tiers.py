@@ -156,10 +156,11 @@ def test_a_disk_without_host_memory_is_refused():
     prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
     running=st.sampled_from([3, 256]),
     waiting=st.booleans(),
+    disk_writes=st.sampled_from([1e9, 1e5]),
 )
 def test_every_token_is_accounted_for_after_every_step(
     seed, instances, routing, tiers, host_share, ttl, policy, write, chunk, page, prefetch,
-    running, waiting,
+    running, waiting, disk_writes,
 ):  # fmt: skip
     workload = Workload(chat(seed))
     device = workload.longest_tokens * 2
@@ -168,7 +169,9 @@ def test_every_token_is_accounted_for_after_every_step(
         instances=instances,
         routing=routing,
         host=tier(int(device * host_share), ttl=ttl) if tiers else None,
-        disk=tier(device * 3, shared_channel=True, ttl=ttl) if tiers == 2 else None,
+        disk=TierSpec(device * 3 * KV, 1e9, disk_writes, shared_channel=True, ttl=ttl)
+        if tiers == 2
+        else None,
         device_policy=policy,
         write_policy=write,
         chunked_prefill_tokens=chunk,
@@ -192,13 +195,17 @@ def test_every_token_is_accounted_for_after_every_step(
     made._step = step  # type: ignore[method-assign]
     made.serve()
     result = made.result(0.0)
+    for disk in made.disks:
+        disk.channel.advance(1e9)
     assert (result.ttft_s > 0).all()
     assert (result.e2e_s >= result.ttft_s).all()
     for instance in made.instances:
         assert not instance.waiting
         assert not instance.decoding.jobs
         assert instance.outstanding == instance.tree.private == 0
-        assert all(node.locks == 0 for node in instance.tree.nodes())
+        assert all(node.locks == node.pins == 0 for node in instance.tree.nodes())
+        on_host = sum(node.length for node in instance.tree.nodes() if node.host)
+        assert on_host == instance.tree.host_used
 
 
 def test_prefetches_leave_half_of_the_host_to_what_the_device_writes():

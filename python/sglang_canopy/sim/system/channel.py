@@ -63,9 +63,12 @@ class Link:
 class Transfer:
     """One read or write of a disk."""
 
-    __slots__ = ("begin_s", "bytes", "end_s", "left", "payload")
+    __slots__ = ("begin_s", "bytes", "end_s", "left", "payload", "size")
 
-    def __init__(self, size: float, payload: Any = None) -> None:
+    def __init__(self, size: float, overhead: float, payload: Any = None) -> None:
+        self.size = size
+        """Bytes that are moved; ``bytes`` and ``left`` have the latency beside them."""
+        size += overhead
         self.bytes = size
         self.left = size
         self.begin_s = math.nan
@@ -95,7 +98,24 @@ class DiskChannel:
         self._queues: tuple[deque[Transfer], deque[Transfer]] = (deque(), deque())
         self._rates = (spec.read_bytes_per_s, spec.write_bytes_per_s)
         self._now = 0.0
-        self.read_bytes = self.written_bytes = 0.0
+        self.read_bytes = 0.0
+        self._to_write = 0.0
+        """Bytes that were to be written so far."""
+
+    @property
+    def written_bytes(self) -> float:
+        """What has been written by now."""
+        return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way."""
+        return bool(self._queues[1])
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, as of the last look."""
+        return bool(self._queues[0] or self._queues[1])
 
     def read(self, now: float, size: float, payload: Any = None) -> Transfer:
         """Queue a read."""
@@ -169,10 +189,11 @@ class DiskChannel:
     def _add(self, which: int, now: float, size: float, payload: Any) -> Transfer:
         self.advance(now)
         if which:
-            self.written_bytes += size
+            self._to_write += size
         else:
             self.read_bytes += size
-        transfer = Transfer(size + self._spec.latency_s * self._rates[which], payload)
+        overhead = self._spec.latency_s * self._rates[which] if size else 0.0
+        transfer = Transfer(size, overhead, payload)
         self._queues[which].append(transfer)
         self._start(which)
         return transfer

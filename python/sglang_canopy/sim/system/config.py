@@ -42,6 +42,14 @@ class SystemConfig:
     max_prefill_tokens: int = 16384
     """Of one prefill step, where a single long request may be larger (``--max-prefill-tokens``)."""
     page_tokens: int = 1
+    max_new_tokens: int | None = None
+    """What a client allows a request to generate (``max_tokens``), where that is more than it
+    does generate; SGLang reserves room for it. ``None``: each asks for what it generates."""
+    fixed_outputs: bool = False
+    """Whether clients fix the length of their outputs (``ignore_eos``), as replays do: SGLang then
+    reserves all of it, and not the ``new_token_ratio`` of it."""
+    schedule_conservativeness: float = 1.0
+    """``--schedule-conservativeness``: with more, fewer requests run together."""
     write_policy: str = "write_through"
     """When the device is copied to the host, a name in ``write_policy.py``: ``write_through`` at
     insertion, ``write_through_selective`` at the second use, ``write_back`` at eviction, which
@@ -88,6 +96,9 @@ class SystemConfig:
             "quantum_tokens",
         ):
             check_number(name, getattr(self, name), above=0)
+        check_number("schedule_conservativeness", self.schedule_conservativeness, above=0)
+        if self.max_new_tokens is not None:
+            check_number("max_new_tokens", self.max_new_tokens, above=0)
         for name in ("prefetch_threshold_tokens", "load_back_threshold_tokens"):
             check_number(name, getattr(self, name), least=0)
         _one_of("routing", self.routing, ROUTINGS)

@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.reservation import (
+    RETRACT_DECODE_STEPS,
+    NewTokenRatio,
+    Reservation,
+)
 from sglang_canopy.sim.system.tree import TieredTree
 
 
@@ -27,15 +32,22 @@ class Segment(NamedTuple):
 class RunningBatch:
     """The requests that decode together."""
 
-    def __init__(self, tree: TieredTree, costs: Costs) -> None:
+    def __init__(
+        self,
+        tree: TieredTree,
+        costs: Costs,
+        ratio: NewTokenRatio | None = None,
+        fixed_outputs: bool = False,
+    ) -> None:
+        self.ratio = ratio if ratio is not None else NewTokenRatio()
+        self._fixed_outputs = fixed_outputs
+        self._reservation = Reservation()
         self._tree = tree
         self._costs = costs
         self.jobs: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self._steps = 0
         """Decode steps so far."""
-        self._finish_sum = 0
-        """Sum of the jobs' last steps: what they still generate, plus steps each."""
         self._context = 0
         """Tokens of all jobs."""
         self.segment: Segment | None = None
@@ -47,15 +59,15 @@ class RunningBatch:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    @property
-    def tokens_to_come(self) -> int:
-        """Tokens that the jobs have still to generate."""
-        return self._finish_sum - len(self.jobs) * self._steps
+    def reserved(self) -> float:
+        """Tokens of room that are kept for what the jobs may still generate."""
+        share = 1.0 if self._fixed_outputs else self.ratio.current
+        return self._reservation.tokens(self._steps) * share
 
     def add(self, job: SimulatedRequest, left: int) -> None:
         """A job whose prefill is done has ``left`` tokens to generate."""
         heapq.heappush(self.jobs, (self._steps + left, next(self._numbers), job))
-        self._finish_sum += self._steps + left
+        self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
         self._context += job.target + 1
 
     def plan(self, now: float) -> list[SimulatedRequest]:
@@ -66,6 +78,10 @@ class RunningBatch:
         while room < 1 and len(self.jobs) > 1:
             gone.append(self._retract())
             room = (tree.free + tree.evictable) // len(self.jobs)
+        if gone:
+            made = sum([self._made(entry) for entry in self.jobs])
+            asked = sum([job.max_new for _, _, job in self.jobs])
+            self.ratio.retracted(made, asked, len(self.jobs))
         self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
         return gone
 
@@ -98,10 +114,11 @@ class RunningBatch:
         segment, self.segment, self._claimed = self.segment, None, False
         batch, done = len(self.jobs), []
         self._steps += segment.steps
+        self.ratio.decoded(segment.steps)
         self._context += batch * segment.steps
         while self.jobs and self.jobs[0][0] <= self._steps:
-            finish, _, job = heapq.heappop(self.jobs)
-            self._finish_sum -= finish
+            _, _, job = heapq.heappop(self.jobs)
+            self._reservation.remove(job)
             self._context -= job.prompt + job.output
             # Its share of what the batch has claimed; the last token has no KV.
             job.private += job.output - 1 - (job.target - job.prompt)
@@ -114,12 +131,13 @@ class RunningBatch:
         self.segment = Segment(begin, steps, begin + duration)
 
     def _retract(self) -> SimulatedRequest:
-        """Take out the job with the least output; what it held is free again."""
+        """Take out the job with the least output; what it held is free again, and as much more as
+        the others need for a while."""
         entry = min(self.jobs, key=lambda entry: (self._made(entry), -entry[2].prompt))
         job, made = entry[2], self._made(entry)
         self.jobs.remove(entry)
         heapq.heapify(self.jobs)
-        self._finish_sum -= entry[0]
+        self._reservation.remove(job)
         self._context -= job.prompt + made
         self.retracted += 1
         job.private += made - 1 - (job.target - job.prompt)
@@ -128,6 +146,9 @@ class RunningBatch:
         if job.leaf is not None:
             self._tree.unlock(job.leaf)
             job.leaf = None
+        short = len(self.jobs) * RETRACT_DECODE_STEPS - self._tree.free
+        if short > 0:
+            self._tree.evict_device(short)
         job.target = job.prompt + made
         job.done = 0
         return job

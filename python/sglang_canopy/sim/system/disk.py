@@ -7,6 +7,7 @@ nothing could reach it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Policy
@@ -19,11 +20,12 @@ from sglang_canopy.sim.system.expiry import Expiry
 
 
 class _Write(NamedTuple):
-    """A write on its way: the path, how much of it is there already, and for whom."""
+    """A write on its way: the path, how much of it is there already, for whom, and who is told."""
 
     path: tuple[int, ...]
     have: int
     request: Request
+    done: Callable[[], None]
 
 
 class Disk:
@@ -84,13 +86,28 @@ class Disk:
             have += 1
         return have
 
-    def write(self, path: tuple[int, ...], have: int, request: Request, now: float) -> None:
-        """Write what of ``path`` comes after its first ``have`` blocks."""
+    def write(
+        self,
+        path: tuple[int, ...],
+        have: int,
+        request: Request,
+        now: float,
+        done: Callable[[], None],
+    ) -> None:
+        """Write what of ``path`` comes after its first ``have`` blocks.
+
+        ``done`` is called when that is on the disk, after all that was to be written before it;
+        also where nothing of it is missing.
+        """
         missing = path[have:]
-        if not missing or missing[-1] in self._coming:
+        if missing and missing[-1] in self._coming:
+            missing, have = (), len(path)
+        if not missing and not self.channel.writing:
+            done()
             return
         self._coming.update(missing)
-        self.channel.write(now, len(missing) * self.block_bytes, _Write(path, have, request))
+        size = len(missing) * self.block_bytes
+        self.channel.write(now, size, _Write(path, have, request, done))
 
     def sweep(self, now: float) -> None:
         """Drop what is past its time, tails first."""
@@ -135,7 +152,10 @@ class Disk:
 
     def _written(self, transfer: Transfer) -> None:
         write: _Write = transfer.payload
+        write.done()
         path = write.path
+        if write.have == len(path):
+            return
         self._coming.difference_update(path[write.have :])
         tree = self.tree
         if self._events is not None:

@@ -2,7 +2,7 @@
 
 The scheduler is SGLang's (``managers/scheduler.py``, ``schedule_policy.py``) in its default mode:
 prefill first; chunked prefill; a request is let in when its prompt and all it may generate fit
-into what is free or evictable.
+into what is free or evictable, beside what is kept for others (``reservation.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sglang_canopy.sim.system.prefill import PrefillBatch
 from sglang_canopy.sim.system.queue import Queue
 from sglang_canopy.sim.system.queue_order import make_queue_order
 from sglang_canopy.sim.system.request_log import RequestLog
+from sglang_canopy.sim.system.reservation import NewTokenRatio
 from sglang_canopy.sim.system.session_refs import SessionAwareLRU
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.sim.system.waiting import WAITING_PREFIXES
@@ -97,7 +98,12 @@ class Instance:
             write_policy,
             prefixes,
         )
-        self.decoding = RunningBatch(self.tree, costs)
+        self.decoding = RunningBatch(
+            self.tree,
+            costs,
+            NewTokenRatio(config.schedule_conservativeness),
+            config.fixed_outputs,
+        )
         self.prefilling = PrefillBatch(
             config, costs, self.tree, self.queue, self.decoding, self.prefetcher, prefixes
         )
@@ -126,6 +132,13 @@ class Instance:
     def arrive(self, job: SimulatedRequest, now: float) -> None:
         """A request comes in. Brings the end of a decode segment forward to the next step."""
         self.tree.now = max(self.tree.now, now)
+        config = self.config
+        if config.max_new_tokens is not None:
+            # No more than the pool holds beside the prompt.
+            most = config.device_tokens - config.page_tokens - 1 - job.prompt
+            job.max_new = max(job.output, min(config.max_new_tokens, most))
+        if not self.requests:
+            self.decoding.ratio.reset()
         request = job.request
         request.label = self.policies[0].arrive(request)
         for policy in self.policies[1:]:
@@ -165,6 +178,8 @@ class Instance:
     def advance(self, now: float) -> None:
         """The step under way ends ``now``, or the instance is idle: settle it and plan the next."""
         self.tree.now = max(self.tree.now, now)
+        if self.disk is not None and self.disk.channel.busy:
+            self.disk.channel.advance(now)
         ended = len(self.finished)
         if self.prefilling.batch:
             self._end_prefill(now)
@@ -193,6 +208,7 @@ class Instance:
         if not planned and self.decoding.jobs:
             for job in self.decoding.plan(now):
                 self.queue.back(job)
+                self.prefilling.full = False
             self._segment_planned()
         self._copies_wait(now)
 

@@ -16,6 +16,7 @@ class SimulatedRequest:
         "anchor",
         "arrival",
         "asked",
+        "clipped",
         "device_hit",
         "disk_hit",
         "disk_start",
@@ -29,6 +30,8 @@ class SimulatedRequest:
         "host_hit",
         "index",
         "leaf",
+        "max_new",
+        "may_end",
         "on_disk",
         "output",
         "path",
@@ -54,6 +57,12 @@ class SimulatedRequest:
         """When the gate let it into the queue."""
         self.tokens_before = 0
         """Tokens that its instance had prefilled when it began to wait."""
+        self.max_new = self.output
+        """Tokens that its client allows it to generate; no fewer than it does."""
+        self.may_end = 0
+        """Step of the running batch at which it would have generated all of them."""
+        self.clipped = False
+        """Whether it may still generate more than is ever reserved."""
         self.target = self.prompt
         """Tokens to prefill; more than the prompt after a retraction."""
         self.done = 0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.block_tree import below, shared_run
+from sglang_canopy.policy.block_tree import below
 from sglang_canopy.records import Leaf
 from sglang_canopy.sim.system.expiry import Expiry
 from sglang_canopy.sim.system.session_refs import SessionRefs
@@ -50,7 +50,8 @@ class TierNode(Leaf):
         self.locks = 0
         """Requests in flight whose path runs through this node."""
         self.pins = 0
-        """Prefetches under way that begin at the end of this node: the host keeps it for them."""
+        """Prefetches under way that begin at the end of this node, and writes under way from it to
+        the disk: the host keeps it for them (SGLang's ``host_lock_ref``)."""
         self.ranked = NOWHERE
         """The tier whose policy ranks this node at the moment."""
         self.ranker = NOWHERE
@@ -68,6 +69,18 @@ class Match(NamedTuple):
     node: TierNode
     blocks: int
     tokens: int
+
+
+def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
+    """How many of ``blocks``, of which the first is ``path[at]``, are those of ``path``."""
+    low, high = 1, min(len(blocks), stop - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] == path[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class TierNodes:
@@ -96,6 +109,9 @@ class TierNodes:
         self.root.device = True
         self.device_used = 0
         self.host_used = 0
+        self._outlived: dict[TierNode, int] = {}
+        """Host tokens of nodes that left the host while something pinned them: they are in use
+        until the last pin goes."""
         self.private = 0
         """Device tokens of running requests that are not in the tree (yet)."""
         self.evictable = 0
@@ -114,24 +130,31 @@ class TierNodes:
         """Device tokens that nothing occupies."""
         return self.device_tokens - self.device_used - self.private
 
-    def match(self, path: tuple[int, ...], since: TierNode | None = None) -> Match:
-        """The cached run of ``path``; a node matched in part is split.
+    def match(
+        self, path: tuple[int, ...], since: TierNode | None = None, stop: int | None = None
+    ) -> Match:
+        """The cached run of ``path``, or of its first ``stop`` blocks; a node matched in part is
+        split.
 
-        ``since`` is a device node known to be on the path: the search begins there.
+        ``since`` is a device node known to be on the path: the search begins there. Ids are
+        chained, so that a run of blocks is the path's if its last one is.
         """
         node = device = self.root if since is None else since
         at = device_at = -(-(node.offset + node.length) // self.block_tokens)
-        stop = len(path)
+        if stop is None or stop > len(path):
+            stop = len(path)
+        expiry = self.expiry
         while at < stop:
             child = node.children.get(path[at])
             if child is None:
                 break
-            if self.expiry is not None and not child.device and self._expired(child):
+            if expiry is not None and not child.device and self._expired(child):
                 break
-            end = at + len(child.blocks)
-            whole = path[at:end] == child.blocks
+            blocks = child.blocks
+            end = at + len(blocks)
+            whole = end <= stop and path[end - 1] == blocks[-1]
             if not whole:
-                shared = shared_run(child.blocks, path, at)
+                shared = _shared(blocks, path, at, stop)
                 child = self._split(child, shared)
                 end = at + shared
             node, at = child, end
@@ -142,19 +165,6 @@ class TierNodes:
         return Match(
             device, device_at, device.offset + device.length, node, at, node.offset + node.length
         )
-
-    def peek(self, path: tuple[int, ...]) -> int:
-        """Blocks of ``path`` that are cached; changes nothing."""
-        node, at = self.root, 0
-        while at < len(path):
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            end = at + len(child.blocks)
-            if path[at:end] != child.blocks:
-                return at + shared_run(child.blocks, path, at)
-            node, at = child, end
-        return at
 
     def lock(self, node: TierNode, held: TierNode | None = None) -> None:
         """Keep ``node`` and its ancestors until ``unlock``. Nests.
@@ -179,11 +189,15 @@ class TierNodes:
             if not node.locks:
                 if node.device:
                     self.evictable += node.length
-                self._reconsider(node)
+                    if not node.device_children:
+                        self._reconsider(node)
+                elif not node.children:
+                    self._reconsider(node)
             node = node.parent
 
     def pin(self, node: TierNode) -> None:
-        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch. Nests."""
+        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch and for a write
+        to the disk. Nests."""
         node.pins += 1
         if node.ranked == HOST:
             self._unrank(node)
@@ -191,6 +205,8 @@ class TierNodes:
     def unpin(self, node: TierNode) -> None:
         """Undo one ``pin``."""
         node.pins -= 1
+        if self._outlived and not node.pins:
+            self.host_used -= self._outlived.pop(node, 0)
         if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
             self._reconsider(node)
 
@@ -314,10 +330,18 @@ class TierNodes:
             if gone.awaited_until is not None:
                 self.awaited.served(gone)
             if gone.host:
-                self.host_used -= gone.length
+                self._free_host(gone)
             if gone.ranked:
                 self._unrank(gone)
             stack.extend(gone.children.values())
+
+    def _free_host(self, node: TierNode) -> None:
+        """``node`` is on the host no longer; what pins it keeps its room for as long."""
+        node.host = False
+        if node.pins:
+            self._outlived[node] = self._outlived.get(node, 0) + node.length
+        else:
+            self.host_used -= node.length
 
     def _expired(self, node: TierNode) -> bool:
         """Whether ``node`` is past its time; if nothing holds it, it is gone then."""

@@ -1,10 +1,17 @@
-"""Store the KV that an instance has computed: in its tree, in host memory, on disk."""
+"""Store the KV that an instance has computed: in its tree, in host memory, on disk.
+
+A write to the disk reads host memory, which stays as it is until the write is over: so what waits
+to be written is never more than the host holds, and what finds no room beside it is not copied to
+the host, nor written, before it is used again (SGLang's ``write_backup_storage``, which locks the
+node, and ``_execute_kv_backup``, which gives up where ``evict_host`` frees too little).
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 from sglang_canopy.records import Request
 from sglang_canopy.sim.system.channel import Link
@@ -38,11 +45,13 @@ class Placement:
         self.span = span
         self.write_policy = write_policy
         self.waiting = waiting
+        tree.pins_demoted = disk is not None
 
     def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
         """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
         tree, page = self.tree, self.page_tokens
-        tokens = tokens // page * page
+        # Of an output that the next turn does not repeat whole, the rest has no name.
+        tokens = min(tokens, len(job.path) * tree.block_tokens) // page * page
         if not tokens:
             return
         blocks = job.blocks_of(tokens, tree.block_tokens)
@@ -52,18 +61,20 @@ class Placement:
         job.leaf = leaf
         tree.stamp(leaf, job.request, job.index)
         self.waiting.used(leaf, job.request)
+        copied = 0
         if self.host_link is not None:
             node = self.write_policy.used(tree, leaf)
             if node is not None:
-                self._back_up(node, now)
+                copied = self._back_up(node, now)
         if self.disk is not None:
             whole = job.path[: tokens // tree.block_tokens]
             if job.on_disk < 0:
                 prompt = job.path[: job.prompt // page * page // tree.block_tokens]
                 job.on_disk = self.disk.used(prompt, job.request, now)
-            if leaf.host and len(whole) > job.on_disk:
-                self.disk.write(whole, job.on_disk, job.request, now)
-                job.on_disk = len(whole)
+            if leaf.host and (copied or len(whole) > job.on_disk):
+                tree.pin(leaf)
+                self.disk.write(whole, job.on_disk, job.request, now, partial(tree.unpin, leaf))
+                job.on_disk = max(job.on_disk, len(whole))
 
     def copy_ahead(self, now: float) -> None:
         """Copy what the write policy wants copied in the background."""
@@ -78,12 +89,13 @@ class Placement:
             return math.inf
         return link.copied_at
 
-    def _back_up(self, node: TierNode, now: float, alone: bool = False) -> None:
+    def _back_up(self, node: TierNode, now: float, alone: bool = False) -> int:
         assert self.host_link is not None
         copied = self.tree.back_up(node, alone)
         if copied:
             begin, end = self.host_link.write(now, copied * self.kv_bytes)
             self.span("host writes", "back up", begin, end, tokens=copied)
+        return copied
 
     def write_demoted(self, now: float) -> float:
         """Copy the victims that ``write_back`` keeps to the host; from there they go on to the
@@ -106,6 +118,7 @@ class Placement:
                 block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
             )  # fmt: skip
             path = path[: (node.offset + node.length) // self.tree.block_tokens]
-            self.disk.write(path, self.disk.used(path, request, now), request, now)
+            have = self.disk.used(path, request, now)
+            self.disk.write(path, have, request, now, partial(self.tree.unpin, node))
         self.tree.demoted.clear()
         return done

@@ -13,11 +13,9 @@ from sglang_canopy.sim.system.decode import RunningBatch
 from sglang_canopy.sim.system.job import SimulatedRequest
 from sglang_canopy.sim.system.prefetch import Prefetcher
 from sglang_canopy.sim.system.queue import Queue
+from sglang_canopy.sim.system.reservation import CLIP_OUTPUT_TOKENS, reserved_output
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.sim.system.waiting import WaitingPrefixes
-
-CLIP_OUTPUT_TOKENS = 4096
-"""SGLang reserves room for no more output than this (``CLIP_MAX_NEW_TOKENS``)."""
 
 
 class PrefillStep(NamedTuple):
@@ -65,7 +63,8 @@ class PrefillBatch:
         config = self._config
         self._queue.sort(now)
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
-        reserved = self._running.tokens_to_come
+        page, beside = config.page_tokens, 0
+        reserved = self._running.reserved()
         batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
         let_in: set[SimulatedRequest] = set()
@@ -76,10 +75,11 @@ class PrefillBatch:
             batch.append((job, new))
             chunk_left -= new
             input_left -= new
-            # What the batch takes is private already; what it will generate is reserved.
+            # What the batch takes is private already; what it will generate is reserved, and a page.
+            beside += -new % page + page
             if job.done + new >= job.target:
                 self._chunked = None
-                reserved += min(job.output, CLIP_OUTPUT_TOKENS)
+                reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:
                 break
@@ -88,7 +88,7 @@ class PrefillBatch:
                 break
             if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
-            taken = self._admit(job, reserved, chunk_left)
+            taken = self._admit(job, reserved + beside, chunk_left)
             if taken is None:
                 self.full = bool(batch) or running > 0
                 if not self.full:
@@ -102,10 +102,14 @@ class PrefillBatch:
             let_in.add(job)
             chunk_left -= new
             input_left -= new
+            beside += -new % page + page
             if job.done + new < job.target:
                 self._chunked = job
                 break
-            reserved += min(job.output - (job.target - job.prompt), CLIP_OUTPUT_TOKENS)
+            reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
+            if self._tree.free + self._tree.evictable <= reserved + beside:
+                self.full = True
+                break
         if not batch:
             return None
         if let_in:
@@ -129,11 +133,11 @@ class PrefillBatch:
         return int(min(due, most))
 
     def _admit(
-        self, job: SimulatedRequest, reserved: int, chunk_left: int
+        self, job: SimulatedRequest, reserved: float, chunk_left: int
     ) -> tuple[int, int] | None:
         """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
         tree, page = self._tree, self._config.page_tokens
-        found = tree.match(job.path_of_prompt(tree.block_tokens))
+        found = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
         # The last token is always computed, and only whole pages are found.
         limit = (job.target - 1) // page * page
         tree.lock(found.node)
@@ -143,8 +147,7 @@ class PrefillBatch:
         if load < max(1, self._config.load_back_threshold_tokens):
             hit, load = device, 0
         need = load + job.target - hit
-        out = min(job.output - (job.target - job.prompt), CLIP_OUTPUT_TOKENS)
-        if need + out + page >= tree.free + tree.evictable - reserved:
+        if need + reserved_output(job) + page >= tree.free + tree.evictable - reserved:
             tree.unlock(found.node)
             self._prefixes.looked_up(job, found.node)
             return None
@@ -180,7 +183,7 @@ class PrefillBatch:
 
     def _refuse(self, job: SimulatedRequest) -> None:
         """Nothing runs and the first request still does not fit: it never will."""
-        need = job.target + min(job.output, CLIP_OUTPUT_TOKENS) + self._config.page_tokens
+        need = job.target + reserved_output(job) + self._config.page_tokens
         if need < self._config.device_tokens:
             return
         raise CanopyError(

@@ -8,17 +8,51 @@ from collections.abc import Sequence
 from sglang_canopy.sim.system.instance import Instance
 from sglang_canopy.sim.system.job import SimulatedRequest
 
-_MATCH_SHARE = 0.5
-"""Prefix-aware: follow a cached prefix that covers this much of the prompt."""
-_IMBALANCE_REQUESTS = 32
-_IMBALANCE_RATIO = 1.0001
-"""Prefix-aware: beyond both, load goes first (defaults of SGLang's router)."""
+MATCH_SHARE = 0.3
+"""Prefix-aware: follow a known prefix that covers more than this share of the prompt
+(``--cache-threshold`` of sglang-router 0.3.2)."""
+IMBALANCE_REQUESTS = 64
+IMBALANCE_RATIO = 1.5
+"""Prefix-aware: beyond both, load goes first (``--balance-abs-threshold``, ``-rel-threshold``)."""
+
+
+class KnownPrefixes:
+    """What a router knows of caches: where it has sent each prefix last.
+
+    It does not hear of evictions. Its own bound of 2^26 characters for each server, about a million
+    blocks of 16 tokens, is not simulated.
+    """
+
+    def __init__(self) -> None:
+        self._sent_to: dict[int, int] = {}
+        """By block. Ids are chained, so that what is known of a path is a run from its start."""
+
+    def longest(self, path: Sequence[int]) -> tuple[int, int]:
+        """How many blocks of ``path`` were sent before, and where the last of them went; -1 for
+        none."""
+        known = self._sent_to
+        if not path or path[0] not in known:
+            return 0, -1
+        low, high = 1, len(path)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if path[middle - 1] in known:
+                low = middle
+            else:
+                high = middle - 1
+        return low, known[path[low - 1]]
+
+    def sent(self, path: Sequence[int], instance: int) -> None:
+        """A request for ``path`` goes to ``instance``."""
+        self._sent_to.update(dict.fromkeys(path, instance))
 
 
 class Router:
     """``round-robin``, ``least-loaded`` (fewest tokens outstanding) or ``prefix-aware``.
 
-    Ties are broken at random, from ``seed``.
+    Prefix-aware is SGLang's ``cache_aware``: the instance that a long prefix was sent to, and the
+    one with the fewest requests for other prompts or out of balance, the first of several. Of the
+    least loaded one is drawn, from ``seed``.
     """
 
     def __init__(self, name: str, instances: Sequence[Instance], seed: int) -> None:
@@ -26,6 +60,7 @@ class Router:
         self._instances = instances
         self._next = 0
         self._draw = random.Random(seed)
+        self._known = KnownPrefixes()
 
     def choose(self, job: SimulatedRequest) -> int:
         """The number of the instance that gets ``job``."""
@@ -43,15 +78,14 @@ class Router:
     def _by_prefix(self, job: SimulatedRequest) -> int:
         requests = [i.requests for i in self._instances]
         most, fewest = max(requests), min(requests)
-        if most - fewest > _IMBALANCE_REQUESTS and most > fewest * _IMBALANCE_RATIO:
-            return self._least([float(n) for n in requests])
-        path = job.request.path
-        cached = [i.tree.peek(tuple(path)) for i in self._instances]
-        longest = max(cached)
-        if path and longest / len(path) > _MATCH_SHARE:
-            return cached.index(longest)
-        # An unknown prefix goes where the least is cached.
-        return self._least([float(i.tree.device_used) for i in self._instances])
+        chosen, path = requests.index(fewest), job.request.path
+        balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO
+        if balanced and path:
+            blocks, where = self._known.longest(path)
+            if blocks > MATCH_SHARE * len(path):
+                chosen = where
+        self._known.sent(path, chosen)
+        return chosen
 
     def _least(self, loads: Sequence[float]) -> int:
         least = min(loads)

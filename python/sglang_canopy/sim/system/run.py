@@ -127,14 +127,14 @@ class _SystemRun:
         self.saved = dict.fromkeys(self.hits, 0.0)
         self.costs = costs
         self.prompt = self.output = 0
-        fixed = arrivals.begin()
-        self.first = self.last = fixed[0][0]
+        self.fixed = arrivals.begin()
+        self.first = self.last = self.fixed[0][0]
         self.clock = -math.inf
         self.meter = Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
 
     def serve(self) -> None:
         """From the first arrival to the last token."""
-        heap, fixed = self.heap, self.arrivals.begin()
+        heap, fixed = self.heap, self.fixed
         count, at = len(fixed), 0
         span = max(self.workload.times[-1] - self.workload.times[0], 1.0)
         sweep_every = span / _SWEEPS if self._expires() else math.inf
@@ -238,6 +238,8 @@ class _SystemRun:
         begin, kv = self.first, self.profile.kv_bytes_per_token
         span = max(self.last - begin, 1e-9)
         self.meter.close(self.last)
+        for disk in self.disks:
+            disk.channel.advance(self.last)
         ttft = np.frombuffer(self.ttft)
         e2e = np.frombuffer(self.e2e)
         p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))

@@ -53,6 +53,8 @@ class TieredTree(TierNodes):
         """Whether a node left the device while its copy was in flight, until somebody clears it."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
+        self.pins_demoted = False
+        """Whether they are pinned, until somebody unpins them."""
 
     def claim(self, tokens: int) -> None:
         """Take device tokens for a running request, evicting for them."""
@@ -77,7 +79,7 @@ class TieredTree(TierNodes):
         became the tree's. What is cached already stays as it is; what was on the host alone is on
         the device again.
         """
-        found = self.match(path[:blocks], since)
+        found = self.match(path, since, blocks)
         node, added = found.node, 0
         above = node
         while not above.device:
@@ -98,8 +100,7 @@ class TieredTree(TierNodes):
                 if node.host and self._host_room(missing) and node.host:
                     self.host_used += missing
                 elif node.host:
-                    node.host = False
-                    self.host_used -= node.length
+                    self._free_host(node)
                 added += missing
                 node.length += missing
                 if not node.locks:
@@ -167,7 +168,7 @@ class TieredTree(TierNodes):
         Returns the tokens added; their room was claimed before with ``claim_host``. Nothing is
         added where what is before them has gone. ``like`` gives a new node its attributes.
         """
-        found = self.match(path[:blocks])
+        found = self.match(path, None, blocks)
         node, size = found.node, self.block_tokens
         if not since <= found.blocks < blocks or (node is not self.root and not node.host):
             return 0
@@ -317,13 +318,12 @@ class TieredTree(TierNodes):
         for node in self.duplicates:
             if freed >= need:
                 break
-            both = node.host and node.device and node.parent is not None
+            both = node.host and node.device and not node.pins and node.parent is not None
             if both and self.copies is not None and self.copies.spares(node):
                 continue
             gone.append(node)
             if both:
-                node.host = False
-                self.host_used -= node.length
+                self._free_host(node)
                 freed += node.length
         for node in gone:
             del self.duplicates[node]
@@ -344,6 +344,8 @@ class TieredTree(TierNodes):
             self.host_used += node.length
             self.host_written += node.length
             self.demoted.append(node)
+            if self.pins_demoted:
+                self.pin(node)
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
         """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""

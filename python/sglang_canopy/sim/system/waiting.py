@@ -110,7 +110,8 @@ class ProtectedByPlace(Protected):
 
     def path_end(self, job: SimulatedRequest) -> TierNode:
         """The deepest node of what is cached of ``job``."""
-        return self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node
+        tree = self.tree
+        return tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens)).node
 
 
 class ProtectedAtRandom(ProtectedByPlace):

@@ -1,0 +1,203 @@
+"""What SGLang reserves for outputs that nobody knows yet, held against SGLang's own objects."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.sim.system import SystemConfig, Workload
+from sglang_canopy.sim.system.arrivals import OpenLoop
+from sglang_canopy.sim.system.job import SimulatedRequest
+from sglang_canopy.sim.system.reservation import CLIP_OUTPUT_TOKENS, NewTokenRatio
+from sglang_canopy.sim.system.run import _SystemRun, simulate_system
+from support.systems import profile, request
+
+
+def run(trace, **config):
+    config = {"device_tokens": 10_000, "quantum_tokens": 1, **config}
+    return simulate_system(trace, SystemConfig(**config), profile())
+
+
+def sglangs(conservativeness: float):
+    module = pytest.importorskip("sglang.srt.managers.scheduler_components.new_token_ratio_tracker")
+    with pytest.MonkeyPatch.context() as patch:
+        given = SimpleNamespace(schedule_conservativeness=conservativeness)
+        patch.setattr(module, "get_schedule", lambda: given)
+        return module.NewTokenRatioTracker.from_config()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    conservativeness=st.sampled_from([0.3, 1.0, 1.7]),
+    decoded=st.lists(st.integers(0, 300), max_size=6),
+    after=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=6),
+)
+def test_the_ratio_decays_and_is_estimated_anew_as_sglangs(conservativeness, decoded, after):
+    theirs, ours = sglangs(conservativeness), NewTokenRatio(conservativeness)
+    for steps in decoded:
+        for _ in range(steps):
+            theirs.decay_step()
+        ours.decoded(steps)
+        assert ours.current == pytest.approx(theirs.current)
+    left = [
+        SimpleNamespace(
+            output_ids=[0] * made, sampling_params=SimpleNamespace(max_new_tokens=made + more)
+        )
+        for made, more in after
+    ]
+    theirs.current = theirs.estimate_new_token_ratio_after_retract(left)
+    ours.retracted(sum(made for made, _ in after), sum(sum(pair) for pair in after), len(after))
+    assert ours.current == pytest.approx(theirs.current)
+    theirs.reset()
+    ours.reset()
+    assert ours.current == pytest.approx(theirs.current)
+
+
+REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))
+"""Tokens of a prompt, of its output, and what its client allows beyond that."""
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    running=st.lists(st.tuples(REQUEST, st.integers(1, 40)), max_size=5),
+    waiting=st.lists(REQUEST, min_size=1, max_size=8),
+    ratio=st.sampled_from([0.098, 0.3, 0.7]),
+    fixed=st.booleans(),
+    page=st.sampled_from([1, 8]),
+    room=st.one_of(st.integers(70, 500), st.integers(4000, 30_000)),
+)
+def test_who_is_let_in_is_who_sglang_lets_in(running, waiting, ratio, fixed, page, room):
+    used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
+    device = used + room
+    assume(all(p + min(o + b, CLIP_OUTPUT_TOKENS) + page < device for p, o, b in waiting))
+    theirs = admitted_by_sglang(running, waiting, ratio, fixed, page, device)
+    run = _SystemRun(
+        workload := Workload([request(0.0, (1,))]),
+        SystemConfig(
+            device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed,
+            waiting_prefixes="ignored",
+        ),
+        profile(), 0, None, OpenLoop(workload),
+    )  # fmt: skip
+    (instance,) = run.instances
+    for number, ((prompt, output, beyond), generated) in enumerate(running):
+        job = job_of(number, prompt, output, beyond)
+        generated = min(generated, output)
+        instance.tree.private += prompt + generated
+        job.private = prompt + generated
+        instance.decoding.add(job, output - generated)
+    instance.queue.jobs = [job_of(100 + n, *each) for n, each in enumerate(waiting)]
+    instance.decoding.ratio.current = ratio
+    queued = list(instance.queue.jobs)
+    instance.prefilling.plan(0.0)
+    assert [queued.index(job) for job, _ in instance.prefilling.batch] == theirs
+
+
+def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedRequest:
+    path = tuple(range(number * 1000, number * 1000 + prompt))
+    made = SimpleNamespace(path=path, tenant=None, conversation=None)
+    job = SimulatedRequest(number, 0.0, (made, path, prompt, output, prompt + output - 1))
+    job.max_new = output + beyond
+    return job
+
+
+def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int]:
+    policy = pytest.importorskip("sglang.srt.managers.schedule_policy")
+    from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+    class Adder(policy.PrefillAdder):
+        """Its budgets and its verdicts, without the cache's own side."""
+
+        def __init__(self, used: int) -> None:
+            cache = SimpleNamespace(
+                supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False,
+            )  # fmt: skip
+            allocator = SimpleNamespace(page_size=page, available_size=lambda: device - used)
+            self.memory_budget = PrefillBudget(allocator, cache)
+            self.new_token_ratio, self.page_size = ratio, page
+            self.per_req_token_overhead = page
+            self.rem_input_tokens, self.rem_chunk_tokens = 16384, 8192
+            self.rem_mamba_slots = self.dllm_config = None
+            self.exact_chunk_fill = False
+            self.can_run_list = []
+            self.log_hit_tokens = self.log_input_tokens = self.log_replay_tokens = 0
+
+    def params(output, beyond):
+        return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=fixed)
+
+    used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
+    adder = Adder(used)
+    for (_, output, beyond), made in running:
+        req = SimpleNamespace(
+            sampling_params=params(output, beyond), output_ids=[0] * min(made, output)
+        )
+        adder.memory_budget.total_offset += adder._get_running_request_total_token_offset(req)
+    found = []
+    for number, (prompt, output, beyond) in enumerate(waiting):
+        if adder.budget_state() is policy.AddReqResult.OTHER:
+            break
+        most = min(output + beyond, policy.CLIP_MAX_NEW_TOKENS)
+        fits, _ = adder.memory_budget.check_prefill(
+            extend_input_len=prompt, total_tokens=prompt + most + page, max_new_tokens=0,
+            input_tokens=prompt, swa_host_hit_length=0, chunk_limit=adder.rem_chunk_tokens,
+        )  # fmt: skip
+        if not fits:
+            break
+        adder._update_prefill_budget(0, prompt, most, False)
+        found.append(number)
+        if adder.budget_state() is not policy.AddReqResult.CONTINUE:
+            break
+    return found
+
+
+def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_begun():
+    # 2 x (100 + 1,000) tokens do not fit 1,500, but SGLang expects a tenth of what is left after
+    # some hundred steps; a client that fixes its outputs is believed.
+    trace = [request(0.0, range(1, 11), output=1000), request(6.5, range(101, 111), output=200)]
+    assert run(trace, device_tokens=1500).ttft_s[1] < 0.2
+    assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
+
+
+def test_who_asks_for_more_than_is_generated_keeps_others_out():
+    trace = [request(0.01 * i, range(i * 10 + 1, i * 10 + 11), output=50) for i in range(4)]
+    quick = run(trace, device_tokens=1000)
+    slow = run(trace, device_tokens=1000, max_new_tokens=700)
+    assert slow.mean_ttft_s > 2 * quick.mean_ttft_s
+    # Nobody can ask for more than the device holds.
+    assert run(trace, device_tokens=1000, max_new_tokens=10**6).requests == 4
+
+
+def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
+    # After 600 steps a tenth is expected of each, and each generates all it may.
+    long = request(0.0, range(1001, 1011), output=900)
+    later = [request(6.5 + 0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(8)]
+    tight = run([long, *later], device_tokens=2_000)
+    assert tight.retracted > 0
+    assert (tight.e2e_s > 3.9).all()
+    assert run([long, *later], device_tokens=2_000, fixed_outputs=True).retracted == 0
+
+
+def test_who_is_told_to_be_careful_keeps_more():
+    trace = [request(0.0, range(1, 11), output=1000), request(1.0, range(101, 111), output=200)]
+    assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
+    assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0
+
+
+def test_the_ratio_begins_anew_when_nothing_is_left_to_do():
+    run = _SystemRun(
+        workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
+        SystemConfig(device_tokens=1000), profile(), 0, None, OpenLoop(workload),
+    )  # fmt: skip
+    seen, (instance,) = [], run.instances
+    plan = instance.prefilling.plan
+    instance.prefilling.plan = lambda now: (
+        seen.append(instance.decoding.ratio.current),
+        plan(now),
+    )[1]
+    run.serve()
+    assert seen[0] == pytest.approx(0.7)
+    assert max(seen[1:]) == pytest.approx(0.7)
+    assert min(seen) == pytest.approx(0.7 - 99 * (0.7 - 0.098) / 600)
