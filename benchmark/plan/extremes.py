@@ -12,7 +12,7 @@ import json
 
 from workloads import add_arguments, chosen, request, work_of
 
-from sglang_canopy.plan.choice import against, configuration_of
+from sglang_canopy.plan.choice import against, label_of
 from sglang_canopy.plan.planner import make_plan
 from sglang_canopy.report.table import text_table
 
@@ -59,7 +59,7 @@ def main() -> None:
                         workload.name,
                         str(instances),
                         name,
-                        configuration_of(row).label(),
+                        label_of(row),
                         f"{row['throughput_tokens_per_s']:.0f}",
                         f"{row['mean_ttft_s']:.3f}",
                         f"{row['cost']:.3f}",

@@ -21,7 +21,7 @@ from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import synthesise
 from sglang_canopy.trace.synth_presets import get_preset
 
-DISKS = ("gp3-1000", "io2-16000")
+DISKS = ("gp3", "io2")
 TTLS = (None, 600.0, "group")
 
 
@@ -90,13 +90,12 @@ def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) ->
 
 
 def request(instances: int = 1, grid: bool = False) -> PlanRequest:
-    """The space of both benchmarks: 8 sizes of DRAM, 4 of disk, 2 classes, 3 kinds of TTL."""
+    """The space of both benchmarks: DRAM, disk, 2 classes with bandwidth to be bought, 3 kinds of
+    TTL; with ``grid`` 16 and 8 equal steps, which the search's sizes are not on."""
     return PlanRequest(
         disks=DISKS,
         ttls=TTLS,
         instances=(instances,),
-        dram_levels=8,
-        disk_levels=4,
         grid=grid,
         checks=False,
         options=SearchOptions(),
