@@ -106,6 +106,23 @@ def test_a_second_run_simulates_nothing(plan):
     assert second["front"] == first["front"]
 
 
+def test_a_plan_says_how_sure_it_is_and_can_be_asked_to_be_surer(plan, capsys):
+    fixed = ("--ttl", "none", "--page-size", "1", "--prefetch-policy", "timeout")
+    _, free = plan(*fixed)
+    ttft = free["chosen"]["p90_ttft_s"]
+    limit = ("--slo", f"p90_ttft<{1.0001 * ttft:.6f}s")
+    _, bold = plan(*fixed, *limit)
+    said = capsys.readouterr().out
+    assert "Over traces drawn from blocks of 3 requests of this one:" in said
+    assert "the limits are met in" in said
+    assert bold["uncertainty"]["limits_met"] < 0.95
+    low, high = bold["uncertainty"]["intervals"]["p90_ttft_s"]
+    assert low < high
+    _, sure = plan(*fixed, *limit, "--confidence", "0.95")
+    assert sure["uncertainty"]["limits_met"] >= bold["uncertainty"]["limits_met"]
+    assert sure["chosen"]["cost"] >= bold["chosen"]["cost"]
+
+
 def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
     status, report = plan("--slo", "p99_ttft<1us,cost<1000")
     said = capsys.readouterr().out
@@ -151,6 +168,8 @@ def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
         (("--prefetch-policy", "eager"), "--prefetch-policy must be of timeout, wait_complete"),
         (("--page-size", "48"), "must be a multiple of page_size 48"),
         (("--mem-fraction-static", "2"), "mem_fraction_static must be a number between 0 and 1"),
+        (("--confidence", "1"), "--confidence must be 0 or more and below 1"),
+        (("--validation", "/no/file"), "is not what canopy validate --json writes"),
         (("--evaluations", "0"), "evaluations must be 1 or more"),
         (("--backend", "slurm"), "--backend must be one of local, ray"),
         (("--json", "/no/such/folder/out.json"), "its folder does not exist"),

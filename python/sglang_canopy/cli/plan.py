@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from sglang_canopy.cli.plan_arguments import add_arguments
 from sglang_canopy.cli.plan_options import PlanCommand, check, policy_configs
+from sglang_canopy.cli.validate import read_validation
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.cache import default_folder
@@ -87,6 +88,7 @@ def plan_once(command: PlanCommand) -> tuple[CapacityPlan, PlanInputs, dict[str,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
         **({"slot": str(command.slot)} if command.slot else {}),
+        **({"validation": read_validation(args.validation)} if args.validation else {}),
     }
     return plan, work, about
 
@@ -140,6 +142,13 @@ def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
         lines.append(
             "The device's KV pool was assumed, and the plan file does not set it: give "
             "--device-tokens (a server's log says max_total_num_tokens)."
+        )
+    if command.args.validation:
+        errors = read_validation(command.args.validation)
+        lines.append(f"Predictions on your traffic were off by: {errors}.")
+    else:
+        lines.append(
+            "How far predictions are off on your traffic is not known: canopy validate says it."
         )
     if work.prices.example:
         lines.append(

@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--profile", default=PROFILE, help="engine profile: a name or a file (default %(default)s)")
     add("--model", metavar="NAME", help="the model you serve; stop if the profile is of another")
+    add(
+        "--validation",
+        metavar="FILE",
+        help="errors that canopy validate found on your traffic, to be printed with the plan",
+    )
     add("--prices", default=PRICES, help="price list: a name or a file (default %(default)s)")
     add(
         "--slo",
@@ -41,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="C",
         help='limits, e.g. "p99_ttft<2s"; several with commas',
+    )
+    add(
+        "--confidence",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="choose what meets the limits with at least this probability, over resampled traces",
     )
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument(

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.cli.validate import read_validation
 from sglang_canopy.config.server_settings import (
     PREFETCH_POLICIES,
     SCHEDULE_POLICIES,
@@ -93,10 +94,17 @@ def check(args: argparse.Namespace) -> PlanCommand:
         grid=args.grid,
         options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
         checks=not args.no_checks,
+        confidence=args.confidence,
     )
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
+    if not 0 <= args.confidence < 1 or (args.confidence and args.no_checks):
+        raise CanopyError(
+            f"--confidence must be 0 or more and below 1, without --no-checks, got {args.confidence}"
+        )
+    if args.validation:
+        read_validation(args.validation)
     for out in (args.json, args.html, args.output):
         if out and not Path(out).resolve().parent.is_dir():
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")

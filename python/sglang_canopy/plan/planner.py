@@ -25,9 +25,12 @@ from sglang_canopy.plan.settle import Rejected, settle
 from sglang_canopy.plan.sizes import round_size, sizes
 from sglang_canopy.plan.space import TTL, Configuration, Space
 from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import PlanInputs
+from sglang_canopy.plan.uncertainty import Uncertainty, uncertainty_of
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, simulated
 from sglang_canopy.sim.compact import CompactTrace
 
+CANDIDATES = 12
+"""Configurations that are resampled at most until one is sure enough."""
 LOADS = (0.8, 1.2)
 """Sensitivity: the same requests at these rates."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
@@ -70,7 +73,9 @@ class PlanRequest:
     """The full grid instead of the search."""
     options: SearchOptions = field(default_factory=SearchOptions)
     checks: bool = True
-    """Neighbours of the choice and other loads."""
+    """Neighbours of the choice, other loads, and how sure it is."""
+    confidence: float = 0.0
+    """Take the best whose limits are met with this probability, of the first ``CANDIDATES``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,8 @@ class CapacityPlan:
     extremes: Mapping[str, Row]
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
+    uncertainty: Uncertainty | None
+    """Of the choice."""
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
@@ -187,6 +194,7 @@ def make_plan(
         choice = choose(rows, request.constraints, request.minimise)
         neighbours: list[Rejected] = []
         sensitivity: dict[float, Row] = {1.0: choice.row}
+        sure: Uncertainty | None = None
         if request.checks:
             say("neighbours", len(rows), len(rows))
             choice, neighbours, seen = settle(
@@ -194,6 +202,8 @@ def make_plan(
             )
             found.stages["neighbours"] = len(seen) - len(rows)
             found.rows, rows = seen, list(seen.values())
+            say("how sure", len(rows), len(rows))
+            choice, sure = _sure(choice, rows, request, work)
             say("other loads", len(rows), len(rows))
             sensitivity = {1.0: choice.row}
             for load in LOADS:
@@ -211,6 +221,7 @@ def make_plan(
             extremes=extremes([*rows, baseline], baseline),
             choice=choice,
             neighbours=tuple(neighbours),
+            uncertainty=sure,
             sensitivity=dict(sorted(sensitivity.items())),
             hypervolume=scale.hypervolume(points),
             scale=scale,
@@ -221,6 +232,24 @@ def make_plan(
             trace_hash=evaluate.trace_hash,
             seconds=time.perf_counter() - started,
         )
+
+
+def _sure(
+    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, work: PlanInputs
+) -> tuple[ChosenConfiguration, Uncertainty]:
+    """The choice, or the next best that meets the limits surely enough; and how sure it is."""
+    tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
+    left = [row for row in rows if all(c.met(row) for c in request.constraints)]
+    candidate = choice
+    while True:
+        task = SimulationTask(configuration_of(candidate.row))
+        found = uncertainty_of(simulated(work, task)[0], request.constraints)
+        tried.append((candidate, found))
+        enough = found.met is None or not choice.feasible or found.met >= request.confidence
+        left = [row for row in left if row is not candidate.row]
+        if enough or not left or len(tried) >= CANDIDATES:
+            return max(tried, key=lambda pair: pair[1].met or 0.0) if not enough else tried[-1]
+        candidate = choose(left, request.constraints, request.minimise)
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:
@@ -267,6 +296,7 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "feasible": plan.choice.feasible,
         "binding": [c.text for c in plan.choice.binding],
         "neighbours": [{**n.row, "why_not": n.why} for n in plan.neighbours],
+        "uncertainty": plan.uncertainty.to_json() if plan.uncertainty is not None else None,
         "sensitivity": {f"{load:g}": dict(row) for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
         "hypervolume_reference": point(plan.scale.reference),

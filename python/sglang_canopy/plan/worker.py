@@ -12,6 +12,7 @@ from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import Engine, metrics_of, system_of
 from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.run import simulate_system
 from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.trace.record import TraceRequest
@@ -77,12 +78,18 @@ class PlanInputs:
         self._served.clear()
 
 
-def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
-    """The metrics of one simulation."""
+def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
+    """One simulation, and the group TTLs that it had."""
     c = task.configuration
     table = work.table_of(c, task.load)
     config = system_of(c, work.engine, work.prices, work.policy_configs, table)
-    result = simulate_system(work.served(task.load), config, work.engine.profile, seed=task.seed)
+    served, profile = work.served(task.load), work.engine.profile
+    return simulate_system(served, config, profile, seed=task.seed), table
+
+
+def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
+    """The metrics of one simulation."""
+    result, table = simulated(work, task)
     metrics = metrics_of(result)
     if table is not None:
         metrics["ttl_table"] = {

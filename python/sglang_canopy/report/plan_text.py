@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sglang_canopy.plan.choice import against, configuration_of, label_of, value_text
-from sglang_canopy.plan.objective import METRICS, Row
+from sglang_canopy.plan.objective import METRICS, Metric, Row
 from sglang_canopy.plan.planner import CapacityPlan
 from sglang_canopy.plan.sizes import gib_text
+from sglang_canopy.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from sglang_canopy.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
@@ -33,6 +34,8 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         "",
         *choice_text(plan, currency),
     ]
+    if plan.uncertainty is not None:
+        parts += uncertainty_text(plan.uncertainty)
     if plan.neighbours:
         parts += ["", "Why not the ones beside it:"]
         parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
@@ -130,6 +133,26 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
         f"  it is feasible with: {relaxed(plan)}",
     ]
     return lines
+
+
+def uncertainty_text(found: Uncertainty) -> list[str]:
+    """How sure the choice is."""
+    lines = [f"  Over traces drawn from blocks of {found.block_requests} requests of this one:"]
+    by_key = {m.key: m for m in METRICS.values()}
+    for key in SHOWN:
+        of, (low, high), parts = by_key[key], found.intervals[key], found.windows[key]
+        within, over = (_ends(of, values) for values in ((low, high), parts))
+        lines.append(
+            f"    {of.name}: {100 * LEVEL:.0f} % between {within[0]} and {within[1]}; "
+            f"{len(parts)} windows from {over[0]} to {over[1]}"
+        )
+    if found.met is not None:
+        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them")
+    return lines
+
+
+def _ends(of: Metric, parts: Sequence[float]) -> tuple[str, str]:
+    return value_text(of, min(parts)), value_text(of, max(parts))
 
 
 def relaxed(plan: CapacityPlan) -> str:
