@@ -39,7 +39,7 @@ def main() -> None:
     for workload in chosen(args):
         for instances in map(int, args.instances.split(",")):
             work = work_of(workload, args, instances)
-            plan = make_plan(request(instances), work, jobs=args.jobs, cache=args.cache)
+            plan = make_plan(request(args, instances), work, jobs=args.jobs, cache=args.cache)
             points = {"fixed DRAM": plan.baseline, **plan.extremes}
             for name, row in points.items():
                 gains = against(row, plan.baseline)

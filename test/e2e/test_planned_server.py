@@ -11,6 +11,7 @@ from sglang_canopy.cli.main import main
 from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.profiling.client import wait_until
 from sglang_canopy.sim.system import load_profile
+from sglang_canopy.trace.served_log import read_served
 
 PAGE = 64
 DEVICE_TOKENS = 2048
@@ -52,7 +53,8 @@ def plan(tmp_path_factory):
 
 @pytest.fixture
 def client(plan, shared_server, tiny_model):
-    return shared_server(tiny_model, "--canopy-plan", str(plan), kv_tokens=DEVICE_TOKENS)
+    flags = ["--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"]
+    return shared_server(tiny_model, "--canopy-plan", str(plan), *flags, kv_tokens=DEVICE_TOKENS)
 
 
 @pytest.fixture
@@ -105,6 +107,25 @@ def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, sec
         assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes
         host = rank["tiers"]["host"]["capacity_bytes"]
         assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
+
+
+def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
+    draw = random.Random(1)
+    starts = [7000 + 10 * k for k in range(6)]
+    for _ in range(40):
+        at = draw.choice(starts)
+        client.generate([at, *range(8000, 8000 + 3 * PAGE)], tokens=4)
+    log = client.server.log
+    assert wait_until(lambda: len(read_served(log)) >= 40, 30)
+    out = tmp_path / "errors.json"
+    profile = str(plan.parent / "profile.json")
+    command = ["validate", str(log), "--plan", str(plan), "--profile", profile]
+    assert main([*command, "--disk-mib-s", "500", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["requests"] >= 36
+    assert found["seen"]["mean_ttft_s"] > 0
+    assert set(found["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
+    assert abs(found["errors"]["token_hit_ratio"]) < 0.02
 
 
 def test_its_tiers_can_be_profiled(client, tmp_path):

@@ -23,6 +23,15 @@ def test_the_grid_has_every_configuration_once():
     assert len(grid) == 3 + 2 * 2 * 2
 
 
+def test_the_grid_is_counted_without_being_made():
+    many = space(
+        ttls=(None, 600.0), instances=(1, 4), page_sizes=(1, 64), host_policies=("lru", "wa"),
+        speeds={"a": (125.0, 1000.0)},
+    )  # fmt: skip
+    for s in (space(), many, space(disks=(), disk_gib=(0.0,)), many.finer(5, 3)):
+        assert s.count() == len(s.grid())
+
+
 def test_no_disk_without_dram():
     assert all(c.dram_gib > 0 for c in space().grid() if c.disk)
 

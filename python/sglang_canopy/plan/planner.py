@@ -172,7 +172,7 @@ def make_plan(
     footprint_gib = footprint(work.trace, work.engine)
     space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
     grid = space.finer(*GRID_STEPS)
-    grid_size = len(grid.grid())
+    grid_size = grid.count()
     most = grid_size if request.grid else request.options.evaluations
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
         say = progress or (lambda stage, done, most: None)

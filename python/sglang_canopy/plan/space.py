@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -179,6 +180,18 @@ class Space:
                     if configuration is not None:
                         found[configuration] = None
         return list(found)
+
+    def count(self) -> int:
+        """How many configurations ``grid`` has."""
+
+        def values(*names: str) -> int:
+            return math.prod(len(set(getattr(self, plural(name)))) for name in names)
+
+        disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
+        disk *= values("ttl", "disk_policy", "prefetch_policy")
+        host = values("host_policy", "write_policy") * (len(self.dram_gib) - 1)
+        always = values("device_policy", "page_size", "schedule_policy", "chunked_prefill_size")
+        return len(self.instances) * always * (1 + host * (1 + disk))
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
         """The same with equal steps between none and the largest sizes, so many of each, beside
