@@ -176,6 +176,17 @@ def test_a_space_without_disks_is_a_line():
     assert all(c.disk is None for c in found.rows)
 
 
+def test_differences_that_nobody_would_pay_for_make_no_volume():
+    two = Objectives.of(["mean_ttft", "throughput"])
+    rows = [
+        {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 1000.0},
+        {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 1000.1},
+    ]
+    scale = Scale.of(two.matrix(rows))
+    whole, quick = (scale.hypervolume(two.matrix(r)) for r in (rows, rows[:1]))
+    assert quick > 0.98 * whole
+
+
 def test_front_and_volume_of_three_points_by_hand():
     rows = [
         {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 10.0, "cost": 3.0},
