@@ -89,10 +89,11 @@ PLAN_MEANINGS = {
     "disk_eviction": "Eviction policy on disk.",
     "disk_eviction_config": "Its options.",
     "host_bytes": "Capacity of one server's host pool, in bytes.",
-    "disk_bytes": "Capacity of the disk store, in bytes.",
+    "disk_bytes": "Capacity of one server's disk store, in bytes; what it lends to a shared one.",
     "disk_path": "Folder of the disk store.",
     "ttl": "TTL table of the disk, see below.",
     "host_ttl": "TTL table of host memory.",
+    "server": "SGLang's own settings, by the names of its options with `_` for `-` (`page_size`, `hicache_storage_prefetch_policy`, ...). What is typed wins.",
     "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
 }
 """What each key of a plan file says."""

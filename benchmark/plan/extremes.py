@@ -12,7 +12,7 @@ import json
 
 from workloads import add_arguments, chosen, request, work_of
 
-from sglang_canopy.plan.choice import against, configuration_of
+from sglang_canopy.plan.choice import against, label_of
 from sglang_canopy.plan.planner import make_plan
 from sglang_canopy.report.table import text_table
 
@@ -39,7 +39,7 @@ def main() -> None:
     for workload in chosen(args):
         for instances in map(int, args.instances.split(",")):
             work = work_of(workload, args, instances)
-            plan = make_plan(request(instances), work, jobs=args.jobs, cache=args.cache)
+            plan = make_plan(request(args, instances), work, jobs=args.jobs, cache=args.cache)
             points = {"fixed DRAM": plan.baseline, **plan.extremes}
             for name, row in points.items():
                 gains = against(row, plan.baseline)
@@ -59,7 +59,7 @@ def main() -> None:
                         workload.name,
                         str(instances),
                         name,
-                        configuration_of(row).label(),
+                        label_of(row),
                         f"{row['throughput_tokens_per_s']:.0f}",
                         f"{row['mean_ttft_s']:.3f}",
                         f"{row['cost']:.3f}",

@@ -23,7 +23,8 @@ from workloads import Workload, add_arguments, chosen, work_of
 from sglang_canopy.plan.groups import group_table, observe
 from sglang_canopy.plan.planner import footprint
 from sglang_canopy.plan.prices import GIB
-from sglang_canopy.plan.space import GROUP, Configuration, sizes
+from sglang_canopy.plan.sizes import sizes
+from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import system_of
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.report.table import text_table
@@ -53,7 +54,10 @@ def judged(
     trace, half = work.trace, len(work.trace) // 2
     distinct = footprint(trace, work.engine)
     configuration = Configuration(
-        dram_gib=sizes(distinct / 32, 1)[-1], disk=disk_class, disk_gib=distinct * share
+        dram_gib=sizes(distinct / 32, 1)[-1],
+        disk=disk_class,
+        disk_gib=distinct * share,
+        disk_mib_s=1000.0,
     )
     kv = work.engine.profile.kv_bytes_per_token
     first, whole = (
@@ -112,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--shares", type=_numbers, default="0.05,0.2", help="of the distinct KV")
-    parser.add_argument("--disk", default="gp3-1000", help="class of the price list")
+    parser.add_argument("--disk", default="gp3", help="class of the price list")
     parser.add_argument(
         "--fixed", type=_numbers, default="60,300,900", help="TTLs for all, seconds"
     )

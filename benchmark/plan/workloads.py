@@ -11,6 +11,7 @@ from pathlib import Path
 from sglang_canopy.plan.planner import PlanRequest
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.search import SearchOptions
+from sglang_canopy.plan.space import GROUP, TTL
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.sim.compact import CompactTrace
@@ -21,7 +22,7 @@ from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.synth import synthesise
 from sglang_canopy.trace.synth_presets import get_preset
 
-DISKS = ("gp3-1000", "io2-16000")
+DISKS = ("gp3", "io2")
 TTLS = (None, 600.0, "group")
 
 
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workloads", default=",".join(w.name for w in WORKLOADS))
     add("--profile", default="qwen2.5-7b-h100")
     add("--prices", default="aws-us-east-1")
+    add("--disks", default=",".join(DISKS), help="classes of the price list (default %(default)s)")
+    add("--ttls", default="none,600,group", help="of the disk (default %(default)s)")
     add("--jobs", type=int, default=2)
     add("--cache", type=Path, help="folder for simulations already done")
     add("--json", type=Path, help="write the results")
@@ -89,18 +92,23 @@ def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) ->
     return PlanInputs(CompactTrace(source), engine, load_prices(args.prices))
 
 
-def request(instances: int = 1, grid: bool = False) -> PlanRequest:
-    """The space of both benchmarks: 8 sizes of DRAM, 4 of disk, 2 classes, 3 kinds of TTL."""
+def request(
+    args: argparse.Namespace | None = None, instances: int = 1, grid: bool = False
+) -> PlanRequest:
+    """The space of both benchmarks: DRAM, disk, 2 classes with bandwidth to be bought, 3 kinds of
+    TTL; with ``grid`` 16 and 8 equal steps, which the search's sizes are not on."""
     return PlanRequest(
-        disks=DISKS,
-        ttls=TTLS,
+        disks=DISKS if args is None else tuple(args.disks.split(",")),
+        ttls=TTLS if args is None else tuple(map(_ttl, args.ttls.split(","))),
         instances=(instances,),
-        dram_levels=8,
-        disk_levels=4,
         grid=grid,
         checks=False,
         options=SearchOptions(),
     )
+
+
+def _ttl(text: str) -> TTL:
+    return None if text == "none" else GROUP if text == GROUP else float(text)
 
 
 def _source(workload: Workload, args: argparse.Namespace) -> Iterable[TraceRequest]:

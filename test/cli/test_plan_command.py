@@ -4,10 +4,12 @@ import json
 import os
 import stat
 
+import numpy as np
 import pytest
 
 from sglang_canopy.cli.main import main
 from sglang_canopy.config.plan_file import read_plan
+from sglang_canopy.plan.objective import Objectives, Scale
 
 ROW = {
     "instances",
@@ -26,7 +28,7 @@ ROW = {
 }
 SMALL = (
     "--device-tokens", "30000", "--dram-levels", "3", "--disk-levels", "2",
-    "--disks", "gp3-1000", "--jobs", "1",
+    "--disks", "gp3", "--jobs", "1",
 )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert all(set(row) >= ROW for row in [*report["front"], report["baseline"]])
     assert report["baseline"]["disk"] is None
     assert 0 < report["hypervolume"] <= 1.2
-    assert report["evaluations"] == len(report["evaluated"]) <= report["grid_size"]
+    assert report["evaluations"] == len(report["evaluated"])
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2"}
     assert report["neighbours"]
     assert all(row["why_not"] for row in report["neighbours"])
@@ -73,23 +75,27 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     server = read_plan(file)
     assert server.radix_eviction == "canopy-lru"
     assert (server.host_bytes or 0) == round(chosen["dram_gib"] * 2**30)
+    assert server.server.page_size == chosen["page_size"]
+    assert server.server.max_total_tokens == 30000
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     html = page.read_text()
     assert html.count("data:image/png;base64,") == 3
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 
-def test_the_grid_has_the_same_form_and_dominates_at_least_as_much(plan):
-    _, adaptive = plan("--no-checks", "--budget", "0.5")
-    status, grid = plan("--no-checks", "--grid")
+def test_a_finer_grid_finds_little_more(plan):
+    fixed = ("--ttl", "none", "--page-size", "1", "--prefetch-policy", "timeout", "--no-checks")
+    _, adaptive = plan(*fixed)
+    status, grid = plan(*fixed, "--grid")
     assert status == 0
     assert set(grid) == set(adaptive)
-    assert grid["evaluations"] == grid["grid_size"] > adaptive["evaluations"]
-    mine = {json.dumps([row[k] for k in sorted(ROW) if k != "token_hit_ratio_by_tier"])
-            for row in adaptive["evaluated"]}  # fmt: skip
-    all_of_it = {json.dumps([row[k] for k in sorted(ROW) if k != "token_hit_ratio_by_tier"])
-                 for row in grid["evaluated"]}  # fmt: skip
-    assert mine <= all_of_it
+    assert grid["evaluations"] == grid["grid_size"] == adaptive["grid_size"]
+    assert adaptive["evaluations"] < grid["evaluations"] / 2
+    objectives = Objectives.of(("mean_ttft", "throughput", "cost"))
+    mine, theirs = (objectives.matrix(r["evaluated"]) for r in (adaptive, grid))
+    scale = Scale.of(np.vstack([mine, theirs]))
+    assert scale.hypervolume(mine) >= 0.97 * scale.hypervolume(theirs)
+    assert adaptive["left_to_gain"] <= 0.02
 
 
 def test_a_second_run_simulates_nothing(plan):
@@ -98,6 +104,23 @@ def test_a_second_run_simulates_nothing(plan):
     assert first["simulated"] > 0
     assert second["simulated"] == 0
     assert second["front"] == first["front"]
+
+
+def test_a_plan_says_how_sure_it_is_and_can_be_asked_to_be_surer(plan, capsys):
+    fixed = ("--ttl", "none", "--page-size", "1", "--prefetch-policy", "timeout")
+    _, free = plan(*fixed)
+    ttft = free["chosen"]["p90_ttft_s"]
+    limit = ("--slo", f"p90_ttft<{1.0001 * ttft:.6f}s")
+    _, bold = plan(*fixed, *limit)
+    said = capsys.readouterr().out
+    assert "Over traces drawn from blocks of 3 requests of this one:" in said
+    assert "the limits are met in" in said
+    assert bold["uncertainty"]["limits_met"] < 0.95
+    low, high = bold["uncertainty"]["intervals"]["p90_ttft_s"]
+    assert low < high
+    _, sure = plan(*fixed, *limit, "--confidence", "0.95")
+    assert sure["uncertainty"]["limits_met"] >= bold["uncertainty"]["limits_met"]
+    assert sure["chosen"]["cost"] >= bold["chosen"]["cost"]
 
 
 def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
@@ -132,7 +155,7 @@ def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
     [
         (("--slo", "p99_tfft<2s"), "did you mean 'p99_ttft'?"),
         (("--slo", "p99_ttft<2parsec"), "unit 'parsec' is not one of"),
-        (("--disks", "gp33"), "unknown disk class 'gp33'; aws-us-east-1 has: gp3, gp3-500"),
+        (("--disks", "gp33"), "unknown disk class 'gp33'; aws-us-east-1 has: gp3, io2"),
         (("--prices", "asw"), "no price list 'asw'"),
         (("--profile", "h200"), "profile 'h200' is neither one of"),
         (("--model", "qwen3-8b"), "is of model 'llama-3.1-8b', not of 'qwen3-8b'"),
@@ -142,6 +165,12 @@ def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
         (("--disk-policy", "wb"), "--disk-policy: unknown policy 'wb'"),
         (("--ttl", "soon"), "--ttl must be none, group or seconds above 0"),
         (("--instances", "1,x"), "--instances must be whole numbers of 1 or more"),
+        (("--prefetch-policy", "eager"), "--prefetch-policy must be of timeout, wait_complete"),
+        (("--page-size", "48"), "must be a multiple of page_size 48"),
+        (("--mem-fraction-static", "2"), "mem_fraction_static must be a number between 0 and 1"),
+        (("--confidence", "1"), "--confidence must be 0 or more and below 1"),
+        (("--validation", "/no/file"), "is not what canopy validate --json writes"),
+        (("--evaluations", "0"), "evaluations must be 1 or more"),
         (("--backend", "slurm"), "--backend must be one of local, ray"),
         (("--json", "/no/such/folder/out.json"), "its folder does not exist"),
         (("--same-slot-last-week", "2"), "use --last-hours"),

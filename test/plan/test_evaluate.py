@@ -51,9 +51,9 @@ def gib(blocks):
 SOME = [
     Configuration(),
     Configuration(dram_gib=gib(200)),
-    Configuration(dram_gib=gib(16), disk="gp3-1000", disk_gib=gib(200)),
-    Configuration(dram_gib=gib(16), disk="gp3-1000", disk_gib=gib(200), ttl=2.0),
-    Configuration(dram_gib=gib(16), disk="gp3-1000", disk_gib=gib(100), ttl="group"),
+    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(200)),
+    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(200), ttl=2.0),
+    Configuration(dram_gib=gib(16), disk="gp3", disk_mib_s=1000.0, disk_gib=gib(100), ttl="group"),
 ]
 
 
@@ -112,8 +112,8 @@ def test_a_price_alone_simulates_nothing_anew_and_a_bandwidth_does(tmp_path):
         (after,) = evaluate([disk])
         assert evaluate.simulated == 0
     assert after["cost"] > before["cost"]
-    slower = replace(dearer.disks["gp3-1000"], throughput=None, base_mib_s=1.0)
-    given.prices = replace(dearer, disks={"gp3-1000": slower})
+    slower = replace(dearer.disks["gp3"], throughput=None, iops=None, base_mib_s=1.0)
+    given.prices = replace(dearer, disks={"gp3": slower})
     with Evaluator(given, cache=tmp_path) as evaluate:
         evaluate([disk])
         assert evaluate.simulated == 1

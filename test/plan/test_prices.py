@@ -24,13 +24,56 @@ def disk(**fields):
     return parse_prices(changed(disks={"d": document})).disk("d")
 
 
-def test_cost_of_an_hour_is_gpus_dram_of_each_instance_and_one_disk():
+def test_cost_of_an_hour_is_gpus_dram_and_a_disk_of_each_instance():
     prices = parse_prices(changed(gpus_per_instance=2))
-    # 3 x (2 x 2 + 50 x 0.01) + 1000 x 0.073 / 730
+    # 3 x (2 x 2 + 50 x 0.01 + 1000 x 0.073 / 730)
     assert prices.per_hour(instances=3, dram_gib=50, disk="ssd", disk_gib=1000) == pytest.approx(
-        13.6
+        13.8
     )
     assert prices.per_hour(instances=1, dram_gib=0) == pytest.approx(4.0)
+
+
+def test_a_shared_store_is_paid_once():
+    store = {**SMALL["disks"]["ssd"], "shared": True}
+    prices = parse_prices(changed(disks={"ssd": SMALL["disks"]["ssd"], "store": store}))
+    common = {"instances": 3, "dram_gib": 0, "disk_gib": 1000}
+    none = prices.per_hour(instances=3, dram_gib=0)
+    assert prices.per_hour(**common, disk="store") - none == pytest.approx(0.1)
+    assert prices.per_hour(**common, disk="ssd") - none == pytest.approx(0.3)
+    assert (prices.disks_of("ssd", 3), prices.disks_of("store", 3)) == (3, 1)
+
+
+def test_bandwidth_is_bought_between_a_least_and_a_most():
+    d = disk(
+        bandwidth={"per_iops_mib_s": 0.25, "io_kib": 256},
+        iops={"amount": 3000, "most": 16_000, "included": 3000, "per_month": 0.005},
+        throughput={"amount": 125, "most": 1000, "included": 125, "per_month": 0.04},
+    )
+    assert d.speeds() == (125, 1000)
+    assert d.read_bytes_per_s(10) == 125 * MIB
+    assert d.read_bytes_per_s(10, 600.0) == 600 * MIB
+    # 1,000 MiB/s need 4,000 IOPS, of which 3,000 are free, and 875 MiB/s beyond what is included.
+    month = 10 * 0.1 + 1000 * 0.005 + 875 * 0.04
+    assert d.per_hour(10, mib_s=1000.0) * 730 == pytest.approx(month)
+    assert disk().speeds() is None
+
+
+def test_small_pages_are_many_operations():
+    d = disk(
+        bandwidth={"io_kib": 256},
+        iops={"amount": 3000, "most": 16_000, "included": 3000, "per_month": 0.005},
+        throughput={"amount": 125, "most": 1000, "included": 125, "per_month": 0.04},
+    )
+    # Pages of 16 KiB: 1,000 MiB/s would be 64,000 operations a second; 16,000 are sold.
+    assert d.iops_for(1000.0, 16 * 1024) == 16_000
+    assert d.read_bytes_per_s(10, 1000.0, 16 * 1024) == 250 * MIB
+    assert d.read_bytes_per_s(10, 1000.0, 1 << 20) == 1000 * MIB
+    assert d.per_hour(10, mib_s=1000.0, page_bytes=1 << 14) > d.per_hour(10, mib_s=1000.0)
+
+
+def test_what_is_paid_by_use_pays_for_what_moves():
+    d = disk(billing="used", read_per_gib=0.03, write_per_gib=0.06)
+    assert d.transfers(2 * 2**30, 2**30) == pytest.approx(0.12)
 
 
 def test_iops_cost_each_step_at_its_own_price_beyond_what_is_included():
@@ -87,9 +130,11 @@ def test_essd_follows_the_published_formulas():
 
 
 def test_io2_pays_for_its_throughput_in_iops():
-    io2 = load_prices("aws-us-east-1").disk("io2-16000")
-    assert io2.read_bytes_per_s(100) == 4000 * MIB
-    assert io2.per_hour(100) * 730 == pytest.approx(100 * 0.125 + 16_000 * 0.065)
+    io2 = load_prices("aws-us-east-1").disk("io2")
+    assert io2.speeds() == (256, 4000)
+    assert io2.read_bytes_per_s(100, 4000.0) == 4000 * MIB
+    month = 100 * 0.125 + 16_000 * 0.065  # operations of 256 KiB
+    assert io2.per_hour(100, mib_s=4000.0) * 730 == pytest.approx(month)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +151,10 @@ def test_io2_pays_for_its_throughput_in_iops():
         ),
         (changed(disks={"d": {"per_gib_month": 1, "billing": "weekly"}}), "billing must be one of"),
         (changed(format="other"), "canopy-prices"),
+        (
+            changed(disks={"d": {"per_gib_month": 1, "throughput": {"amount": 9, "most": 1}}}),
+            "most \\(1\\) lies below amount \\(9\\)",
+        ),
         (changed(gpus_per_instance=1.5), "gpus_per_instance must be a whole number"),
         (changed(dram_per_gib_hour=True), "dram_per_gib_hour must be a number"),
     ],
@@ -116,7 +165,7 @@ def test_a_wrong_list_is_refused_with_the_field(document, message):
 
 
 def test_unknown_names_are_answered_with_the_list_and_the_nearest(tmp_path):
-    with pytest.raises(CanopyError, match=r"unknown disk class 'gp33'.*gp3, gp3-500.*'gp3'\?"):
+    with pytest.raises(CanopyError, match=r"unknown disk class 'gp33'.*gp3, io2.*'gp3'\?"):
         load_prices("aws-us-east-1").disk("gp33")
     with pytest.raises(CanopyError, match=r"no price list 'aws-us-east'.*did you mean 'aws-us-eas"):
         load_prices("aws-us-east")

@@ -1,16 +1,22 @@
 """The search on test functions whose front the full grid gives."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sglang_canopy.plan.objective import Objectives, Scale
 from sglang_canopy.plan.search import SearchOptions, full_grid, search
-from sglang_canopy.plan.space import Space, sizes
+from sglang_canopy.plan.sizes import sizes
+from sglang_canopy.plan.space import Space
 
 OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
-SPACE = Space(sizes(1024, 9), sizes(4096, 6), ("slow", "fast"), (None, 600.0, "group"))
+SPACE = Space(
+    sizes(1024, 5), sizes(4096, 3), ("slow", "fast"), ttls=(None, 600.0, "group"), least_gib=4.0
+)
+GRID = SPACE.finer(32, 16)
+"""Finer than where the search begins, and not the sizes that it refines to."""
 
 
 class Cache:
@@ -45,34 +51,76 @@ class Cache:
         return {"cost": self.cost(configuration)}
 
 
-def share_of_grid(model, space=SPACE, **options):
-    """(hypervolume against the full grid's, evaluations against the grid's, result)."""
-    grid = full_grid(space, model)
+def share_of_grid(model, space=SPACE, finer=GRID, **options):
+    """(hypervolume against the finer grid's, evaluations against the grid's, result)."""
+    grid = full_grid(finer, model)
     found = search(space, OBJECTIVES, model, known=model.known, options=SearchOptions(**options))
-    points = OBJECTIVES.matrix(grid.rows.values())
+    points = OBJECTIVES.matrix([*grid.rows.values(), *found.rows.values()])
     scale = Scale.of(points)
-    mine = scale.hypervolume(OBJECTIVES.matrix(found.rows.values()))
-    return mine / scale.hypervolume(points), len(found.rows) / len(grid.rows), found
+    volume, whole = (
+        scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (found.rows, grid.rows)
+    )
+    return volume / whole, len(found.rows) / len(grid.rows), found
 
 
 MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
 """Working set, hot set, what a group TTL is worth, hits at best."""
 
 
-def test_a_quarter_of_the_grid_finds_99_percent_of_its_volume_on_average():
+def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
     shares = [share_of_grid(Cache(*model))[:2] for model in MODELS]
-    assert max(evaluations for _, evaluations in shares) <= 0.25
+    assert np.mean([evaluations for _, evaluations in shares]) <= 1 / 40
     assert np.mean([volume for volume, _ in shares]) >= 0.99
-    assert min(volume for volume, _ in shares) >= 0.97
+    assert min(volume for volume, _ in shares) >= 0.98
+
+
+def test_the_search_ends_when_little_is_left_and_says_how_much():
+    for model in MODELS[::3]:
+        coarse = share_of_grid(Cache(*model), tolerance=0.05)[2]
+        fine = share_of_grid(Cache(*model), tolerance=0.01)[2]
+        assert (coarse.out_of_budget, fine.out_of_budget) == (False, False)
+        assert coarse.left <= 0.05
+        assert fine.left <= 0.01
+        assert len(fine.rows) > len(coarse.rows)
+        # What was said to be left at most is not less than what the finer search won.
+        points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
+        scale = Scale.of(points)
+        won, had = (scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse))
+        assert won / had - 1 <= 2 * coarse.left
+
+
+def test_sizes_are_found_that_no_doubling_reaches():
+    found = share_of_grid(Cache())[2]
+    chosen = {c.dram_gib for c in found.rows} - {0.0}
+    assert any(math.log2(gib) % 1 for gib in chosen)
+    assert min(chosen) >= SPACE.least_gib
+
+
+def test_bandwidth_is_searched_where_a_class_sells_it():
+    class Sold(Cache):
+        def row(self, c):
+            narrow = 100 / c.disk_mib_s if c.disk else 0.0
+            row = super().row(c)
+            return {**row, "mean_ttft_s": row["mean_ttft_s"] + narrow}
+
+        def cost(self, c):
+            return super().cost(c) + 0.002 * c.disk_mib_s
+
+    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, ttls=(None,))
+    found = share_of_grid(Sold(working_set=2000.0), space, space)[2]
+    front = [list(found.rows)[i] for i in OBJECTIVES.front(list(found.rows.values()))]
+    assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}
 
 
 def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_few():
-    helped = share_of_grid(Cache(group_gain=0.5))[2]
+    helped = share_of_grid(Cache(2000.0, group_gain=0.5))[2]
     front = OBJECTIVES.front(list(helped.rows.values()))
     assert any(list(helped.rows)[i].ttl == "group" for i in front)
-    useless = share_of_grid(Cache(group_gain=0.0))[2]
-    # Two alternatives, each tried on points of the front and two corners of each class.
-    assert useless.stages["ttl"] <= 2 * (SearchOptions().probes + 2 * 2) < helped.stages["ttl"]
+    useless = share_of_grid(Cache(2000.0, group_gain=0.0))[2]
+    # Tried on points of the front and two corners of each class, and left.
+    tried = sum(c.ttl == "group" for c in useless.rows)
+    assert 0 < tried <= SearchOptions().probes + 2 * 2
+    assert sum(c.ttl == "group" for c in helped.rows) > tried
 
 
 def test_dram_is_not_expanded_where_the_last_step_gained_nothing():
@@ -95,10 +143,11 @@ def test_a_cliff_at_the_end_of_dram_is_seen():
     assert first
 
 
-def test_the_budget_is_kept_and_its_end_is_said():
-    _, evaluations, found = share_of_grid(Cache(), budget_share=0.05)
-    assert evaluations <= 0.05
+def test_the_most_evaluations_are_kept_and_their_end_is_said():
+    _, _, found = share_of_grid(Cache(), evaluations=20)
+    assert len(found.rows) == 20
     assert found.out_of_budget
+    assert found.left > SearchOptions().tolerance
     assert not share_of_grid(Cache(group_gain=0.0))[2].out_of_budget
 
 
@@ -122,9 +171,20 @@ def test_without_known_costs_the_search_still_ends_within_its_budget():
 
 def test_a_space_without_disks_is_a_line():
     space = Space(sizes(1024, 9), (0.0,), ())
-    volume, _, found = share_of_grid(Cache(), space, budget_share=1.0)
-    assert volume > 0.99
-    assert len(found.rows) <= len(space.grid()) == 10
+    volume, _, found = share_of_grid(Cache(), space, space.finer(64, 1))
+    assert volume > 0.98
+    assert all(c.disk is None for c in found.rows)
+
+
+def test_differences_that_nobody_would_pay_for_make_no_volume():
+    two = Objectives.of(["mean_ttft", "throughput"])
+    rows = [
+        {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 1000.0},
+        {"mean_ttft_s": 2.0, "throughput_tokens_per_s": 1000.1},
+    ]
+    scale = Scale.of(two.matrix(rows))
+    whole, quick = (scale.hypervolume(two.matrix(r)) for r in (rows, rows[:1]))
+    assert quick > 0.98 * whole
 
 
 def test_front_and_volume_of_three_points_by_hand():

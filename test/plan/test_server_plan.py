@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from sglang_canopy.config.plan_file import read_plan, write_plan
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.server_plan import live_name, server_plan
 from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine
+from sglang_canopy.plan.system import Engine, system_of
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names, policy_names
 from sglang_canopy.sim.compact import CompactTrace
@@ -56,19 +57,64 @@ def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
 def test_no_disk_says_nothing_of_one():
     plan = server_plan(row(Configuration(dram_gib=1.0)), work(), {}, "/kv")
     assert (plan.disk_bytes, plan.disk_path, plan.disk_eviction, plan.ttl) == (None,) * 4
+    said = plan.server.to_json()
+    assert said["enable_hierarchical_cache"]
+    assert not [name for name in said if "storage" in name or name.startswith("prefetch")]
+    without = server_plan(row(Configuration()), work(), {}).server.to_json()
+    assert not [name for name in without if "hi" in name.split("_")[0] or "hier" in name]
+
+
+def test_every_setting_that_was_simulated_is_in_the_file():
+    c = replace(WITH_DISK, page_size=64, prefetch_policy="wait_complete", write_policy="write_back")
+    given = work()
+    settings = ServerSettings(max_running_requests=32, mem_fraction_static=0.8)
+    given.engine = replace(given.engine, settings=settings)
+    said = server_plan(row(c), given, {}).server
+    assert said.over(SGLANG_DEFAULTS) == said, "nothing is left to a default"
+    simulated = system_of(c, given.engine, given.prices, {})
+    assert (said.page_size, said.hicache_storage_prefetch_policy) == (64, "wait_complete")
+    assert said.hicache_write_policy == simulated.write_policy == "write_back"
+    assert said.max_running_requests == simulated.max_running == 32
+    assert said.max_total_tokens == simulated.device_tokens == 4096
+    assert said.chunked_prefill_size == simulated.chunked_prefill_tokens
+    assert said.max_prefill_tokens == simulated.max_prefill_tokens
+    assert said.prefetch_threshold == simulated.prefetch_threshold_tokens
+    assert said.mem_fraction_static == 0.8
+    assert (said.enable_hierarchical_cache, said.hicache_storage_backend) == (True, "canopy")
+
+
+def test_a_pool_that_was_assumed_is_not_set():
+    given = work()
+    given.engine = replace(given.engine, pool_known=False)
+    plan = server_plan(row(WITH_DISK), given, {})
+    assert plan.server.max_total_tokens is None
+    assert plan.made_by["device_tokens"].startswith("4096 assumed")
+
+
+def test_a_shared_store_is_lent_in_equal_parts():
+    given = work()
+    store = replace(given.prices.disk("efs"), shared=True, billing="provisioned")
+    given.prices = replace(given.prices, disks={"store": store})
+    plan = server_plan(row(replace(WITH_DISK, disk="store", disk_gib=8.0)), given, {}, "/kv")
+    assert plan.disk_bytes == 4 * 2**30
+    assert plan.server.hicache_storage_backend == "mooncake"
+    assert (plan.disk_path, plan.disk_eviction) == (None, None)
 
 
 def with_groups(ids):
     """A table whose groups do not depend on what a window is sure of."""
     given = work(ids)
-    given._tables[8.0, 1.0] = TTLTable((Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids)
+    # Two disks of 8 GiB: what their TTLs may use together.
+    given._tables[16.0, 1.0] = TTLTable(
+        (Group(17, 60.0), Group(99, 5.0)), 300.0, 64, ids, {"k1": 45.0}
+    )
     return given
 
 
 def test_groups_of_a_servers_own_log_are_written():
     given = with_groups(SERVER_HASH)
     plan = server_plan(row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), given, {})
-    assert plan.ttl == given.group_table(8.0)
+    assert plan.ttl == given.group_table(16.0)
     plan.check_for_server()
 
 
@@ -76,7 +122,8 @@ def test_groups_of_another_trace_are_left_out_and_it_is_said():
     plan = server_plan(
         row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), with_groups(TRACE_HASH), {}
     )
-    assert plan.ttl == TTLTable((), 300.0)
+    # Categories carry over from any trace.
+    assert plan.ttl == TTLTable((), 300.0, categories={"k1": 45.0})
     assert "2 groups of this trace left out" in plan.made_by["group_ttls"]
     plan.check_for_server()
 

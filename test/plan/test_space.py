@@ -1,9 +1,14 @@
 """The decision space: no configuration twice, none that SGLang could not run."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.space import Configuration, Space, gib_text, sizes
+from sglang_canopy.plan.sizes import between, gib_text, round_size, sizes
+from sglang_canopy.plan.space import Configuration, Space
 
 
 def space(**fields):
@@ -18,6 +23,15 @@ def test_the_grid_has_every_configuration_once():
     assert len(grid) == 3 + 2 * 2 * 2
 
 
+def test_the_grid_is_counted_without_being_made():
+    many = space(
+        ttls=(None, 600.0), instances=(1, 4), page_sizes=(1, 64), host_policies=("lru", "wa"),
+        speeds={"a": (125.0, 1000.0)},
+    )  # fmt: skip
+    for s in (space(), many, space(disks=(), disk_gib=(0.0,)), many.finer(5, 3)):
+        assert s.count() == len(s.grid())
+
+
 def test_no_disk_without_dram():
     assert all(c.dram_gib > 0 for c in space().grid() if c.disk)
 
@@ -28,16 +42,16 @@ def test_what_an_absent_tier_would_do_makes_no_difference():
     assert Configuration(host_policy="wa").normal() == Configuration()
 
 
-def test_neighbours_differ_in_one_thing():
-    s = space(ttls=(None, "group"), instances=(1, 4))
-    around = s.neighbours(Configuration(dram_gib=1, disk="a", disk_gib=4))
-    assert Configuration(dram_gib=2, disk="a", disk_gib=4) in around
-    assert Configuration(dram_gib=1) in around
-    assert Configuration(dram_gib=1, disk="b", disk_gib=4) in around
-    assert Configuration(dram_gib=1, disk="a", disk_gib=4, ttl="group") in around
-    assert Configuration(instances=4, dram_gib=1, disk="a", disk_gib=4) in around
-    assert len(around) == 5  # a disk without DRAM is none
-    beside_none = s.neighbours(Configuration(dram_gib=1))
+def test_alternatives_differ_in_one_choice():
+    s = space(ttls=(None, "group"), instances=(1, 4), page_sizes=(1, 64))
+    of = Configuration(dram_gib=1, disk="a", disk_gib=4)
+    around = s.alternatives(of)
+    assert replace(of, disk="b") in around
+    assert replace(of, ttl="group") in around
+    assert replace(of, instances=4) in around
+    assert replace(of, page_size=64) in around
+    assert len(around) == 4
+    beside_none = s.alternatives(Configuration(dram_gib=1))
     assert Configuration(dram_gib=1, disk="b", disk_gib=4) in beside_none
 
 
@@ -45,20 +59,51 @@ def test_a_tier_that_is_added_gets_a_policy_and_ttl_of_the_space():
     s = space(host_policies=("wa",), disk_policies=("s3fifo",), ttls=(600.0,))
     grid = set(s.grid())
     for configuration in grid:
-        assert set(s.neighbours(configuration)) <= grid
+        assert set(s.alternatives(configuration)) <= grid
 
 
-def test_sizes_are_round_and_reach_the_largest():
-    assert sizes(700, 4) == (0, 128, 256, 512, 1024)
+def test_bandwidth_that_is_sold_apart_is_in_the_grid():
+    grid = space(speeds={"a": (125.0, 1000.0)}).grid()
+    assert {c.disk_mib_s for c in grid if c.disk == "a"} == {125.0, 1000.0}
+    assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
+
+
+def test_a_finer_grid_has_equal_steps_beside_the_first_sizes():
+    fine = space().finer(4, 1)
+    assert fine.dram_gib == (0, 0.5, 1, 1.5, 2)
+    assert set(space().grid()) <= set(fine.grid())
+
+
+def test_sizes_reach_the_largest_and_none_is_below_the_least():
+    assert sizes(700, 4) == (0, 88, 176, 352, 704)
     assert sizes(1024, 3) == (0, 256, 512, 1024)
-    assert sizes(0.3, 2) == (0, 0.25, 0.5)
-    assert sizes(700, 4, 1.5) == (0, 256, 384, 512, 768)
+    assert sizes(700, 30, least=2.0)[1] >= 2.0
+    assert sizes(0.1, 3, least=2.0) == (0, round_size(0.1))
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
+def test_what_lies_between_two_sizes_is_told_apart_from_both(one, other):
+    low, high = sorted((round_size(one), round_size(other)))
+    middle = between(low, high)
+    if middle is None:
+        assert high <= low * 1.13
+    else:
+        assert low < middle < high
+        assert round_size(middle) == middle
+
+
+def test_halving_reaches_sizes_that_are_no_power_of_two():
+    assert between(256, 512) == 384
+    assert between(256, 384) == 320
+    assert between(0, 8, least=4.5) is None
 
 
 def test_a_row_gives_its_configuration_back():
-    c = Configuration(2, 1.5, "a", 4.0, "group", "wa", "lru", "s3fifo")
+    c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", "lru", "s3fifo", page_size=64)
     assert Configuration.from_json({**c.to_json(), "cost": 1.0}) == c
-    assert c.label() == "2 x 1.5 GiB DRAM, 4 GiB a, group TTL, device wa, disk s3fifo"
+    assert c.label() == (
+        "2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, device wa, disk s3fifo, pages of 64"
+    )
 
 
 def test_sizes_as_text():

@@ -62,7 +62,7 @@ class Points:
         return list(found.values())
 
     def ours(self) -> list[dict[str, Any]]:
-        """``plan/search.py`` on the lattice that ``canopy plan`` would use up to these sizes."""
+        """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
         prices = self.work.prices
         request = PlanRequest(
             disks=(DISK,),
@@ -70,6 +70,7 @@ class Points:
             instances=(self.instances,),
             dram_most_gib=MOST[0] * self.instances,
             disk_most_gib=MOST[1],
+            prefetch_policies=("best_effort",),
         )
         space = make_space(request, MOST[0], prices)
         found = search(

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import Engine, row_of, system_of
@@ -39,6 +40,7 @@ INSTANCES = (1, 4)
 DEVICE_TOKENS = 600_000
 CONTEXT_TOKENS = 262_144
 """Qwen3-480B's own context: longer requests are left out."""
+MAX_RUNNING = 256
 STAGING_GIB = 64.0
 """The DRAM of a "disk only" set-up: SGLang reads from storage into host memory."""
 FIXED_GIB = 1024.0
@@ -74,9 +76,12 @@ def prices() -> Prices:
         base_mib_s=0.0,
         per_gib_mib_s=350 / 460,
         most_mib_s=16 * 350,
+        shared=True,  # the paper names one for all
     )
     used = replace(volumes, name="used", billing="used", per_gib_mib_s=0.0, base_mib_s=16 * 350.0)
-    free = DiskClass(name="ideal", per_gib_month=Steps(((float("inf"), 0.0),)), base_mib_s=1e7)
+    free = DiskClass(
+        name="ideal", per_gib_month=Steps(((float("inf"), 0.0),)), base_mib_s=1e7, shared=True
+    )
     disks = {**listed.disks, DISK: volumes, "used": used, "ideal": free}
     return replace(listed, gpus_per_instance=8, disks=disks)
 
@@ -117,7 +122,8 @@ def _window(
 @cache
 def inputs(name: str, data: Path) -> PlanInputs:
     """A trace on the regime's engine: what simulations of it share."""
-    engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware")
+    settings = replace(SGLANG_DEFAULTS, max_running_requests=MAX_RUNNING)
+    engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware", settings)
     return PlanInputs(trace(name, data), engine, prices())
 
 
@@ -125,6 +131,9 @@ def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0, **othe
     """A point of the space; without DRAM a disk gets the memory that it must have to be read."""
     disk = others.pop("disk", DISK) if disk_gib else None
     dram = max(dram_gib, STAGING_GIB) if disk_gib else dram_gib
+    if disk:
+        # The paper's: a disk is read while a request waits for other reasons (section 3.3).
+        others = {"prefetch_policy": "best_effort"} | others
     return Configuration(instances, dram, disk, disk_gib, **others)
 
 

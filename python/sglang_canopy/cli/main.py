@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "how a trace reuses KV, and which policy suits it",
     "plan": "how much DRAM and disk a workload should get, at what price",
+    "validate": "what a plan predicted beside what its server's log says, and the error",
     "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",

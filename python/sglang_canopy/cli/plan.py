@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from sglang_canopy.cli.plan_arguments import add_arguments
 from sglang_canopy.cli.plan_options import PlanCommand, check, policy_configs
+from sglang_canopy.cli.validate import read_validation
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.cache import default_folder
-from sglang_canopy.plan.choice import configuration_of
+from sglang_canopy.plan.choice import configuration_of, label_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import CapacityPlan, make_plan, to_json
 from sglang_canopy.plan.prices import load_prices
@@ -87,6 +88,7 @@ def plan_once(command: PlanCommand) -> tuple[CapacityPlan, PlanInputs, dict[str,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
         **({"slot": str(command.slot)} if command.slot else {}),
+        **({"validation": read_validation(args.validation)} if args.validation else {}),
     }
     return plan, work, about
 
@@ -136,6 +138,18 @@ def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
+    if not command.engine.pool_known:
+        lines.append(
+            "The device's KV pool was assumed, and the plan file does not set it: give "
+            "--device-tokens (a server's log says max_total_num_tokens)."
+        )
+    if command.args.validation:
+        errors = read_validation(command.args.validation)
+        lines.append(f"Predictions on your traffic were off by: {errors}.")
+    else:
+        lines.append(
+            "How far predictions are off on your traffic is not known: canopy validate says it."
+        )
     if work.prices.example:
         lines.append(
             f"Prices: {work.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
@@ -179,7 +193,7 @@ def watch(command: PlanCommand) -> int:
             new = changed(before, row, args.gain, _now(plan, before, before_row))
             verb = "new plan" if new else "as before"
             print(f"{now} {about['requests']} requests of {command.slot}: {verb}: "
-                  f"{configuration_of(row).label()}", flush=True)  # fmt: skip
+                  f"{label_of(row)}", flush=True)  # fmt: skip
             if new:
                 print(plan_text(plan, work.prices.currency), flush=True)
                 write_outputs(command, plan, work, about)

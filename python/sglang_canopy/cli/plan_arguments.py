@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from sglang_canopy.cli.overlay_arguments import add_overlay_arguments
+from sglang_canopy.config.server_settings import (
+    PREFETCH_POLICIES,
+    SCHEDULE_POLICIES,
+    SGLANG_DEFAULTS,
+    WRITE_POLICIES,
+)
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES
+from sglang_canopy.plan.planner import DISK_LEVELS, DRAM_LEVELS
 from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.sim.system.config import ROUTINGS
 from sglang_canopy.trace.open import format_names
@@ -26,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--profile", default=PROFILE, help="engine profile: a name or a file (default %(default)s)")
     add("--model", metavar="NAME", help="the model you serve; stop if the profile is of another")
+    add(
+        "--validation",
+        metavar="FILE",
+        help="errors that canopy validate found on your traffic, to be printed with the plan",
+    )
     add("--prices", default=PRICES, help="price list: a name or a file (default %(default)s)")
     add(
         "--slo",
@@ -33,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="C",
         help='limits, e.g. "p99_ttft<2s"; several with commas',
+    )
+    add(
+        "--confidence",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="choose what meets the limits with at least this probability, over resampled traces",
     )
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument(
@@ -96,16 +116,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0,
         metavar="G",
-        help="largest disk (default: the trace's distinct KV)",
+        help="largest disk of an instance, or of a shared store (default: the distinct KV)",
     )
     add(
         "--dram-levels",
         type=int,
-        default=9,
+        default=DRAM_LEVELS,
         metavar="N",
-        help="sizes of DRAM to try, each twice the one before",
+        help="sizes of DRAM that the search begins with, each twice the one before (default "
+        "%(default)s); it refines between them",
     )
-    add("--disk-levels", type=int, default=6, metavar="N", help="sizes of disk to try")
+    add(
+        "--disk-levels",
+        type=int,
+        default=DISK_LEVELS,
+        metavar="N",
+        help="the same for disks (default %(default)s)",
+    )
     add(
         "--baseline-gib",
         type=float,
@@ -122,29 +149,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="KV pool of one device, in tokens (default: the profile's, or 40 GiB of KV)",
     )
     add("--routing", default="prefix-aware", help=f"how requests are spread: {', '.join(ROUTINGS)}")
-    add(
-        "--max-running",
-        type=int,
-        default=256,
-        metavar="N",
-        help="requests that decode at the same time",
-    )
+    _add_settings(add)
     how = parser.add_argument_group("how it is searched")
     add = how.add_argument
-    add("--grid", action="store_true", help="evaluate the full grid instead")
+    add("--grid", action="store_true", help="evaluate a full grid in equal steps instead")
     add(
-        "--budget",
-        type=float,
-        default=0.25,
-        metavar="SHARE",
-        help="most configurations to evaluate, as a share of the grid",
+        "--evaluations",
+        type=int,
+        default=SearchOptions().evaluations,
+        metavar="N",
+        help="most configurations to evaluate (default %(default)s)",
     )
     add(
         "--tolerance",
         type=float,
         default=SearchOptions().tolerance,
         metavar="SHARE",
-        help="skip points that could add less than this to the dominated volume",
+        help="stop when further sizes could add no more than this to the dominated volume "
+        "(default %(default)s)",
     )
     add(
         "--no-checks",
@@ -209,3 +231,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="with --watch: write the plan again only if cost or mean TTFT changes by more than this",
     )
+
+
+def _add_settings(add: Any) -> None:
+    """SGLang's own settings: choices of a plan, and those that it only takes over."""
+    given = SGLANG_DEFAULTS.to_json()
+    for option, default, allowed in (
+        ("--page-size", "1,64", "tokens"),
+        ("--prefetch-policy", "timeout,wait_complete", ", ".join(PREFETCH_POLICIES)),
+        ("--write-policy", given["hicache_write_policy"], ", ".join(WRITE_POLICIES)),
+        ("--schedule-policy", given["schedule_policy"], ", ".join(SCHEDULE_POLICIES)),
+    ):
+        add(
+            option,
+            default=default,
+            metavar="A,B",
+            help=f"SGLang's, the values to try: {allowed} (default %(default)s)",
+        )
+    add(
+        "--chunked-prefill-size",
+        metavar="A,B",
+        help="SGLang's, the values to try (default: SGLang's for --gpu-memory-gib)",
+    )
+    add("--gpu-memory-gib", type=float, default=80.0, metavar="G", help="of one GPU")
+    for option, kind, what in (
+        ("--max-running", int, "max_running_requests"),
+        ("--max-prefill-tokens", int, "max_prefill_tokens"),
+        ("--schedule-conservativeness", float, "schedule_conservativeness"),
+        ("--mem-fraction-static", float, "mem_fraction_static"),
+        ("--prefetch-threshold", int, "prefetch_threshold"),
+        ("--prefetch-timeout-base", float, "prefetch_timeout_base"),
+        ("--prefetch-timeout-per-ki-token", float, "prefetch_timeout_per_ki_token"),
+    ):
+        shown = f"default {given[what]}" if what in given else "default: SGLang's"
+        add(
+            option, dest=what, type=kind, metavar="N" if kind is int else "X",
+            help=f"SGLang's, for the simulation and the plan file ({shown})",
+        )  # fmt: skip

@@ -7,9 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.cli.validate import read_validation
+from sglang_canopy.config.server_settings import (
+    PREFETCH_POLICIES,
+    SCHEDULE_POLICIES,
+    WRITE_POLICIES,
+    ServerSettings,
+    chunk_of,
+)
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.choice import parse_constraints
@@ -17,7 +26,7 @@ from sglang_canopy.plan.objective import metric
 from sglang_canopy.plan.planner import PlanRequest
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.search import SearchOptions
-from sglang_canopy.plan.space import GROUP, TTL
+from sglang_canopy.plan.space import GROUP, TTL, Configuration
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.watch import Slot
 from sglang_canopy.plan.worker import PlanInputs
@@ -69,6 +78,11 @@ def check(args: argparse.Namespace) -> PlanCommand:
         device_policies=_policies("--device-policy", args.device_policy),
         host_policies=_policies("--host-policy", args.host_policy),
         disk_policies=_policies("--disk-policy", args.disk_policy),
+        page_sizes=tuple(_whole("--page-size", text) for text in _names(args.page_size)),
+        prefetch_policies=_of("--prefetch-policy", args.prefetch_policy, PREFETCH_POLICIES),
+        write_policies=_of("--write-policy", args.write_policy, WRITE_POLICIES),
+        schedule_policies=_of("--schedule-policy", args.schedule_policy, SCHEDULE_POLICIES),
+        chunked_prefill_sizes=_chunks(args),
         dram_most_gib=_size("--dram-max-gib", args.dram_max_gib),
         disk_most_gib=_size("--disk-max-gib", args.disk_max_gib),
         dram_levels=args.dram_levels,
@@ -78,12 +92,19 @@ def check(args: argparse.Namespace) -> PlanCommand:
         constraints=constraints,
         minimise=wanted,
         grid=args.grid,
-        options=SearchOptions(tolerance=args.tolerance, budget_share=args.budget),
+        options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
         checks=not args.no_checks,
+        confidence=args.confidence,
     )
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
+    if not 0 <= args.confidence < 1 or (args.confidence and args.no_checks):
+        raise CanopyError(
+            f"--confidence must be 0 or more and below 1, without --no-checks, got {args.confidence}"
+        )
+    if args.validation:
+        read_validation(args.validation)
     for out in (args.json, args.html, args.output):
         if out and not Path(out).resolve().parent.is_dir():
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
@@ -97,18 +118,40 @@ def check(args: argparse.Namespace) -> PlanCommand:
     form = args.format or _guess(path)
     if args.conversations is not None and form != "agentic":
         raise CanopyError(f"--conversations needs --format agentic, got {form!r}")
-    tokens = args.device_tokens
-    if tokens is None:
-        noted = profile.notes.get("device_tokens")
-        tokens = (
-            noted if type(noted) is int else round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
-        )
-    if tokens < 1:
-        raise CanopyError(f"--device-tokens must be 1 or more, got {tokens}")
-    engine = Engine(profile, tokens, args.routing, args.max_running)
+    engine = _engine(args, profile)
+    for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
+        engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     command = PlanCommand(args, path, form, request, profile, engine, slot)
     PlanInputs(CompactTrace(()), engine, prices, configs)
     return command
+
+
+def _engine(args: argparse.Namespace, profile: EngineProfile) -> Engine:
+    tokens, noted = args.device_tokens, profile.notes.get("device_tokens")
+    known = tokens is not None or type(noted) is int
+    if tokens is None:
+        assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
+        tokens = noted if type(noted) is int else assumed
+    if tokens < 1:
+        raise CanopyError(f"--device-tokens must be 1 or more, got {tokens}")
+    given = {name: getattr(args, name, None) for name in ServerSettings.__slots__}
+    given |= dict.fromkeys(("page_size", "chunked_prefill_size", "schedule_policy"))
+    return Engine(profile, tokens, args.routing, ServerSettings(**given), known)
+
+
+def _chunks(args: argparse.Namespace) -> tuple[int, ...]:
+    if args.chunked_prefill_size is None:
+        return (chunk_of(args.gpu_memory_gib),)
+    names = _names(args.chunked_prefill_size)
+    return tuple(_whole("--chunked-prefill-size", text) for text in names)
+
+
+def _of(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if name not in allowed:
+            raise CanopyError(f"{option} must be of {', '.join(allowed)}, got {name!r}")
+    return names
 
 
 def _slot(args: argparse.Namespace) -> Slot | None:

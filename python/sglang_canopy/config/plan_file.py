@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, policy_names
 from sglang_canopy.private_file import replace_file
@@ -44,11 +45,14 @@ class ServerPlan:
     host_bytes: int | None = None
     """Capacity of the host pool of one server."""
     disk_bytes: int | None = None
+    """Of one server: of its own disk, or what it lends to a shared store."""
     disk_path: str | None = None
     """Folder of the disk store."""
     ttl: TTLTable | None = None
     """On the disk."""
     host_ttl: TTLTable | None = None
+    server: ServerSettings | None = None
+    """SGLang's own settings that the plan was simulated with."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
     """Where the plan comes from: command, hash of the trace, date. For people."""
 
@@ -74,6 +78,8 @@ class ServerPlan:
             table = getattr(self, name)
             if table is not None and not isinstance(table, TTLTable):
                 raise CanopyError(f"plan: {name} must be a TTL table, got {table!r:.60}")
+        if self.server is not None and not isinstance(self.server, ServerSettings):
+            raise CanopyError(f"plan: server must be settings, got {self.server!r:.60}")
         _check_config("made_by", self.made_by)
 
     def check_for_server(self) -> None:
@@ -93,7 +99,7 @@ class ServerPlan:
         data: dict[str, Any] = {"version": VERSION}
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, TTLTable):
+            if isinstance(value, (TTLTable, ServerSettings)):
                 data[f.name] = value.to_json()
             elif value is not None and value != {}:
                 data[f.name] = dict(value) if isinstance(value, Mapping) else value
@@ -120,6 +126,11 @@ class ServerPlan:
                     given[name] = TTLTable.from_json(given[name])
                 except CanopyError as error:
                     raise CanopyError(f"plan: {name}: {error}") from None
+        if given.get("server") is not None:
+            try:
+                given["server"] = ServerSettings.from_json(given["server"])
+            except CanopyError as error:
+                raise CanopyError(f"plan: {error}") from None
         return cls(**given)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -245,33 +244,6 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
         disk_path=plan.disk_path,
         copy_ahead=flags.copy_ahead,
     )
-
-
-def arguments_of_plan(path: str, argv: list[str]) -> tuple[list[str], list[str]]:
-    """SGLang's own arguments that a plan stands for, and a line for each that ``argv`` overrules.
-
-    Raises ``CanopyError`` if the file is not a plan.
-    """
-    plan = _of_plan(lambda: read_plan(path))
-    added, overruled = [], []
-    if plan.radix_eviction is not None:
-        if _typed(argv, "--radix-eviction", "--radix-eviction-policy"):
-            overruled.append(f"radix_eviction {plan.radix_eviction!r}: --radix-eviction was given")
-        else:
-            added += ["--radix-eviction-policy", plan.radix_eviction]
-            if plan.radix_eviction_config and not _typed(argv, "--radix-eviction-policy-config"):
-                added += ["--radix-eviction-policy-config", json.dumps(plan.radix_eviction_config)]
-    for tier in ("host", "disk"):
-        name = getattr(plan, f"{tier}_eviction")
-        if name is not None and _typed(argv, f"--canopy-{tier}-eviction"):
-            overruled.append(f"{tier}_eviction {name!r}: --canopy-{tier}-eviction was given")
-    if plan.host_bytes is not None and _typed(argv, "--hicache-size", "--hicache-ratio"):
-        overruled.append(f"host_bytes {plan.host_bytes}: the host pool's size was given")
-    return added, overruled
-
-
-def _typed(argv: list[str], *flags: str) -> bool:
-    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
 
 
 def _of_plan(make: Callable[[], Any]) -> Any:

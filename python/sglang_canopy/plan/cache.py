@@ -21,8 +21,8 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace.record import TraceRequest
 
-_CODE = ("policy", "reuse", "sim", "tier", "trace")
-_OWN_CODE = ("evaluate.py", "groups.py", "system.py")
+_CODE = ("admission", "policy", "reuse", "schedule", "sim", "trace", "ttl")
+_OWN_CODE = ("evaluate.py", "groups.py", "system.py", "worker.py")
 
 
 def default_folder() -> Path:

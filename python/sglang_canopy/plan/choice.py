@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.objective import METRICS, Metric, Row, metric
-from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.space import GROUP, Configuration
 
 _FORM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
 _UNITS: Mapping[str, Mapping[str, float]] = {
@@ -99,14 +99,15 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
 def choose(
     rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric
 ) -> ChosenConfiguration:
-    """The best row by ``minimise`` (a maximised metric: the most) that meets every constraint.
+    """The best row by ``minimise`` (a maximised metric: the most) that meets every constraint; of
+    those within a thousandth the cheapest, then the quickest.
 
     Without one: the row that misses them by the least, and which constraints bind.
     """
     assert rows, "nothing was evaluated"
     feasible = [row for row in rows if all(c.met(row) for c in constraints)]
     if feasible:
-        return ChosenConfiguration(min(feasible, key=lambda row: _order(row, minimise)), True)
+        return ChosenConfiguration(_best(feasible, minimise), True)
     alone = [c for c in constraints if not any(c.met(row) for row in rows)]
     nearest = min(
         rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
@@ -182,6 +183,24 @@ def value_text(of: Metric, value: float) -> str:
     if of.unit == "tokens/s":
         return f"{value / 1000:.4g}k tokens/s" if value >= 1e4 else f"{value:.4g} tokens/s"
     return f"{value:.4g}" + ("/h" if of.unit == "money/h" else "")
+
+
+def label_of(row: Row) -> str:
+    """A row's configuration in a few words, and what became of its group TTLs."""
+    c = configuration_of(row)
+    table = row.get("ttl_table")
+    if c.ttl != GROUP or table is None:
+        return c.label()
+    kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
+    if kinds:
+        made = f"TTLs of {' and '.join(kinds)}"
+    else:
+        seconds = table["residual_ttl_s"]
+        one = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
+        made = f"{one}, which no groups beat"
+    if table["requests"] < row["requests"]:
+        made += f", learnt from the last {table['requests']} requests"
+    return c.label().replace("group TTL", made, 1)
 
 
 def configuration_of(row: Row) -> Configuration:

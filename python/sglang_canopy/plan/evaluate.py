@@ -29,6 +29,7 @@ class Evaluator:
         seed: int = 0,
     ) -> None:
         self.work, self._jobs, self._backend_name, self._seed = work, jobs, backend, seed
+        self._kv_bytes = work.engine.profile.kv_bytes_per_token
         self.simulated = 0
         self.from_cache = 0
         self._backend: Backend | None = None
@@ -67,12 +68,12 @@ class Evaluator:
         for key, configuration in zip(keys, configurations):
             kept = self._cache.get(key)
             assert kept is not None, "every missing row was simulated"
-            rows.append(row_of(configuration, kept, self.work.prices))
+            rows.append(row_of(configuration, kept, self.work.prices, self._kv_bytes))
         return rows
 
     def known(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """What the search may know without simulating."""
-        return least_cost(configuration, rows, self.work.prices)
+        return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
 
     def _start(self) -> Backend:
         if self._backend is None:
@@ -83,5 +84,6 @@ class Evaluator:
         work = self.work
         config = system_of(configuration, work.engine, work.prices, work.policy_configs)
         what: dict[str, Any] = asdict(config)
-        group = configuration.ttl == GROUP
+        # The table that group TTLs are depends on the budget, all disks together.
+        group = configuration.ttl == GROUP and (configuration.disk_gib, configuration.instances)
         return digest([self._context, what, group, load, self._seed])

@@ -15,6 +15,10 @@ SHORTEST_S = 60.0
 """A plan is made for no shorter than this."""
 
 
+MAX_BLOCKS = 1 << 24
+"""Distinct blocks that are looked at, some 2 GB. Of a longer trace the last requests count."""
+
+
 def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnapshot:
     """What a server's window would have learnt from the whole trace.
 
@@ -24,7 +28,13 @@ def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnap
     begin = end = 0.0
     for request in trace:
         if window is None:
-            window = TrafficWindow(window_s=math.inf, block_tokens=request.block_tokens, hash=hash)
+            window = TrafficWindow(
+                window_s=math.inf,
+                block_tokens=request.block_tokens,
+                hash=hash,
+                max_requests=MAX_BLOCKS,
+                max_blocks=MAX_BLOCKS,
+            )
             begin = request.time_s
         end = request.time_s
         window.observe(request.blocks, request.time_s, request.input_tokens, request.category)

@@ -44,6 +44,7 @@ METRICS = {
         Metric("cost_per_hour", "cost_per_hour", "money/h"),
     )
 }
+LEAST_RANGE = 0.01
 DEFAULT_OBJECTIVES = ("mean_ttft", "throughput", "cost")
 
 
@@ -100,11 +101,13 @@ class Scale:
 
     @classmethod
     def of(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
-        """The reference is the worst of each objective over ``points`` and ``margin`` beyond."""
+        """The reference is the worst of each objective over ``points`` and ``margin`` beyond.
+
+        One that varies by less than ``LEAST_RANGE`` counts as if it varied by so much: else a
+        volume is made of differences that nobody would pay for.
+        """
         best, worst = points.min(axis=0), points.max(axis=0)
-        width = worst - best
-        # An objective that does not vary still has a side, so that volumes stay above 0.
-        width = np.where(width > 0, width, np.maximum(np.abs(best), 1.0) * 1e-9)
+        width = np.maximum(worst - best, np.maximum(np.abs(best) * LEAST_RANGE, 1e-9))
         return cls(best, best + width * (1 + margin))
 
     def __call__(self, points: np.ndarray) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,28 @@ from sglang_canopy.plan.choice import (
     choose,
     configuration_of,
     extremes,
-    why_not,
 )
 from sglang_canopy.plan.evaluate import Evaluator
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, Objectives, Row, Scale
 from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.search import SearchOptions, SearchResult, full_grid, search
-from sglang_canopy.plan.space import TTL, Configuration, Space, sizes
+from sglang_canopy.plan.settle import Rejected, settle
+from sglang_canopy.plan.sizes import round_size, sizes
+from sglang_canopy.plan.space import TTL, Configuration, Space
 from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import PlanInputs
+from sglang_canopy.plan.uncertainty import Uncertainty, uncertainty_of
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, simulated
 from sglang_canopy.sim.compact import CompactTrace
 
+CANDIDATES = 12
+"""Configurations that are resampled at most until one is sure enough."""
 LOADS = (0.8, 1.2)
 """Sensitivity: the same requests at these rates."""
-DRAM_LEVELS, DISK_LEVELS = 9, 6
+DRAM_LEVELS, DISK_LEVELS = 5, 3
+GRID_STEPS = (16, 8)
+"""Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
+SPEEDS = 2
+"""Bandwidths that a search begins with, where a class sells them."""
 DRAM_MOST_GIB = 2048.0
 """Of one instance: what a machine of eight GPUs has."""
 BASELINE_SHARE = 0.25
@@ -46,6 +55,11 @@ class PlanRequest:
     device_policies: tuple[str, ...] = ("lru",)
     host_policies: tuple[str, ...] = ("lru",)
     disk_policies: tuple[str, ...] = ("lru",)
+    page_sizes: tuple[int, ...] = (Configuration().page_size,)
+    prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
+    write_policies: tuple[str, ...] = (Configuration().write_policy,)
+    schedule_policies: tuple[str, ...] = (Configuration().schedule_policy,)
+    chunked_prefill_sizes: tuple[int, ...] = (Configuration().chunked_prefill_size,)
     dram_most_gib: float = 0.0
     disk_most_gib: float = 0.0
     dram_levels: int = DRAM_LEVELS
@@ -59,15 +73,9 @@ class PlanRequest:
     """The full grid instead of the search."""
     options: SearchOptions = field(default_factory=SearchOptions)
     checks: bool = True
-    """Neighbours of the choice and other loads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """A neighbour of the choice."""
-
-    row: Row
-    why: str
+    """Neighbours of the choice, other loads, and how sure it is."""
+    confidence: float = 0.0
+    """Take the best whose limits are met with this probability, of the first ``CANDIDATES``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,8 @@ class CapacityPlan:
     extremes: Mapping[str, Row]
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
+    uncertainty: Uncertainty | None
+    """Of the choice."""
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
@@ -97,8 +107,13 @@ class CapacityPlan:
     seconds: float
 
 
-def make_space(request: PlanRequest, footprint_gib: float, prices: Prices) -> Space:
-    """The lattice for a trace of this footprint. Raises ``CanopyError``."""
+def make_space(
+    request: PlanRequest, footprint_gib: float, prices: Prices, least_gib: float = 0.0
+) -> Space:
+    """Where a search for a trace of this footprint begins. Raises ``CanopyError``.
+
+    Sizes below ``least_gib`` are not tried.
+    """
     dram = request.dram_most_gib or min(footprint_gib, DRAM_MOST_GIB)
     dram = max(dram / max(min(request.instances), 1), 2.0**-10)
     disk = request.disk_most_gib or max(footprint_gib, 2.0**-10)
@@ -107,18 +122,25 @@ def make_space(request: PlanRequest, footprint_gib: float, prices: Prices) -> Sp
         prices.disk(name)
     if request.disk_most_gib == 0 and names:
         disk = min(disk, *(prices.disk(name).largest_gib / 2 for name in names))
-    disk_gib = sizes(disk, request.disk_levels) if names else (0.0,)
+    disk_gib = sizes(disk, request.disk_levels, least_gib) if names else (0.0,)
     for name in names:
         prices.disk(name).bought_gib(disk_gib[-1])
     return Space(
-        dram_gib=sizes(dram, request.dram_levels),
+        dram_gib=sizes(dram, request.dram_levels, least_gib),
         disk_gib=disk_gib,
         disks=names,
+        speeds={name: pair for name in names if (pair := prices.disk(name).speeds()) is not None},
+        least_gib=least_gib,
         ttls=request.ttls,
         instances=request.instances,
         device_policies=request.device_policies,
         host_policies=request.host_policies,
         disk_policies=request.disk_policies,
+        page_sizes=request.page_sizes,
+        prefetch_policies=request.prefetch_policies,
+        write_policies=request.write_policies,
+        schedule_policies=request.schedule_policies,
+        chunked_prefill_sizes=request.chunked_prefill_sizes,
     )
 
 
@@ -129,8 +151,10 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     quarter of the distinct KV, rounded to a power of two, shared out over the first instance count.
     """
     instances = space.instances[0]
-    total = request.baseline_gib or sizes(footprint_gib * BASELINE_SHARE, 1)[-1]
-    return Configuration(instances, dram_gib=total / instances).normal()
+    power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
+    total = request.baseline_gib or 2.0**power
+    first = space.first_slices()[0]
+    return replace(first, dram_gib=total / instances, disk=None).normal()
 
 
 def make_plan(
@@ -146,17 +170,18 @@ def make_plan(
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
     footprint_gib = footprint(work.trace, work.engine)
-    space = make_space(request, footprint_gib, work.prices)
-    grid_size = len(space.grid())
+    space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
+    grid = space.finer(*GRID_STEPS)
+    grid_size = grid.count()
+    most = grid_size if request.grid else request.options.evaluations
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
         say = progress or (lambda stage, done, most: None)
-        say("baseline", 0, grid_size)
+        say("baseline", 0, most)
         baseline = evaluate([baseline_of(request, space, footprint_gib)])[0]
         if request.grid:
-            say("grid", 0, grid_size)
-            found = full_grid(space, evaluate)
+            say("grid", 0, most)
+            found = full_grid(grid, evaluate)
         else:
-            most = max(1, int(request.options.budget_share * grid_size))
             found = search(
                 space,
                 objectives,
@@ -169,11 +194,16 @@ def make_plan(
         choice = choose(rows, request.constraints, request.minimise)
         neighbours: list[Rejected] = []
         sensitivity: dict[float, Row] = {1.0: choice.row}
+        sure: Uncertainty | None = None
         if request.checks:
             say("neighbours", len(rows), len(rows))
-            choice, neighbours, seen = _settle(choice, rows, request, space, evaluate)
+            choice, neighbours, seen = settle(
+                choice, rows, request.constraints, request.minimise, space, evaluate
+            )
             found.stages["neighbours"] = len(seen) - len(rows)
             found.rows, rows = seen, list(seen.values())
+            say("how sure", len(rows), len(rows))
+            choice, sure = _sure(choice, rows, request, work)
             say("other loads", len(rows), len(rows))
             sensitivity = {1.0: choice.row}
             for load in LOADS:
@@ -191,6 +221,7 @@ def make_plan(
             extremes=extremes([*rows, baseline], baseline),
             choice=choice,
             neighbours=tuple(neighbours),
+            uncertainty=sure,
             sensitivity=dict(sorted(sensitivity.items())),
             hypervolume=scale.hypervolume(points),
             scale=scale,
@@ -203,6 +234,24 @@ def make_plan(
         )
 
 
+def _sure(
+    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, work: PlanInputs
+) -> tuple[ChosenConfiguration, Uncertainty]:
+    """The choice, or the next best that meets the limits surely enough; and how sure it is."""
+    tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
+    left = [row for row in rows if all(c.met(row) for c in request.constraints)]
+    candidate = choice
+    while True:
+        task = SimulationTask(configuration_of(candidate.row))
+        found = uncertainty_of(simulated(work, task)[0], request.constraints)
+        tried.append((candidate, found))
+        enough = found.met is None or not choice.feasible or found.met >= request.confidence
+        left = [row for row in left if row is not candidate.row]
+        if enough or not left or len(tried) >= CANDIDATES:
+            return max(tried, key=lambda pair: pair[1].met or 0.0) if not enough else tried[-1]
+        candidate = choose(left, request.constraints, request.minimise)
+
+
 def footprint(trace: CompactTrace, engine: Engine) -> float:
     """GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` for an empty trace."""
     if not len(trace):
@@ -211,31 +260,10 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
     return tokens * engine.profile.kv_bytes_per_token / GIB
 
 
-def _settle(
-    choice: ChosenConfiguration,
-    rows: list[Row],
-    request: PlanRequest,
-    space: Space,
-    evaluate: Evaluator,
-) -> tuple[ChosenConfiguration, list[Rejected], dict[Configuration, Row]]:
-    """Look at the neighbours; move to a better one as long as there is one."""
-    seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
-    for _ in range(len(space.dram_gib) + len(space.disk_gib)):
-        chosen = configuration_of(choice.row)
-        around = space.neighbours(chosen)
-        beside = evaluate(around)
-        seen.update(zip(around, beside))
-        better = choose(list(seen.values()), request.constraints, request.minimise)
-        if configuration_of(better.row) == chosen:
-            rejected = [
-                Rejected(
-                    row=row, why=why_not(choice.row, row, request.constraints, request.minimise)
-                )
-                for row in beside
-            ]
-            return better, rejected, seen
-        choice = better
-    return choice, [], seen
+def least_size(trace: CompactTrace, engine: Engine) -> float:
+    """GiB below which a tier is not tried: the KV of a prompt of the trace's mean length."""
+    tokens = sum(max(r.input_tokens, 1) for r in trace) / len(trace)
+    return round_size(tokens * engine.profile.kv_bytes_per_token / GIB)
 
 
 def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,7 +284,7 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "evaluations": len(plan.found.rows),
         "grid_size": plan.grid_size,
         "stages": plan.found.stages,
-        "pruned": plan.found.pruned,
+        "left_to_gain": plan.found.left,
         "out_of_budget": plan.found.out_of_budget,
         "simulated": plan.simulated,
         "from_cache": plan.from_cache,
@@ -268,6 +296,7 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "feasible": plan.choice.feasible,
         "binding": [c.text for c in plan.choice.binding],
         "neighbours": [{**n.row, "why_not": n.why} for n in plan.neighbours],
+        "uncertainty": plan.uncertainty.to_json() if plan.uncertainty is not None else None,
         "sensitivity": {f"{load:g}": dict(row) for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
         "hypervolume_reference": point(plan.scale.reference),

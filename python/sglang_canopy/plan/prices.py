@@ -4,11 +4,11 @@ Equation 1 of Kareto (arXiv 2603.08739) is the vector of objectives, latency, th
 over configurations x; equation 2 is the cost C(x): GPU-hours at their price, and non-linear prices
 of other resources, without their terms. Here they are:
 
-    C(x) = T(x) * (instances * (gpus * p_gpu + dram * p_dram) + p_disk(class, size))
+    C(x) = T(x) * (instances * (gpus * p_gpu + dram * p_dram) + disks * p_disk(class, size, width))
+           + p_read * read + p_write * written
 
-with T(x) the hours the trace takes to be served, and p_disk with the steps and cliffs that public
-price lists have: a smallest size, sizes sold in steps, bandwidth tied to the size, IOPS and
-throughput paid beyond what is included.
+with T(x) the hours the trace takes to be served, a disk for each instance or one store that all
+share, and p_disk with the steps and cliffs of public price lists (``disk_class.py``).
 """
 
 from __future__ import annotations
@@ -22,109 +22,30 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.disk_class import (
+    BILLING,
+    GIB,
+    HOURS_PER_MONTH,
+    MIB,
+    DiskClass,
+    Provisioned,
+    Steps,
+)
 
-HOURS_PER_MONTH = 730.0
-GIB = 2.0**30
-MIB = 2.0**20
+__all__ = [
+    "GIB",
+    "HOURS_PER_MONTH",
+    "MIB",
+    "DiskClass",
+    "Prices",
+    "Provisioned",
+    "Steps",
+    "load_prices",
+    "parse_prices",
+    "price_list_names",
+]
+
 _LISTS = Path(__file__).parent / "price_lists"
-_BILLING = ("provisioned", "used")
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """A marginal price that changes with the amount: ``(up_to, price)``, the last up to infinity."""
-
-    steps: tuple[tuple[float, float], ...]
-
-    def total(self, amount: float) -> float:
-        """Price of ``amount`` units, each part at its own step's price."""
-        paid, below = 0.0, 0.0
-        for up_to, price in self.steps:
-            if amount <= below:
-                break
-            paid += (min(amount, up_to) - below) * price
-            below = up_to
-        return paid
-
-
-@dataclass(frozen=True, slots=True)
-class Provisioned:
-    """IOPS or MiB/s that are bought apart from the size."""
-
-    amount: float
-    included: float
-    """Not paid for."""
-    per_month: Steps
-
-    def cost_per_month(self) -> float:
-        return self.per_month.total(self.amount) - self.per_month.total(
-            min(self.included, self.amount)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DiskClass:
-    """One offering of storage. Sizes in GiB, bandwidths in MiB/s, prices a GiB and month."""
-
-    name: str
-    per_gib_month: Steps
-    smallest_gib: float = 1.0
-    largest_gib: float = math.inf
-    step_gib: float = 0.0
-    """Sold in multiples of this; 0 for any size."""
-    base_mib_s: float = 0.0
-    per_gib_mib_s: float = 0.0
-    per_iops_mib_s: float = 0.0
-    most_mib_s: float = math.inf
-    write_share: float = 1.0
-    """Write bandwidth as a share of the read bandwidth."""
-    latency_s: float = 0.0
-    """Of each transfer, beside its bytes."""
-    iops: Provisioned | None = None
-    throughput: Provisioned | None = None
-    shared_channel: bool = True
-    """Reads and writes share the bandwidth (network disks)."""
-    billing: str = "provisioned"
-    """``used``: billed by the bytes held on average, not by the size asked for."""
-
-    def bought_gib(self, gib: float) -> float:
-        """What must be bought to have ``gib``: at least the smallest, in whole steps.
-
-        Raises ``CanopyError`` beyond the largest size.
-        """
-        size = max(gib, self.smallest_gib)
-        if self.step_gib:
-            size = math.ceil(size / self.step_gib - 1e-9) * self.step_gib
-        if size > self.largest_gib:
-            raise CanopyError(
-                f"disk class {self.name!r} is sold up to {self.largest_gib:g} GiB, "
-                f"{gib:g} GiB were asked for; give a smaller --disk-gib or another class"
-            )
-        return size
-
-    def read_bytes_per_s(self, gib: float) -> float:
-        """Read bandwidth of a disk bought for ``gib``."""
-        size = self.bought_gib(gib)
-        mib_s = self.base_mib_s + self.per_gib_mib_s * size
-        if self.iops is not None:
-            mib_s += self.per_iops_mib_s * self.iops.amount
-        if self.throughput is not None:
-            mib_s = max(mib_s, self.throughput.amount)
-        return min(mib_s, self.most_mib_s) * MIB
-
-    def write_bytes_per_s(self, gib: float) -> float:
-        """Write bandwidth of a disk bought for ``gib``."""
-        return self.read_bytes_per_s(gib) * self.write_share
-
-    def per_hour(self, gib: float, used_gib: float | None = None) -> float:
-        """Price of an hour; ``used_gib`` is what was held on average, for ``billing: used``."""
-        size = self.bought_gib(gib)
-        if self.billing == "used" and used_gib is not None:
-            size = min(size, used_gib)
-        month = self.per_gib_month.total(size)
-        for extra in (self.iops, self.throughput):
-            month += extra.cost_per_month() if extra is not None else 0.0
-        return month / HOURS_PER_MONTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +72,10 @@ class Prices:
             f"unknown disk class {name!r}; {self.name} has: {', '.join(self.disks)}{hint}"
         )
 
+    def disks_of(self, disk: str, instances: int) -> int:
+        """How many disks of a class that many instances need: one each, unless they share one."""
+        return 1 if self.disk(disk).shared else instances
+
     def per_hour(
         self,
         *,
@@ -159,10 +84,17 @@ class Prices:
         disk: str | None = None,
         disk_gib: float = 0.0,
         used_gib: float | None = None,
+        mib_s: float = 0.0,
+        page_bytes: float = math.inf,
     ) -> float:
-        """The hourly part of C(x). ``dram_gib`` is per instance; the disk is one for all."""
+        """The hourly part of C(x). ``dram_gib``, ``disk_gib`` and ``mib_s`` are of one instance
+        (of the whole store, where it is shared); ``used_gib`` is of all disks together."""
         instance = self.gpus_per_instance * self.gpu_per_hour + dram_gib * self.dram_per_gib_hour
-        disks = self.disk(disk).per_hour(disk_gib, used_gib) if disk and disk_gib > 0 else 0.0
+        disks = 0.0
+        if disk and disk_gib > 0:
+            count = self.disks_of(disk, instances)
+            each = None if used_gib is None else used_gib / count
+            disks = count * self.disk(disk).per_hour(disk_gib, each, mib_s, page_bytes)
         return instances * instance + disks
 
 
@@ -222,15 +154,21 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
     fields = _Fields(document, f"{where}: disk class {name!r}")
     fields.allow(
         "per_gib_month", "smallest_gib", "largest_gib", "step_gib", "bandwidth", "iops",
-        "throughput", "shared_channel", "billing", "note",
+        "throughput", "shared_channel", "billing", "read_per_gib", "write_per_gib", "shared", "note",
     )  # fmt: skip
     width = _Fields(fields.get("bandwidth", {}), f"{fields.where}: bandwidth")
     width.allow(
-        "base_mib_s", "per_gib_mib_s", "per_iops_mib_s", "most_mib_s", "write_share", "latency_ms"
+        "base_mib_s",
+        "per_gib_mib_s",
+        "per_iops_mib_s",
+        "most_mib_s",
+        "write_share",
+        "latency_ms",
+        "io_kib",
     )
     billing = fields.get("billing", "provisioned")
-    if billing not in _BILLING:
-        raise CanopyError(f"{fields.where}: billing must be one of {', '.join(_BILLING)}")
+    if billing not in BILLING:
+        raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
     disk = DiskClass(
         name=name,
         per_gib_month=fields.steps("per_gib_month"),
@@ -244,9 +182,13 @@ def _disk(name: str, document: Any, where: str) -> DiskClass:
         write_share=width.number("write_share", 1.0),
         latency_s=width.number("latency_ms", 0.0) / 1000,
         iops=_provisioned(fields, "iops"),
+        io_kib=width.number("io_kib", math.inf),
         throughput=_provisioned(fields, "throughput"),
         shared_channel=bool(fields.get("shared_channel", True)),
         billing=billing,
+        read_per_gib=fields.number("read_per_gib", 0.0),
+        write_per_gib=fields.number("write_per_gib", 0.0),
+        shared=bool(fields.get("shared", False)),
     )
     if disk.largest_gib < disk.smallest_gib:
         raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
@@ -262,10 +204,12 @@ def _provisioned(fields: _Fields, key: str) -> Provisioned | None:
     if document is None:
         return None
     inner = _Fields(document, f"{fields.where}: {key}")
-    inner.allow("amount", "included", "per_month")
-    return Provisioned(
-        inner.number("amount"), inner.number("included", 0.0), inner.steps("per_month")
-    )
+    inner.allow("amount", "most", "included", "per_month")
+    amount = inner.number("amount")
+    most = inner.number("most", amount)
+    if most < amount:
+        raise CanopyError(f"{inner.where}: most ({most:g}) lies below amount ({amount:g})")
+    return Provisioned(amount, inner.number("included", 0.0), inner.steps("per_month"), most)
 
 
 def _source(source: Any) -> str:

@@ -1,43 +1,62 @@
-"""The planner's decision variables, and the grid of all their values."""
+"""The planner's decision variables, where a search begins, and the grid of all values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal
 
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.sizes import finer, gib_text
 from sglang_canopy.policy.registry import make_policy
 
 GROUP: Final = "group"
 TTL = float | Literal["group"] | None
 """Seconds for all, ``None`` for no expiry, or ``"group"``: a TTL a prefix subtree (Algorithm 2)."""
 
+SIZES = ("dram_gib", "disk_gib", "disk_mib_s")
+"""Variables that are amounts; they are refined between the values that a search begins with."""
+_DEFAULTS: Mapping[str, Any] = SGLANG_DEFAULTS.to_json()
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One point of the space. DRAM is per instance; the disk is one for all instances."""
+    """One point of the space. DRAM is per instance, and so is the disk unless its class is shared."""
 
     instances: int = 1
     dram_gib: float = 0.0
     disk: str | None = None
     """A class of the price list."""
     disk_gib: float = 0.0
+    disk_mib_s: float = 0.0
+    """Bandwidth bought apart from the size; 0: what comes with it."""
     ttl: TTL = None
     """On the disk."""
     device_policy: str = "lru"
     host_policy: str = "lru"
     disk_policy: str = "lru"
+    page_size: int = _DEFAULTS["page_size"]
+    """This and the next ones are SGLang's settings of these names."""
+    prefetch_policy: str = _DEFAULTS["hicache_storage_prefetch_policy"]
+    write_policy: str = _DEFAULTS["hicache_write_policy"]
+    schedule_policy: str = _DEFAULTS["schedule_policy"]
+    chunked_prefill_size: int = _DEFAULTS["chunked_prefill_size"]
 
     def normal(self) -> Configuration:
         """Equal configurations become equal: what an absent tier would do does not matter."""
         found = self
         if found.disk is None or found.disk_gib <= 0:
-            found = replace(found, disk=None, disk_gib=0.0, ttl=None, disk_policy="lru")
+            found = replace(
+                found, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None, disk_policy="lru",
+                prefetch_policy=_DEFAULTS["hicache_storage_prefetch_policy"],
+            )  # fmt: skip
         if found.dram_gib <= 0:
-            found = replace(found, host_policy="lru")
+            found = replace(
+                found, host_policy="lru", write_policy=_DEFAULTS["hicache_write_policy"]
+            )
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -54,10 +73,11 @@ class Configuration:
         parts = [f"{self.instances} x " if self.instances > 1 else ""]
         parts[0] += f"{gib_text(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
         if self.disk:
-            parts.append(f"{gib_text(self.disk_gib)} {self.disk}")
+            width = f" at {self.disk_mib_s:g} MiB/s" if self.disk_mib_s else ""
+            parts.append(f"{gib_text(self.disk_gib)} {self.disk}{width}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
-        policies = [
+        parts += [
             f"{tier} {name}"
             for tier, name in zip(
                 ("device", "host", "disk"),
@@ -65,42 +85,52 @@ class Configuration:
             )
             if name != "lru"
         ]
-        return ", ".join([*parts, *policies])
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The variables that are not sizes: one value of each."""
-
-    instances: int
-    disk: str | None
-    ttl: TTL
-    device_policy: str
-    host_policy: str
-    disk_policy: str
+        given = Configuration()
+        parts += [
+            f"{word} {getattr(self, name)}"
+            for word, name in (
+                ("pages of", "page_size"),
+                ("prefetch", "prefetch_policy"),
+                ("writes", "write_policy"),
+                ("queue", "schedule_policy"),
+                ("chunks of", "chunked_prefill_size"),
+            )
+            if getattr(self, name) != getattr(given, name)
+        ]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All values of every variable; the first of each is the one the search begins with."""
+    """Where a search begins: a few sizes of each tier, and all values of every choice. The first
+    value of each choice is the one it begins with."""
 
     dram_gib: tuple[float, ...]
     """Ascending, from 0."""
     disk_gib: tuple[float, ...]
     """Ascending, from 0."""
     disks: tuple[str, ...]
+    speeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """MiB/s by disk class, ascending, for those that sell bandwidth apart from the size."""
+    least_gib: float = 0.0
+    """Smaller sizes hold nothing of use, and are not tried."""
     ttls: tuple[TTL, ...] = (None,)
     instances: tuple[int, ...] = (1,)
     device_policies: tuple[str, ...] = ("lru",)
     host_policies: tuple[str, ...] = ("lru",)
     disk_policies: tuple[str, ...] = ("lru",)
+    page_sizes: tuple[int, ...] = (Configuration().page_size,)
+    prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
+    write_policies: tuple[str, ...] = (Configuration().write_policy,)
+    schedule_policies: tuple[str, ...] = (Configuration().schedule_policy,)
+    chunked_prefill_sizes: tuple[int, ...] = (Configuration().chunked_prefill_size,)
 
     def __post_init__(self) -> None:
         for name in ("dram_gib", "disk_gib"):
             values = getattr(self, name)
             if list(values) != sorted(set(values)) or not values or values[0] != 0:
                 raise CanopyError(f"{name} must be ascending sizes that begin with 0")
-        for name in ("ttls", "instances", "device_policies", "host_policies", "disk_policies"):
+        for name in ("instances", *map(plural, CHOICES)):
             if not getattr(self, name):
                 raise CanopyError(f"{name} must have at least one value")
         for count in self.instances:
@@ -109,112 +139,118 @@ class Space:
         for name in (*self.device_policies, *self.host_policies, *self.disk_policies):
             make_policy(name, {})
 
-    def first_slices(self) -> list[Slice]:
-        """One slice an instance count and disk class, everything else at its first value."""
-        rest = (self.ttls[0], self.device_policies[0], self.host_policies[0], self.disk_policies[0])
+    def first_slices(self) -> list[Configuration]:
+        """One slice an instance count and disk class, every choice at its first value."""
         disks: Sequence[str | None] = self.disks or (None,)
-        return [Slice(n, disk, *rest) for n, disk in product(self.instances, disks)]
+        first = Configuration(**{name: getattr(self, plural(name))[0] for name in CHOICES})
+        return [
+            replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
+        ]
 
-    def at(self, where: Slice, dram: int, disk: int) -> Configuration | None:
-        """The configuration at two indices; ``None`` for a disk without any DRAM.
+    def at(
+        self, where: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
+    ) -> Configuration | None:
+        """``where`` with these sizes; ``None`` for a disk without any DRAM.
 
-        SGLang reads from storage into host memory, so that a disk needs some.
+        HiCache reads from storage into host memory, so that a disk needs some.
         """
-        if disk and (not dram or where.disk is None):
+        if disk_gib and (not dram_gib or where.disk is None):
             return None
-        return Configuration(
-            where.instances,
-            self.dram_gib[dram],
-            where.disk,
-            self.disk_gib[disk],
-            where.ttl,
-            where.device_policy,
-            where.host_policy,
-            where.disk_policy,
-        ).normal()
+        return replace(where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normal()
 
-    def slices(self) -> Iterator[Slice]:
+    def widths(self, disk: str | None) -> tuple[float, ...]:
+        """The bandwidths of a class that a search begins with; (0,) where they are not sold."""
+        return self.speeds.get(disk or "", (0.0,)) or (0.0,)
+
+    def slices(self) -> Iterator[Configuration]:
         """Every combination of what is not a size."""
         disks: Sequence[str | None] = self.disks or (None,)
-        yield from (
-            Slice(*values)
-            for values in product(
-                self.instances,
-                disks,
-                self.ttls,
-                self.device_policies,
-                self.host_policies,
-                self.disk_policies,
-            )
-        )
+        names = ("instances", "disk", *CHOICES)
+        choices = [getattr(self, plural(name)) for name in CHOICES]
+        for values in product(self.instances, disks, *choices):
+            yield Configuration(**dict(zip(names, values)))
 
     def grid(self) -> list[Configuration]:
         """Every configuration once, in a fixed order."""
         found: dict[Configuration, None] = {}
         for where in self.slices():
-            for dram, disk in product(range(len(self.dram_gib)), range(len(self.disk_gib))):
-                configuration = self.at(where, dram, disk)
-                if configuration is not None:
-                    found[configuration] = None
+            for dram, disk in product(self.dram_gib, self.disk_gib):
+                for mib_s in self.widths(where.disk):
+                    configuration = self.at(where, dram, disk, mib_s)
+                    if configuration is not None:
+                        found[configuration] = None
         return list(found)
 
-    def neighbours(self, of: Configuration) -> list[Configuration]:
-        """What differs from ``of`` in one variable by one step, or in one choice."""
+    def count(self) -> int:
+        """How many configurations ``grid`` has."""
+
+        def values(*names: str) -> int:
+            return math.prod(len(set(getattr(self, plural(name)))) for name in names)
+
+        disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
+        disk *= values("ttl", "disk_policy", "prefetch_policy")
+        host = values("host_policy", "write_policy") * (len(self.dram_gib) - 1)
+        always = values("device_policy", "page_size", "schedule_policy", "chunked_prefill_size")
+        return len(self.instances) * always * (1 + host * (1 + disk))
+
+    def finer(self, dram_steps: int, disk_steps: int) -> Space:
+        """The same with equal steps between none and the largest sizes, so many of each, beside
+        the sizes that it has: what a search is compared with."""
+        return replace(
+            self,
+            dram_gib=finer(self.dram_gib, dram_steps),
+            disk_gib=finer(self.disk_gib, disk_steps),
+        )
+
+    def alternatives(self, of: Configuration) -> list[Configuration]:
+        """What differs from ``of`` in one choice, its sizes unchanged."""
         found: dict[Configuration, None] = {}
-        steps: list[Configuration] = []
-        for name, values in (("dram_gib", self.dram_gib), ("disk_gib", self.disk_gib)):
-            if getattr(of, name) in values:
-                at = values.index(getattr(of, name))
-                steps += [
-                    _with(of, name, values[i]) for i in (at - 1, at + 1) if 0 <= i < len(values)
-                ]
-        if of.disk is None and len(self.disk_gib) > 1:
-            steps = [s for s in steps if s.disk_gib == 0]
+        steps = [replace(of, instances=n) for n in self.instances]
+        if of.disk is not None:
+            for disk in self.disks:
+                widths = self.widths(disk)
+                nearest = min(widths, key=lambda w: abs(w - of.disk_mib_s))
+                steps.append(replace(of, disk=disk, disk_mib_s=nearest))
+        elif of.dram_gib > 0 and len(self.disk_gib) > 1:
+            first = self.first_slices()
             steps += [
-                replace(of, disk=d, disk_gib=self.disk_gib[1], ttl=ttl, disk_policy=policy)
-                for d, ttl, policy in product(self.disks, self.ttls[:1], self.disk_policies[:1])
-            ]
-        if of.dram_gib <= 0:  # without DRAM it has no policy for it
-            steps = [replace(s, host_policy=self.host_policies[0]) for s in steps]
-        for name, choices in (
-            ("disk", self.disks if of.disk else ()),
-            ("ttl", self.ttls if of.disk else ()),
-            ("instances", self.instances),
-            ("device_policy", self.device_policies),
-            ("host_policy", self.host_policies),
-            ("disk_policy", self.disk_policies if of.disk else ()),
-        ):
-            steps += [_with(of, name, c) for c in choices if c != getattr(of, name)]
+                replace(of, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
+                        disk_mib_s=self.widths(s.disk)[0], disk_policy=s.disk_policy,
+                        prefetch_policy=s.prefetch_policy)
+                for s in first
+                if s.disk is not None
+            ]  # fmt: skip
+        for name in CHOICES:
+            if applies(name, of):
+                steps += [replace(of, **{name: v}) for v in getattr(self, plural(name))]
         for step in steps:
             normal = step.normal()
-            if normal != of and not (normal.disk and normal.dram_gib <= 0):
+            if normal != of:
                 found[normal] = None
         return list(found)
 
 
-def _with(of: Configuration, name: str, value: Any) -> Configuration:
-    return replace(of, **{name: value})
+CHOICES = (
+    "ttl", "disk_policy", "host_policy", "device_policy", "prefetch_policy", "page_size",
+    "write_policy", "schedule_policy", "chunked_prefill_size",
+)  # fmt: skip
+"""Variables that are no amounts, in the order in which a search tries them."""
 
 
-def sizes(most_gib: float, levels: int, ratio: float = 2.0) -> tuple[float, ...]:
-    """0, and ``levels`` sizes that grow by ``ratio`` up to ``most_gib`` or a little more.
-
-    Sizes are round: 1, 1.5, 2, 3, 4, 6, ... times a power of two for a ratio below 2, powers of
-    two otherwise.
-    """
-    if not (most_gib > 0 and math.isfinite(most_gib)) or levels < 1:
-        raise CanopyError(
-            f"sizes need a largest size above 0 and a level, got {most_gib}, {levels}"
-        )
-    steps = (1.0, 1.5) if ratio < 2 else (1.0,)
-    exponent = math.floor(math.log2(most_gib)) - levels
-    ladder = [s * 2.0**e for e in range(exponent, exponent + levels + 3) for s in steps]
-    top = next(i for i, size in enumerate(ladder) if size >= most_gib * (1 - 1e-9))
-    return (0.0, *ladder[max(0, top - levels + 1) : top + 1])
+def plural(name: str) -> str:
+    """The field of ``Space`` with the values of a choice."""
+    if name.endswith("policy"):
+        return name.replace("policy", "policies")
+    return f"{name}s"
 
 
-def gib_text(gib: float) -> str:
-    """``512 GiB``, ``1.5 TiB``, ``256 MiB``."""
-    if 0 < gib < 1:
-        return f"{gib * 1024:.3g} MiB"
-    return f"{gib:.4g} GiB" if gib < 1024 else f"{gib / 1024:.4g} TiB"
+def applies(name: str, of: Configuration) -> bool:
+    """Whether a choice makes a difference where ``of`` has its tiers."""
+    if name in ("ttl", "disk_policy", "prefetch_policy"):
+        return of.disk is not None
+    return name not in ("host_policy", "write_policy") or of.dram_gib > 0
+
+
+def slice_of(of: Configuration) -> Configuration:
+    """``of`` without its sizes."""
+    return replace(of, dram_gib=0.0, disk_gib=0.0, disk_mib_s=0.0)

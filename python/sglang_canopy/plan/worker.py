@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import Engine, metrics_of, system_of
 from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.result import SystemResult
 from sglang_canopy.sim.system.run import simulate_system
 from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.trace.record import TraceRequest
@@ -42,7 +44,7 @@ class PlanInputs:
     _served: dict[float, Workload] = field(default_factory=dict)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
-        """The group TTLs of a disk of this size."""
+        """The group TTLs for so much disk, all instances together."""
         key = (disk_gib, load)
         if key not in self._tables:
             if load not in self._windows:
@@ -51,6 +53,17 @@ class PlanInputs:
                 self._windows[load], disk_gib * GIB, self.engine.profile.kv_bytes_per_token
             )
         return self._tables[key]
+
+    def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
+        """The group TTLs of a configuration that has some."""
+        if c.ttl != GROUP or c.disk is None:
+            return None
+        return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
+
+    def observed(self, load: float = 1.0) -> int:
+        """How many of the requests group TTLs were learnt from."""
+        window = self._windows.get(load)
+        return len(self.trace) if window is None else len(window.log)
 
     def served(self, load: float = 1.0) -> Workload:
         """The trace at this load, made ready once for all its simulations."""
@@ -65,13 +78,27 @@ class PlanInputs:
         self._served.clear()
 
 
+def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
+    """One simulation, and the group TTLs that it had."""
+    c = task.configuration
+    table = work.table_of(c, task.load)
+    config = system_of(c, work.engine, work.prices, work.policy_configs, table)
+    served, profile = work.served(task.load), work.engine.profile
+    return simulate_system(served, config, profile, seed=task.seed), table
+
+
 def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
     """The metrics of one simulation."""
-    c = task.configuration
-    table = work.group_table(c.disk_gib, task.load) if c.ttl == GROUP else None
-    config = system_of(c, work.engine, work.prices, work.policy_configs, table)
-    result = simulate_system(work.served(task.load), config, work.engine.profile, seed=task.seed)
-    return metrics_of(result)
+    result, table = simulated(work, task)
+    metrics = metrics_of(result)
+    if table is not None:
+        metrics["ttl_table"] = {
+            "groups": len(table.groups),
+            "categories": len(table.categories),
+            "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
+            "requests": work.observed(task.load),
+        }
+    return metrics
 
 
 def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:

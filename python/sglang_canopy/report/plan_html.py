@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.choice import configuration_of
+from sglang_canopy.plan.choice import configuration_of, label_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import CapacityPlan
 from sglang_canopy.private_file import replace_file
@@ -74,7 +74,7 @@ def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
         ),
     ]
     if plan.neighbours:
-        lines = [[configuration_of(n.row).label(), *cells(n.row), n.why] for n in plan.neighbours]
+        lines = [[label_of(n.row), *cells(n.row), n.why] for n in plan.neighbours]
         table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
         found.append(("Why not the ones beside it", table))
     if len(plan.sensitivity) > 1:
@@ -89,5 +89,5 @@ def _front(rows: Iterable[Row], chosen: Row) -> HtmlTable:
         configuration = configuration_of(row)
         if configuration == configuration_of(chosen):
             marked = at
-        lines.append([configuration.label(), *cells(row)])
+        lines.append([label_of(row), *cells(row)])
     return HtmlTable(HEAD, lines, marked=marked)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from sglang_canopy.plan.choice import against, configuration_of, value_text
-from sglang_canopy.plan.objective import METRICS, Row
+from sglang_canopy.plan.choice import against, configuration_of, label_of, value_text
+from sglang_canopy.plan.objective import METRICS, Metric, Row
 from sglang_canopy.plan.planner import CapacityPlan
-from sglang_canopy.plan.space import gib_text
+from sglang_canopy.plan.sizes import gib_text
+from sglang_canopy.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from sglang_canopy.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
@@ -28,14 +29,16 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         f"Non-dominated ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
         configurations_table(plan.front, mark=plan.choice.row),
         "",
-        f"Extremes beside the fixed baseline ({configuration_of(plan.baseline).label()}):",
+        f"Extremes beside the fixed baseline ({label_of(plan.baseline)}):",
         text_table(EXTREMES_HEAD, extremes(plan)),
         "",
         *choice_text(plan, currency),
     ]
+    if plan.uncertainty is not None:
+        parts += uncertainty_text(plan.uncertainty)
     if plan.neighbours:
         parts += ["", "Why not the ones beside it:"]
-        parts += [f"  {configuration_of(n.row).label()}: {n.why}" for n in plan.neighbours]
+        parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
     if len(plan.sensitivity) > 1:
         parts += ["", "The same configuration at other loads:", loads_table(plan)]
     return "\n".join(parts)
@@ -44,16 +47,20 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
 def overview(plan: CapacityPlan) -> list[str]:
     """What was done, in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
-    share = len(plan.found.rows) / plan.grid_size
+    grid = f" A grid in equal steps has {plan.grid_size}." if not plan.request.grid else ""
     lines = [
         f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
-        f"{len(plan.found.rows)} of the grid's {plan.grid_size} configurations evaluated "
-        f"({100 * share:.0f} %: {stages}); {plan.found.pruned} more could not have mattered.",
+        f"{len(plan.found.rows)} configurations evaluated ({stages}).{grid}",
         f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
         f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
     ]
     if plan.found.out_of_budget:
-        lines.append("The budget of evaluations was spent before the search was done (--budget).")
+        lines.append("The evaluations were spent before the search was done (--evaluations).")
+    if not plan.request.grid:
+        lines.append(
+            f"Sizes between those evaluated could add {100 * plan.found.left:.2g} % to that volume "
+            "at most, if more room is never slower."
+        )
     return lines
 
 
@@ -63,7 +70,7 @@ def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
     for row in rows:
         c = configuration_of(row)
         star = "* " if mark is not None and configuration_of(mark) == c else ""
-        lines.append([star + c.label(), *cells(row)])
+        lines.append([star + label_of(row), *cells(row)])
     return text_table(HEAD, lines)
 
 
@@ -84,12 +91,12 @@ def cells(row: Row) -> list[str]:
 def extremes(plan: CapacityPlan) -> list[list[str]]:
     """The baseline and the extreme points, with what each wins against it; under
     ``EXTREMES_HEAD``."""
-    rows = [["fixed baseline", configuration_of(plan.baseline).label(), *cells(plan.baseline)]]
+    rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
     rows[0] += ["", "", ""]
     for name, row in plan.extremes.items():
         gains = against(row, plan.baseline)
         change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
-        rows.append([name, configuration_of(row).label(), *cells(row), *map(_change, change)])
+        rows.append([name, label_of(row), *cells(row), *map(_change, change)])
     rows.append(["published, other traces", "at best", *[""] * (len(HEAD) - 1)])
     rows[-1] += map(_change, PUBLISHED)
     return rows
@@ -107,7 +114,7 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
     if plan.choice.feasible:
         given = f", given {limits}" if limits else ""
         return [
-            f"Chosen ({wanted}{given}): {configuration_of(row).label()}",
+            f"Chosen ({wanted}{given}): {label_of(row)}",
             f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         ]
     lines = [f"No configuration meets {limits}. What binds:"]
@@ -116,16 +123,36 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
         best = min(rows, key=lambda r: constraint.miss(r))
         value = value_text(constraint.metric, constraint.value(best))
         lines.append(
-            f"  {constraint.text}: the best found is {value}, with {configuration_of(best).label()}"
+            f"  {constraint.text}: the best found is {value}, with {label_of(best)}"
             if not constraint.met(best)
             else f"  {constraint.text}: can be met alone, not together with the others"
         )
     lines += [
-        f"The nearest feasible point: {configuration_of(row).label()}",
+        f"The nearest feasible point: {label_of(row)}",
         f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         f"  it is feasible with: {relaxed(plan)}",
     ]
     return lines
+
+
+def uncertainty_text(found: Uncertainty) -> list[str]:
+    """How sure the choice is."""
+    lines = [f"  Over traces drawn from blocks of {found.block_requests} requests of this one:"]
+    by_key = {m.key: m for m in METRICS.values()}
+    for key in SHOWN:
+        of, (low, high), parts = by_key[key], found.intervals[key], found.windows[key]
+        within, over = (_ends(of, values) for values in ((low, high), parts))
+        lines.append(
+            f"    {of.name}: {100 * LEVEL:.0f} % between {within[0]} and {within[1]}; "
+            f"{len(parts)} windows from {over[0]} to {over[1]}"
+        )
+    if found.met is not None:
+        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them")
+    return lines
+
+
+def _ends(of: Metric, parts: Sequence[float]) -> tuple[str, str]:
+    return value_text(of, min(parts)), value_text(of, max(parts))
 
 
 def relaxed(plan: CapacityPlan) -> str:

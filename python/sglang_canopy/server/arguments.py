@@ -12,8 +12,9 @@ from sglang_canopy.config.declared import from_args
 from sglang_canopy.config.gate import FLAG as GATE_FLAG
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.gate import GateFlags, gate_settings
+from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
-from sglang_canopy.config.tiers import PLAN_FLAG, arguments_of_plan
+from sglang_canopy.config.tiers import PLAN_FLAG
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints

@@ -26,8 +26,8 @@ class Expiry:
         return None if self._table is None else self._table.group_of(path)
 
     def over(self, leaf: Leaf, now: float) -> bool:
-        """Whether ``leaf`` was last used too long ago."""
+        """Whether ``leaf`` was last used too long ago, for its group or category."""
         if self._table is None:
             return now - leaf.last_access > self._ttl_s
         group = -1 if leaf.group is None else leaf.group
-        return now - leaf.last_access > self._table.ttl_s(group)
+        return now - leaf.last_access > self._table.ttl_s(group, leaf.category)

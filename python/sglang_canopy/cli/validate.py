@@ -1,0 +1,119 @@
+"""``canopy validate``: what a plan predicted beside what its server's log says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.prices import MIB
+from sglang_canopy.plan.validate import HITS, METRICS, Validation, recalibrate, validate
+from sglang_canopy.plan.validate import system_of_plan as system
+from sglang_canopy.plan.watch import Slot, cut
+from sglang_canopy.report.plan_html import write_private
+from sglang_canopy.report.table import text_table
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
+from sglang_canopy.trace.served_log import HOW, REPORT, read_served
+from sglang_canopy.trace.sglang_log import read_as_server
+
+FORMAT = "canopy-validation"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``canopy validate``."""
+    add = parser.add_argument
+    add("log", metavar="LOG", help=f"the server's log, of {HOW} {REPORT}")
+    add("--plan", required=True, metavar="FILE", help="the plan file that the server runs")
+    add("--profile", required=True, help="engine profile that the plan was made with")
+    add(
+        "--last-hours",
+        type=float,
+        default=1.0,
+        metavar="H",
+        help="of the log (default %(default)s)",
+    )
+    add("--device-tokens", type=int, metavar="N", help="KV pool (default: the plan's)")
+    add("--disk-mib-s", type=float, metavar="X", help="the disk's bandwidth, if not the profile's")
+    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
+    add("--recalibrate", metavar="PROFILE", help="write a profile whose mean TTFT is right")
+    add("--json", metavar="OUT", help="write the errors, for canopy plan --validation")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, write."""
+    for out in (args.json, args.recalibrate):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    plan, profile = read_plan(args.plan), load_profile(args.profile)
+    width = args.disk_mib_s
+    if width is not None and not 0 < width < float("inf"):
+        raise CanopyError(f"--disk-mib-s must be above 0, got {width}")
+    speed = None if width is None else Bandwidth(width * MIB, width * MIB)
+    config = system(plan, profile, device_tokens=args.device_tokens, disk=speed)
+    source = read_as_server(args.log, block_tokens=_block(plan), skip_bad=args.skip_bad)
+    trace = CompactTrace(cut(source, Slot(args.last_hours)))
+    served = read_served(args.log)
+    found = validate(trace, served, config, profile)
+    print(f"{found.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
+    print(table(found))
+    document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
+    document |= found.to_json()
+    if args.recalibrate:
+        factor, better, held_out = recalibrate(trace, served, config, profile)
+        print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
+        print(table(held_out))
+        _write(args.recalibrate, better)
+        document["recalibrated"] = {"factor": factor, **held_out.to_json()}
+    if args.json:
+        write_private(Path(args.json), json.dumps(document, indent=1, allow_nan=False) + "\n")
+    return 0
+
+
+def read_validation(path: str) -> str:
+    """The errors of a file that ``--json`` wrote, in words. Raises ``CanopyError``."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise ValueError(document["format"])
+        errors = document["errors"]
+        parts = [
+            f"{name.removesuffix('_s').replace('_', ' ')} {100 * errors[name]:+.1f} "
+            f"{'points' if name in HITS else '%'}"
+            for name in ("mean_ttft_s", "p99_ttft_s", "throughput_tokens_per_s", "token_hit_ratio")
+            if name in errors
+        ]
+        return f"{', '.join(parts)} ({document['requests']} requests)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CanopyError(
+            f"{path!r} is not what canopy validate --json writes ({error!r:.80})"
+        ) from None
+
+
+def table(found: Validation) -> str:
+    """Predicted, seen and the error of each metric."""
+    rows = []
+    for name in METRICS:
+        if name not in found.seen or name not in found.predicted:
+            continue
+        scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
+        off = f"{100 * found.error(name):+.1f} {'points' if name in HITS else '%'}"
+        rows.append(
+            [name.removesuffix("_s").replace("_", " "),
+             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (found.predicted, found.seen)), off]
+        )  # fmt: skip
+    return text_table(("", "predicted", "seen", "error"), rows)
+
+
+def _block(plan: ServerPlan) -> int:
+    """Tokens a block of the simulated trace: the groups' where a plan has some, else a page."""
+    if plan.ttl is not None and plan.ttl.groups:
+        return plan.ttl.block_tokens
+    page = (plan.server.page_size if plan.server else None) or 1
+    return max(page, 16)
+
+
+def _write(path: str, profile: EngineProfile) -> None:
+    write_private(Path(path), json.dumps(profile.to_json(), indent=1) + "\n")

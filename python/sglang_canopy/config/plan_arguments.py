@@ -1,0 +1,92 @@
+"""SGLang's own arguments that a plan file stands for; what was typed wins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.config.server_settings import EXTRA_CONFIG, ServerSettings, merged_extra
+from sglang_canopy.config.tiers import PLAN_FLAG
+from sglang_canopy.errors import CanopyError
+
+_ALSO = {"--enable-hierarchical-cache": ("--enable-hicache",)}
+_MASTER = ("master_server_address", "client_server_address")
+
+
+def arguments_of_plan(path: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments, and a line for each setting of the plan that ``argv`` overrules.
+
+    Raises ``CanopyError`` if the file is not a plan.
+    """
+    try:
+        plan = read_plan(path)
+    except CanopyError as error:
+        raise CanopyError(f"{PLAN_FLAG}: {error}") from None
+    added, overruled = _policies(plan, argv)
+    if plan.server is not None:
+        more, others = _server(plan, plan.server, argv)
+        added, overruled = added + more, overruled + others
+    if plan.host_bytes is not None and _typed(argv, "--hicache-size", "--hicache-ratio"):
+        overruled.append(f"host_bytes {plan.host_bytes}: the host pool's size was given")
+    return added, overruled
+
+
+def _policies(plan: ServerPlan, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    added, overruled = [], []
+    if plan.radix_eviction is not None:
+        if _typed(argv, "--radix-eviction", "--radix-eviction-policy"):
+            overruled.append(f"radix_eviction {plan.radix_eviction!r}: --radix-eviction was given")
+        else:
+            added += ["--radix-eviction-policy", plan.radix_eviction]
+            if plan.radix_eviction_config and not _typed(argv, "--radix-eviction-policy-config"):
+                added += ["--radix-eviction-policy-config", json.dumps(plan.radix_eviction_config)]
+    for tier in ("host", "disk"):
+        name = getattr(plan, f"{tier}_eviction")
+        if name is not None and _typed(argv, f"--canopy-{tier}-eviction"):
+            overruled.append(f"{tier}_eviction {name!r}: --canopy-{tier}-eviction was given")
+    return added, overruled
+
+
+def _server(
+    plan: ServerPlan, settings: ServerSettings, argv: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    added, overruled = [], []
+    for flag, words in settings.arguments().items():
+        if not _typed(argv, flag, *_ALSO.get(flag, ())):
+            added += words
+        elif words[1:] != [_value(argv, flag)]:
+            overruled.append(f"server: {' '.join(words)}: {flag} was given")
+    given = _value(argv, EXTRA_CONFIG)
+    if given is not None and given.startswith("@"):
+        overruled.append(f"server: {settings.extra_config()}: {EXTRA_CONFIG} names a file")
+        return added, overruled
+    more: dict[str, Any] = {}
+    if settings.hicache_storage_backend == "mooncake" and plan.disk_bytes is not None:
+        more["global_segment_size"] = plan.disk_bytes
+        if given is None or not any(key in given for key in _MASTER):
+            overruled.append(
+                f"disk_bytes {plan.disk_bytes}: say where the store is, {EXTRA_CONFIG} "
+                f"'{{\"master_server_address\": ...}}'; else SGLang reads its MOONCAKE_ variables, "
+                f"of which MOONCAKE_GLOBAL_SEGMENT_SIZE is what this server lends"
+            )
+            return added, overruled
+    if settings.hicache_storage_backend is not None and (settings.extra_config() or more):
+        added += [EXTRA_CONFIG, merged_extra(given, settings, more)]
+    return added, overruled
+
+
+def _typed(argv: Sequence[str], *flags: str) -> bool:
+    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
+
+
+def _value(argv: Sequence[str], flag: str) -> str | None:
+    """What was typed after ``flag``, the last time."""
+    found = None
+    for at, word in enumerate(argv):
+        if word == flag and at + 1 < len(argv):
+            found = argv[at + 1]
+        elif word.startswith(f"{flag}="):
+            found = word[len(flag) + 1 :]
+    return found

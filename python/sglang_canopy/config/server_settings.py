@@ -1,0 +1,172 @@
+"""SGLang's own settings on which a simulation depends, by the names of its ``ServerArgs``.
+
+A plan is simulated with all of them and writes all of them, so that the server it starts is the
+one that was simulated. ``SGLANG_DEFAULTS`` records what SGLang 0.5.23 takes where nothing is given
+(``test/config/test_server_settings.py`` holds it against ``ServerArgs``): planning needs neither
+SGLang nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+PREFETCH_POLICIES = ("timeout", "wait_complete", "best_effort")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "random")
+"""Those of SGLang's orders that the simulator has."""
+STORAGE_BACKENDS = ("canopy", "mooncake")
+EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
+
+_EXTRA = ("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token")
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "hicache_write_policy": WRITE_POLICIES,
+    "hicache_storage_prefetch_policy": PREFETCH_POLICIES,
+    "schedule_policy": SCHEDULE_POLICIES,
+    "hicache_storage_backend": STORAGE_BACKENDS,
+}
+_CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
+"""``--chunked-prefill-size`` of a GPU below so many GiB (``arg_groups/memory_hook.py``)."""
+LEAST_RUNNING, MOST_RUNNING, RUNNING_A_CONTEXT = 2048, 4096, 512
+"""``--max-running-requests`` (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise CanopyError(
+                f"server: {name} must be one of {', '.join(_CHOICES[name])}, got {value!r:.60}"
+            )
+    elif kind.startswith("bool"):
+        if not isinstance(value, bool):
+            raise CanopyError(f"server: {name} must be true or false, got {value!r:.60}")
+    elif kind.startswith("int"):
+        if type(value) is not int or not 1 <= value < 1 << 40:
+            raise CanopyError(f"server: {name} must be a whole number above 0, got {value!r:.60}")
+    else:
+        real = type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e6
+        if not real or (name == "mem_fraction_static" and not 0 < value < 1):
+            limits = "between 0 and 1" if name == "mem_fraction_static" else "0 or more"
+            raise CanopyError(f"server: {name} must be a number {limits}, got {value!r:.60}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """``None``: not said. Raises ``CanopyError`` naming the setting that is wrong."""
+
+    page_size: int | None = None
+    """Tokens a page."""
+    max_total_tokens: int | None = None
+    """KV pool of the device, in tokens."""
+    mem_fraction_static: float | None = None
+    """Share of the GPU's memory for weights and KV."""
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int | None = None
+    schedule_policy: str | None = None
+    schedule_conservativeness: float | None = None
+    enable_hierarchical_cache: bool | None = None
+    hicache_write_policy: str | None = None
+    hicache_storage_backend: str | None = None
+    """``canopy``, a disk of each server, or ``mooncake``, one store for all."""
+    hicache_storage_prefetch_policy: str | None = None
+    prefetch_threshold: int | None = None
+    """Fewer tokens in storage than this are not fetched."""
+    prefetch_timeout_base: float | None = None
+    """Seconds; with ``prefetch_timeout_per_ki_token`` for each 1,024 tokens more."""
+    prefetch_timeout_per_ki_token: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                _check(field.name, str(field.type), value)
+
+    def over(self, others: ServerSettings) -> ServerSettings:
+        """These settings, and ``others``' where these do not say."""
+        names = [f.name for f in fields(self)]
+        mine = {n: getattr(self, n) for n in names}
+        return ServerSettings(
+            **{n: getattr(others, n) if v is None else v for n, v in mine.items()}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What is said."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, data: Any) -> ServerSettings:
+        """What ``to_json`` wrote, or a person. Raises ``CanopyError``."""
+        if not isinstance(data, Mapping):
+            raise CanopyError(f"server must be a JSON object, got {data!r:.60}")
+        allowed = [f.name for f in fields(cls)]
+        for name in data:
+            if name not in allowed:
+                raise CanopyError(
+                    f"server: unknown setting {name!r:.60}; allowed: {', '.join(allowed)}"
+                )
+        return cls(**data)
+
+    def arguments(self) -> dict[str, list[str]]:
+        """SGLang's arguments by flag, without those of the storage's extra configuration."""
+        found: dict[str, list[str]] = {}
+        for name, value in self.to_json().items():
+            flag = f"--{name.replace('_', '-')}"
+            if name in _EXTRA or value is False:
+                continue
+            found[flag] = [flag] if value is True else [flag, str(value)]
+        return found
+
+    def extra_config(self) -> dict[str, Any]:
+        """What goes into ``--hicache-storage-backend-extra-config``."""
+        return {name: value for name, value in self.to_json().items() if name in _EXTRA}
+
+
+SGLANG_DEFAULTS = ServerSettings(
+    page_size=1,
+    chunked_prefill_size=8192,
+    max_prefill_tokens=16384,
+    max_running_requests=LEAST_RUNNING,
+    schedule_policy="fcfs",
+    schedule_conservativeness=1.0,
+    hicache_write_policy="write_through",
+    hicache_storage_prefetch_policy="timeout",
+    prefetch_threshold=256,
+    prefetch_timeout_base=1.0,
+    prefetch_timeout_per_ki_token=0.25,
+)
+"""SGLang 0.5.23 on a GPU of 60 to 160 GiB. A pool's size and the share of memory depend on the
+model; some attention backends raise the page size."""
+
+
+def chunk_of(gpu_memory_gib: float) -> int:
+    """SGLang's ``--chunked-prefill-size`` where none is given."""
+    return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)
+
+
+def running_of(pool_tokens: int, context_tokens: int) -> int:
+    """SGLang's ``--max-running-requests`` where none is given."""
+    wanted = int(pool_tokens / context_tokens * RUNNING_A_CONTEXT)
+    return max(1, min(max(min(wanted, MOST_RUNNING), LEAST_RUNNING), pool_tokens // 2))
+
+
+def merged_extra(given: str | None, settings: ServerSettings, more: Mapping[str, Any]) -> str:
+    """The storage's extra configuration: what was typed (JSON), then ``more``, then settings'.
+
+    Raises ``CanopyError`` unless ``given`` is a JSON object.
+    """
+    typed: Any = {}
+    if given:
+        try:
+            typed = json.loads(given)
+        except ValueError as error:
+            raise CanopyError(f"{EXTRA_CONFIG} is not JSON: {error}") from None
+        if not isinstance(typed, dict):
+            raise CanopyError(f"{EXTRA_CONFIG} must be a JSON object, got {given!r:.60}")
+    return json.dumps({**settings.extra_config(), **more, **typed})

@@ -1,0 +1,173 @@
+"""One offering of storage: what is sold, how fast it is and what it costs.
+
+A class may sell IOPS and throughput apart from the size, between a least and a most: then the
+bandwidth is a variable of a plan. Public price lists have cliffs, which stay: a smallest size,
+sizes sold in steps, bandwidth tied to the size, steps of prices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sglang_canopy.errors import CanopyError
+
+HOURS_PER_MONTH = 730.0
+GIB = 2.0**30
+MIB = 2.0**20
+BILLING = ("provisioned", "used")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A marginal price that changes with the amount: ``(up_to, price)``, the last up to infinity."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    def total(self, amount: float) -> float:
+        """Price of ``amount`` units, each part at its own step's price."""
+        paid, below = 0.0, 0.0
+        for up_to, price in self.steps:
+            if amount <= below:
+                break
+            paid += (min(amount, up_to) - below) * price
+            below = up_to
+        return paid
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """IOPS or MiB/s that are bought apart from the size."""
+
+    amount: float
+    """The least that is bought."""
+    included: float
+    """Not paid for."""
+    per_month: Steps
+    most: float = 0.0
+    """The most that is sold; 0: ``amount``, which is then all there is."""
+
+    def cost_per_month(self, amount: float = 0.0) -> float:
+        """Price of ``amount``, or of the least."""
+        bought = max(amount, self.amount)
+        return self.per_month.total(bought) - self.per_month.total(min(self.included, bought))
+
+
+@dataclass(frozen=True, slots=True)
+class DiskClass:
+    """One offering. Sizes in GiB, bandwidths in MiB/s, prices a GiB and month.
+
+    ``mib_s`` in the methods is the bandwidth that is bought, 0 for the least; ``page_bytes`` is
+    the size of one page of KV, which is one operation (infinite: operations are no limit).
+    """
+
+    name: str
+    per_gib_month: Steps
+    smallest_gib: float = 1.0
+    largest_gib: float = math.inf
+    step_gib: float = 0.0
+    """Sold in multiples of this; 0 for any size."""
+    base_mib_s: float = 0.0
+    per_gib_mib_s: float = 0.0
+    per_iops_mib_s: float = 0.0
+    most_mib_s: float = math.inf
+    write_share: float = 1.0
+    """Write bandwidth as a share of the read bandwidth."""
+    latency_s: float = 0.0
+    """Of each transfer, beside its bytes."""
+    iops: Provisioned | None = None
+    io_kib: float = math.inf
+    """The largest operation that counts as one; larger ones count as several."""
+    throughput: Provisioned | None = None
+    shared_channel: bool = True
+    """Reads and writes share the bandwidth (network disks)."""
+    billing: str = "provisioned"
+    """``used``: billed by the bytes held on average, not by the size asked for."""
+    read_per_gib: float = 0.0
+    """Price of a GiB read."""
+    write_per_gib: float = 0.0
+    shared: bool = False
+    """One store for all instances (Mooncake); else each instance has a disk of its own."""
+
+    def bought_gib(self, gib: float) -> float:
+        """What must be bought to have ``gib``: at least the smallest, in whole steps.
+
+        Raises ``CanopyError`` beyond the largest size.
+        """
+        size = max(gib, self.smallest_gib)
+        if self.step_gib:
+            size = math.ceil(size / self.step_gib - 1e-9) * self.step_gib
+        if size > self.largest_gib:
+            raise CanopyError(
+                f"disk class {self.name!r} is sold up to {self.largest_gib:g} GiB, "
+                f"{gib:g} GiB were asked for; give a smaller --disk-max-gib or another class"
+            )
+        return size
+
+    def speeds(self) -> tuple[float, float] | None:
+        """The least and the most bandwidth that can be bought, in MiB/s; ``None``: it is fixed."""
+        least = most = 0.0
+        if self.throughput is not None:
+            least, most = self.throughput.amount, self.throughput.most
+        elif self.iops is not None and self.per_iops_mib_s:
+            least = self.per_iops_mib_s * self.iops.amount
+            most = min(self.per_iops_mib_s * self.iops.most, self.most_mib_s)
+        return (least, most) if most > least else None
+
+    def iops_for(self, mib_s: float, page_bytes: float = math.inf) -> float:
+        """Operations a second that are bought with this bandwidth."""
+        if self.iops is None:
+            return 0.0
+        needed = self.iops.amount
+        if mib_s:
+            size_mib = min(page_bytes / MIB, self.io_kib / 1024)
+            needed = max(needed, mib_s / size_mib if math.isfinite(size_mib) else 0.0)
+            if self.per_iops_mib_s:
+                needed = max(needed, mib_s / self.per_iops_mib_s)
+        return min(needed, max(self.iops.most, self.iops.amount))
+
+    def read_bytes_per_s(
+        self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
+    ) -> float:
+        """Read bandwidth of a disk bought for ``gib`` with ``mib_s``."""
+        size = self.bought_gib(gib)
+        iops = self.iops_for(mib_s, page_bytes)
+        width = self.base_mib_s + self.per_gib_mib_s * size
+        if self.throughput is not None:
+            width = max(width, self.throughput.amount, mib_s)
+            if self.per_iops_mib_s:
+                width = min(width, self.per_iops_mib_s * iops)
+        elif self.iops is not None:
+            width += self.per_iops_mib_s * iops
+        if self.iops is not None:
+            size_mib = min(page_bytes / MIB, self.io_kib / 1024)
+            width = min(width, iops * size_mib)
+        return min(width, self.most_mib_s) * MIB
+
+    def write_bytes_per_s(
+        self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
+    ) -> float:
+        """Write bandwidth of the same."""
+        return self.read_bytes_per_s(gib, mib_s, page_bytes) * self.write_share
+
+    def per_hour(
+        self,
+        gib: float,
+        used_gib: float | None = None,
+        mib_s: float = 0.0,
+        page_bytes: float = math.inf,
+    ) -> float:
+        """Price of an hour; ``used_gib`` is what was held on average, for ``billing: used``."""
+        size = self.bought_gib(gib)
+        if self.billing == "used" and used_gib is not None:
+            size = used_gib
+        month = self.per_gib_month.total(size)
+        if self.iops is not None:
+            month += self.iops.cost_per_month(self.iops_for(mib_s, page_bytes))
+        if self.throughput is not None:
+            month += self.throughput.cost_per_month(mib_s)
+        return month / HOURS_PER_MONTH
+
+    def transfers(self, read_bytes: float, written_bytes: float) -> float:
+        """Price of what was read and written."""
+        return (read_bytes * self.read_per_gib + written_bytes * self.write_per_gib) / GIB

@@ -1,0 +1,68 @@
+"""How sure a plan says it is, against what other draws of the same traffic have."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sglang_canopy.plan.choice import parse_constraints
+from sglang_canopy.plan.uncertainty import WINDOWS, uncertainty_of
+
+
+def result(ttft):
+    """A simulation in which requests had these TTFTs, in order of arrival."""
+    ttft = np.asarray(ttft, dtype=float)
+    count = len(ttft)
+    return SimpleNamespace(
+        requests=count, ttft_s=ttft, e2e_s=2 * ttft, due_s=np.arange(count, dtype=float),
+        cached_tokens=np.full(count, 30), prompt_tokens=np.full(count, 100),
+    )  # fmt: skip
+
+
+def bursty(seed, count=4000, burst=100):
+    """TTFTs that are slow in bursts, each with a level of its own."""
+    draw = np.random.default_rng(seed)
+    levels = draw.exponential(1.0, size=count // burst)
+    return np.repeat(levels, burst) * draw.uniform(0.8, 1.2, size=count)
+
+
+def test_requests_that_are_all_alike_leave_no_doubt():
+    found = uncertainty_of(result([1.5] * 500), parse_constraints(["p99_ttft<2s"]))
+    assert found.intervals["p99_ttft_s"] == (1.5, 1.5)
+    assert found.met == 1.0
+    assert found.windows["mean_ttft_s"] == (1.5,) * WINDOWS
+    assert found.intervals["token_hit_ratio"] == pytest.approx((0.3, 0.3))
+    assert uncertainty_of(result([1.5] * 500), parse_constraints(["p99_ttft<1s"])).met == 0.0
+
+
+def test_most_intervals_of_the_mean_hold_what_traffic_has_on_average():
+    held = 0
+    for seed in range(30):
+        low, high = uncertainty_of(result(bursty(seed))).intervals["mean_ttft_s"]
+        held += low <= 1.0 <= high
+    # 90 % at best; with 40 bursts a trace, bootstrap intervals are a little short.
+    assert held >= 22
+    # Were requests drawn one by one, the bursts would be lost and the intervals far too short.
+    ttft = bursty(0)
+    low, high = uncertainty_of(result(ttft)).intervals["mean_ttft_s"]
+    alone = uncertainty_of(result(np.random.default_rng(0).permutation(ttft)))
+    short = alone.intervals["mean_ttft_s"]
+    assert high - low > 3 * (short[1] - short[0])
+
+
+def test_a_limit_at_the_middle_is_met_about_half_of_the_time():
+    ttft = bursty(3)
+    limit = parse_constraints([f"mean_ttft<{ttft.mean():.6f}s"])
+    assert 0.3 < uncertainty_of(result(ttft), limit).met < 0.7
+
+
+def test_limits_of_the_whole_run_are_named_as_left_out():
+    found = uncertainty_of(result([1.0] * 50), parse_constraints(["cost<5", "p90_ttft<2s"]))
+    assert found.left_out == ("cost<5",)
+    assert found.met == 1.0
+    assert uncertainty_of(result([1.0] * 50), parse_constraints(["cost<5"])).met is None
+
+
+def test_equal_results_give_equal_answers():
+    one, two = (uncertainty_of(result(bursty(1))) for _ in range(2))
+    assert one == two

@@ -1,0 +1,132 @@
+"""A server's log against the simulation: the log here is made by a server of known costs."""
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.config.plan_file import ServerPlan, write_plan
+from sglang_canopy.config.server_settings import ServerSettings
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.validate import recalibrate, scaled, system_of_plan, validate
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system import Workload, load_profile, simulate_system
+from sglang_canopy.trace.served_log import read_served
+from sglang_canopy.trace.sglang_log import read_as_server
+
+PROFILE = load_profile("llama-3.1-8b-a100")
+PLAN = ServerPlan(
+    radix_eviction="canopy-lru",
+    host_eviction="canopy-lru",
+    host_bytes=1 << 31,
+    server=ServerSettings(page_size=64, max_total_tokens=12_000, max_running_requests=64),
+)
+START = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
+
+
+def prompts(count=150):
+    """(seconds, tokens): conversations that grow, faster than is comfortable."""
+    draw = np.random.default_rng(0)
+    seconds, told = 0.0, {}
+    for _ in range(count):
+        seconds += float(draw.exponential(0.12))
+        who = int(draw.integers(12))
+        told[who] = [*told.get(who, [])[:3000], *draw.integers(0, 30_000, 400).tolist()]
+        yield seconds, list(told[who])
+
+
+def line(kind, seconds, body):
+    when = (START + datetime.timedelta(seconds=seconds)).isoformat()
+    return json.dumps({"timestamp": when, "event": f"request.{kind}", **body}) + "\n"
+
+
+def log_of(path, asked, result=None):
+    """What SGLang logs; without a result, of requests that are answered at once."""
+    events = []
+    for at, (seconds, ids) in enumerate(asked):
+        obj = {"input_ids": ids, "sampling_params": {}}
+        events.append((seconds, line("received", seconds, {"rid": str(at), "obj": obj})))
+        ttft, e2e = (0.1, 0.2) if result is None else (result.ttft_s[at], result.e2e_s[at])
+        meta = {
+            "completion_tokens": 16, "finish_reason": {"type": "stop"}, "e2e_latency": e2e,
+            "cached_tokens": 0 if result is None else int(result.cached_tokens[at]),
+            "request_received_ts": 1000.0 + seconds,
+            "prefill_finished_time": 1000.0 + seconds + ttft, "first_token_latency": e2e,
+        }  # fmt: skip
+        body = {"rid": str(at), "obj": obj, "out": {"meta_info": meta}}
+        events.append((seconds + e2e, line("finished", seconds + e2e, body)))
+    path.write_text("".join(text for _, text in sorted(events, key=lambda e: e[0])))
+    return path
+
+
+@pytest.fixture
+def served(tmp_path):
+    """The log of a server whose steps take 1.5 times the profile's."""
+    asked = list(prompts())
+    draft = log_of(tmp_path / "draft.log", asked)
+    trace = CompactTrace(read_as_server(draft, block_tokens=64))
+    config = system_of_plan(PLAN, PROFILE)
+    real = simulate_system(Workload(trace, keep_stamps=True), config, scaled(PROFILE, 1.5))
+    return log_of(tmp_path / "server.log", asked, real)
+
+
+def read(log):
+    return CompactTrace(read_as_server(log, block_tokens=64)), read_served(log)
+
+
+def test_a_right_prediction_has_no_error(served):
+    trace, seen = read(served)
+    found = validate(trace, seen, system_of_plan(PLAN, PROFILE), scaled(PROFILE, 1.5))
+    for name in ("mean_ttft_s", "p50_ttft_s", "p99_ttft_s", "throughput_tokens_per_s"):
+        assert abs(found.error(name)) < 0.01, name
+    assert abs(found.error("token_hit_ratio")) < 0.001
+    assert 0.2 < found.seen["token_hit_ratio"] < 1
+
+
+def test_a_wrong_profile_is_seen_and_recalibrated(served):
+    trace, seen = read(served)
+    config = system_of_plan(PLAN, PROFILE)
+    before = validate(trace, seen, config, PROFILE)
+    assert before.error("mean_ttft_s") < -0.2
+    factor, better, held_out = recalibrate(trace, seen, config, PROFILE)
+    assert factor == pytest.approx(1.5, rel=0.02)
+    assert better.notes["recalibrated"] == factor
+    assert abs(held_out.error("mean_ttft_s")) < 0.05
+
+
+def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path, capsys):
+    plan, out, profile = (tmp_path / name for name in ("plan.json", "errors.json", "new.json"))
+    write_plan(plan, PLAN)
+    command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
+    assert main([*command, "--json", str(out), "--recalibrate", str(profile)]) == 0
+    said = capsys.readouterr().out
+    assert "p99 ttft" in said
+    assert "Step times x 1.5" in said
+    errors = json.loads(out.read_text())["errors"]
+    assert errors["mean_ttft_s"] < -0.2
+    assert load_profile(profile).notes["recalibrated"] == pytest.approx(1.5, rel=0.02)
+    again = ["plan", str(served), "--format", "sglang", "--profile", str(profile), "--no-cache",
+             "--device-tokens", "12000", "--disks", "none", "--no-checks", "--jobs", "1",
+             "--page-size", "64", "--dram-levels", "2", "--evaluations", "4",
+             "--validation", str(out)]  # fmt: skip
+    assert main(again) == 0
+    off = f"mean ttft {100 * errors['mean_ttft_s']:+.1f} %"
+    assert f"Predictions on your traffic were off by: {off}" in capsys.readouterr().out
+
+
+def test_a_log_without_times_says_how_to_get_them(tmp_path, capsys):
+    log = tmp_path / "server.log"
+    body = {"rid": "1", "obj": {"input_ids": [1]}, "out": {"meta_info": {"completion_tokens": 1}}}
+    log.write_text(line("finished", 1.0, body))
+    with pytest.raises(CanopyError, match=r"start the server with .*--enable-metrics"):
+        read_served(log)
+
+
+def test_a_plan_without_a_pool_asks_for_it():
+    with pytest.raises(CanopyError, match="give --device-tokens"):
+        system_of_plan(ServerPlan(host_bytes=1 << 30), PROFILE)
+    plan = ServerPlan(host_bytes=1 << 30, disk_bytes=1 << 30)
+    with pytest.raises(CanopyError, match="give --disk-mib-s"):
+        system_of_plan(plan, PROFILE, device_tokens=1000)

@@ -1,0 +1,152 @@
+"""A plan simulates what a server would be: its settings, its own disk, the TTLs it is given."""
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_canopy.config.server_settings import ServerSettings
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.choice import label_of
+from sglang_canopy.plan.disk_class import DiskClass, Steps
+from sglang_canopy.plan.evaluate import Evaluator
+from sglang_canopy.plan.groups import observe
+from sglang_canopy.plan.prices import GIB, load_prices
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.system import Engine, row_of, system_of
+from sglang_canopy.plan.worker import PlanInputs
+from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system import simulate_system
+from sglang_canopy.sim.system.config import SystemConfig, TierSpec
+from sglang_canopy.sim.system.engine_profile import load_profile
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+
+BLOCK = 256
+PROFILE = load_profile("llama-3.1-8b-a100")
+KV = BLOCK * PROFILE.kv_bytes_per_token
+
+
+def disk_class(**fields):
+    free = Steps(((float("inf"), 0.1),))
+    return DiskClass(**{"name": "d", "per_gib_month": free, "base_mib_s": 1000.0, **fields})
+
+
+def work(trace, *classes, **engine):
+    prices = replace(load_prices("local-nvme"), disks={d.name: d for d in classes})
+    return PlanInputs(CompactTrace(trace), Engine(PROFILE, 40 * BLOCK, **engine), prices)
+
+
+def prompt(number, time_s, blocks=16, category="default", first=0):
+    ids = tuple(1000 * (first or number) + b for b in range(blocks))
+    return TraceRequest(time_s, blocks * BLOCK, 4, ids, BLOCK, category=category)
+
+
+def test_settings_are_sglangs_defaults_unless_a_plan_says_otherwise():
+    given = work([prompt(1, 0.0)], disk_class())
+    c = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
+    config = system_of(c, given.engine, given.prices, {})
+    assert (config.prefetch_policy, config.page_tokens) == ("timeout", 1)
+    assert (config.max_running, config.max_prefill_tokens) == (2048, 16384)
+    engine = replace(given.engine, settings=ServerSettings(prefetch_threshold=16))
+    changed = replace(c, page_size=64, prefetch_policy="wait_complete", schedule_policy="lpm")
+    config = system_of(changed, engine, given.prices, {})
+    assert (config.prefetch_policy, config.page_tokens) == ("wait_complete", 64)
+    assert (config.prefetch_threshold_tokens, config.schedule_policy) == (64, "lpm")
+    with pytest.raises(CanopyError, match="must be a multiple of page_size 48"):
+        system_of(replace(c, page_size=48), engine, given.prices, {})
+
+
+def test_a_prefetch_policy_decides_what_a_plan_sees_of_a_disk():
+    """Long prompts that come back when the device and the host have forgotten them."""
+    requests = [prompt(at % 12, 3.0 * at, blocks=32) for at in range(48)]
+    given = work(requests, disk_class(base_mib_s=700.0))
+    sizes = {"dram_gib": 48 * KV / GIB, "disk": "d", "disk_gib": 600 * KV / GIB}
+    policies = ("best_effort", "timeout", "wait_complete")
+    with Evaluator(given) as evaluate:
+        rows = evaluate([Configuration(**sizes, prefetch_policy=p) for p in policies])
+        (as_planned,) = evaluate([Configuration(**sizes)])
+    hits = {p: row["token_hit_ratio_by_tier"]["disk"] for p, row in zip(policies, rows)}
+    assert hits["best_effort"] < hits["timeout"] <= hits["wait_complete"]
+    assert as_planned["token_hit_ratio_by_tier"]["disk"] == hits["timeout"]
+
+
+def test_instances_share_no_disk_unless_it_is_sold_as_one():
+    """Two instances in turn; each conversation comes back to the other one."""
+    requests = [prompt(at // 2, 8.0 * at, blocks=32) for at in range(16)]
+    own, shared = disk_class(), disk_class(name="s", shared=True)
+    given = work(requests, own, shared, routing="round-robin")
+    c = Configuration(2, 48 * KV / GIB, "d", 600 * KV / GIB, prefetch_policy="wait_complete")
+    with Evaluator(given) as evaluate:
+        alone, together = evaluate([c, replace(c, disk="s")])
+    assert alone["token_hit_ratio_by_tier"]["disk"] == 0
+    assert together["token_hit_ratio_by_tier"]["disk"] > 0.1
+    hour = own.per_hour(c.disk_gib)
+    assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
+
+
+def test_use_is_paid_for_by_what_is_held_and_moved():
+    by_use = disk_class(billing="used", read_per_gib=1.0, write_per_gib=2.0)
+    prices = replace(load_prices("local-nvme"), disks={"d": by_use})
+    c = Configuration(1, 1.0, "d", 100.0)
+    metrics = {
+        "mean_bytes_by_tier": {"disk": 10 * GIB}, "disk_read_bytes": 3 * GIB,
+        "disk_written_bytes": 5 * GIB, "makespan_s": 7200.0,
+    }  # fmt: skip
+    without = row_of(Configuration(1, 1.0), metrics, prices)["cost"]
+    held = 2 * 10 * 0.1 / 730
+    assert row_of(c, metrics, prices)["cost"] - without == pytest.approx(held + 3 + 10)
+
+
+def test_a_categorys_ttl_ends_what_it_stores():
+    """Four categories come back after 20 s; the TTL of one is shorter than that."""
+    requests = [
+        prompt(10 * round_ + k, 40.0 * round_ + 20.0 * again + 2 * k, 8, f"k{k}")
+        for round_ in range(6)
+        for again in range(2)
+        for k in range(4)
+    ]
+    host = TierSpec(8 * KV, 20e9, 20e9)
+    table = TTLTable((), 3600.0, BLOCK, TRACE_HASH, {"k0": 5.0})
+    hits = {}
+    for name, ttl in (("none", None), ("k0 short", table)):
+        disk = TierSpec(600 * KV, 5e9, 5e9, ttl=ttl)
+        config = SystemConfig(
+            device_tokens=12 * BLOCK, host=host, disk=disk, prefetch_policy="wait_complete"
+        )
+        cached = simulate_system(requests, config, PROFILE).cached_tokens
+        hits[name] = [cached[k::4].sum() for k in range(4)]
+    assert hits["none"][0] > 0
+    assert hits["k0 short"][0] == 0
+    assert hits["k0 short"][1:] == hits["none"][1:]
+
+
+def test_group_ttls_are_learnt_from_the_whole_trace():
+    requests = [prompt(at, float(at), blocks=600) for at in range(2000)]  # 1.2 million blocks
+    assert len(observe(requests).log) == len(requests)
+
+
+def test_a_row_says_what_became_of_its_group_ttls():
+    requests = [prompt(at % 40, 2.0 * at, 4) for at in range(400)]
+    given = work(requests, disk_class())
+    c = Configuration(1, 8 * KV / GIB, "d", 1000 * KV / GIB, ttl="group")
+    with Evaluator(given) as evaluate:
+        (row,) = evaluate([c])
+    table = given.table_of(c)
+    assert row["ttl_table"]["groups"] == len(table.groups)
+    one = {**row, "ttl_table": {**row["ttl_table"], "groups": 0, "categories": 0,
+                                "residual_ttl_s": 812.0}}  # fmt: skip
+    assert label_of(one).endswith("one TTL of 812 s, which no groups beat")
+    some = {**row, "ttl_table": {**row["ttl_table"], "groups": 3, "categories": 2,
+                                 "requests": 100}}  # fmt: skip
+    assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(some)
+
+
+def test_where_use_is_paid_for_ttls_have_room_for_their_peaks():
+    by_use = disk_class(billing="used")
+    given = work([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
+    c = Configuration(1, 1.0, "d", 10.0, ttl="group")
+    table = TTLTable()
+    assert system_of(c, given.engine, given.prices, {}, table).disk.capacity_bytes > 10 * GIB
+    for other in (replace(c, disk="fixed"), replace(c, ttl=60.0)):
+        config = system_of(other, given.engine, given.prices, {}, table)
+        assert config.disk.capacity_bytes == 10 * GIB
