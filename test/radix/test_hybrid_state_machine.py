@@ -16,12 +16,15 @@ runs = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 class Tree(RuleBasedStateMachine):
     """Serve, look up, lock with and without the state, release windows early, evict each kind."""
 
-    @initialize(kind=st.sampled_from(list(HYBRIDS)), policy=st.sampled_from(live_names()))
-    def start(self, kind: str, policy: str) -> None:
-        self.tree = HybridTree(kind, policy)
+    @initialize(
+        kind=st.sampled_from(list(HYBRIDS)),
+        policy=st.sampled_from(live_names()),
+        states=st.sampled_from(["lru", "worth"]),
+    )
+    def start(self, kind: str, policy: str, states: str) -> None:
+        self.tree = HybridTree(kind, policy, states)
         self.time = 0.0
         self.locks: list = []
-        self.held: list = []
 
     def _tokens(self, run: list[int]) -> list[int]:
         """Two pages of tokens (three tokens where a page is one) for each number."""

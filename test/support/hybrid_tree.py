@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.test.kits.unified_radix_cache import config, fixtures
 
 from sglang_canopy.radix.core import CanopyTreeCore
-from sglang_canopy.radix.live_request import LiveRequest
+from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from support.kit_tree import KitTree, on_canopy
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
@@ -45,10 +45,12 @@ _states = itertools.count()
 
 
 class HybridTree(KitTree):
-    """``core``: ``sglang``, or a Canopy policy's name."""
+    """``core``: ``sglang``, or a Canopy policy's name; ``states``: the order of states, of ours."""
 
-    def __init__(self, kind: str, core: str = "canopy-lru", **changes: Any) -> None:
-        with on_canopy(core):
+    def __init__(
+        self, kind: str, core: str = "canopy-lru", states: str = "lru", **changes: Any
+    ) -> None:
+        with on_canopy(core, {"states": states}):
             super().__init__(dataclasses.replace(HYBRIDS[kind], **changes), core)
         self.core = self.cache.tree_core
         self.has_swa, self.has_mamba = self.cfg.has_swa, self.cfg.has_mamba
@@ -67,6 +69,9 @@ class HybridTree(KitTree):
         own = isinstance(self.core, CanopyTreeCore)
         request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if own else None
         if request is not None:
+            request.block_tokens = self.cfg.page_size
+            request.path = []
+            extend_path(request, tokens)
             self.core.arrive(request)
         hit = self.match(tokens).device_prefix_len
         if request is not None:
@@ -135,6 +140,14 @@ class HybridTree(KitTree):
             parts = [set(admitted), set(leaves.pending), set(leaves.unusable)]
             assert set().union(*parts) == truth
             assert sum(map(len, parts)) == len(truth)
+            order = self.core.live.states
+            if order is not None and self.has_mamba:
+                states = [n.canopy.state for n in self.nodes() if n.canopy.state is not None]
+                assert set(order.states()) == set(states)
+                holders = {n for n in self.nodes() if n.component_data[MAMBA].value is not None}
+                assert {state.node for state in states} == holders
+                for state in states:
+                    assert state.saves == self._saving(state.node)
             for node in self.nodes():
                 leaf = node.canopy
                 assert leaf.node is node
@@ -142,3 +155,11 @@ class HybridTree(KitTree):
                     assert leaf.length == len(node.key)
                     assert leaf.offset == node.parent.canopy.offset + node.parent.canopy.length
         (sanity_check or self.cache.sanity_check)()
+
+    def _saving(self, node: Any) -> float:
+        """Tokens from the last state above ``node`` to its end."""
+        tokens = len(node.key)
+        above = node.parent
+        while above is not self.core.root_node and above.component_data[MAMBA].value is None:
+            tokens, above = tokens + len(above.key), above.parent
+        return float(tokens)

@@ -63,6 +63,9 @@ class CanopyTreeCore(CopiedCore):
         super().reset()
         self.disk.tree_reset()
         self.conversations.clear()
+        if self.live.states is not None:
+            for state in list(self.live.states.states()):
+                self.live.states.drop(state)
 
     # ---- requests ----
 
@@ -103,6 +106,8 @@ class CanopyTreeCore(CopiedCore):
                 self.groups.replace_disk_table(table, self._node_arena.values())
                 self.disk.set_ttl(table)
         self._announce(request, "arrive")
+        if self.live.states is not None:
+            self.live.states.arrive(request)
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""

@@ -25,6 +25,7 @@ from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
+from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
@@ -60,6 +61,8 @@ def prepare(
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,
     }
+    if params.canopy.states is not None:
+        params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
     # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
