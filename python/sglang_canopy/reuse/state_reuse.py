@@ -52,7 +52,7 @@ class StateReuse:
     def __init__(
         self,
         window_s: float = 10800.0,
-        most: int = 50_000,
+        most: int = 20_000,
         min_samples: int = 20,
         labels: bool = True,
         placebo_seed: int | None = None,
