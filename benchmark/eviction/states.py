@@ -36,7 +36,7 @@ FLOPS_PER_S = 1e14
 SHARES = (0.05, 0.1, 0.2, 0.9)
 """Bytes of states for each byte of KV."""
 ALPHAS = (0.0, 0.3, 1.0, 2.0)
-MEMORY_GIB = {"agentic-1": (10, 20, 40), "agentic-2": (20,), "conversation": (40, 80, 160)}
+MEMORY_GIB = {"agentic-1": (20, 40), "agentic-2": (20,), "conversation": (80, 160)}
 
 ARMS: dict[str, tuple[str, Callable[[], StatePolicy]]] = {
     "SGLang": ("lru", LeastRecentStates),

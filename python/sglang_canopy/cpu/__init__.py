@@ -90,6 +90,7 @@ def install() -> None:
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
     HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
+    short_conv.stand_in_for_kernels()
     for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
         HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
     module = importlib.import_module(_MHA_HOST)
