@@ -179,14 +179,27 @@ def test_a_plain_set_up_is_supported() -> None:
         assert unsupported(feature, supported(), environment={}) is None
 
 
-@pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])
-def test_models_with_other_state_than_full_attention_are_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"), [("is_hybrid_swa", "sliding windows"), ("is_hybrid_ssm", "Mamba")]
+)
+def test_host_tiers_below_windows_and_states_are_refused_by_name(kind: str, what: str) -> None:
     from sglang_canopy.server.cache_factory import build
 
     kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
     params = SimpleNamespace(eviction_policy="wa")
-    ctx = SimpleNamespace(**kinds, server_args=supported(), params=params)
-    with pytest.raises(CanopyError, match="does not support models with"):
+    context = {"server_args": supported(), "params": params, "enable_hierarchical_cache": True}
+    with pytest.raises(CanopyError, match=f"{what}.*--enable-hierarchical-cache"):
+        build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
+
+
+def test_a_model_of_sliding_windows_alone_is_refused() -> None:
+    from sglang_canopy.server.cache_factory import build
+
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(
+        is_hybrid_swa=True, full_tokens_per_layer=0, server_args=supported(), params=params
+    )
+    with pytest.raises(CanopyError, match="layers all have sliding windows"):
         build(ctx)  # type: ignore[arg-type]
 
 

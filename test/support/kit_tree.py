@@ -7,6 +7,7 @@ that a test can run on both. White-box access is the kit's inspector, mixed into
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import unittest
 from array import array
@@ -41,8 +42,9 @@ class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):
     """Canopy's core with the kit's white-box methods."""
 
 
-def _canopy_cache(params: Any) -> CanopyRadixCache:
+def _canopy_cache(params: Any, config: dict[str, Any] | None = None) -> CanopyRadixCache:
     install_core()
+    params.eviction_policy_config = config
     prepare(params)
     params.tree_core_backend = None  # the kit has put the inspector where "python" is
     return CanopyRadixCache(params=params)
@@ -153,10 +155,11 @@ def kit_tree(request: pytest.FixtureRequest) -> Iterator[Any]:
             tree.steps.doCleanups()
 
 
-def on_canopy(core: str) -> Any:
+def on_canopy(core: str, settings: dict[str, Any] | None = None) -> Any:
     """While this is entered, the kit's ``build_fixture`` builds ours (or SGLang's own)."""
+    ours = functools.partial(_canopy_cache, config=settings)
     return mock.patch.multiple(
         fixtures,
-        UnifiedRadixCache=UnifiedRadixCache if core == "sglang" else _canopy_cache,
+        UnifiedRadixCache=UnifiedRadixCache if core == "sglang" else ours,
         UnifiedTreeCoreInspector=UnifiedTreeCoreInspector if core == "sglang" else CanopyInspector,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
+TIERS = "tiers"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-host copies ahead of eviction, and the order of the queue. The last three need one of the policies
-and are refused where they are."""
+host copies ahead of eviction, the order of the queue, and tiers below the device. The last four
+need one of the policies and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
@@ -22,6 +23,7 @@ _WITHOUT = {
     GATE: "leave out --canopy-session-gate",
     COPY_AHEAD: "leave out --canopy-copy-ahead",
     QUEUE: "leave out --canopy-queue-order",
+    TIERS: "leave out --enable-hierarchical-cache",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _TRUE = ("1", "true", "yes", "y")
@@ -50,6 +52,8 @@ class Refusal:
     """Why copies ahead cannot."""
     queue: str | None = None
     """Why the order of the queue cannot."""
+    tiers: str | None = None
+    """Why host memory and the disk below the device cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -65,11 +69,21 @@ def _other_than(*allowed: Any) -> Callable[[Any], bool]:
 
 
 REFUSALS = (
-    Refusal("is_hybrid_swa", "does not support models with sliding-window attention", instead=""),
+    Refusal(
+        "is_hybrid_swa",
+        chunks="documents' KV of sliding-window layers cannot be moved",
+        tiers="copies of sliding windows on the host are not verified",
+        instead="",
+    ),
     Refusal(
         "is_hybrid_ssm",
-        "does not support models with Mamba or linear-attention state",
+        chunks="Mamba or linear-attention state cannot be put together from documents",
+        tiers="copies of Mamba or linear-attention state on the host are not verified",
         instead="",
+    ),
+    Refusal(
+        "enable_unified_memory",
+        "--enable-unified-memory shares one pool among kinds of memory, which is not verified",
     ),
     Refusal("enable_session_radix_cache", "--enable-session-radix-cache keeps nodes by session"),
     Refusal("radix_cache_backend", "--radix-cache-backend chooses another cache"),
@@ -171,7 +185,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature``, one of the five above, cannot run; ``None`` if it can.
+    """Why ``feature``, one of the six above, cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, POLICIES, unsupported
+from sglang_canopy.config.refusals import CHUNKS, POLICIES, TIERS, unsupported
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
@@ -49,13 +49,19 @@ class Setup:
 
     def cell(self, part: str) -> Cell:
         """What is known of ``part``."""
-        feature = CHUNKS if part == "chunks" else POLICIES
         sample = SimpleNamespace(**{self.option: self.value})
-        why = unsupported(feature, sample, environment={})
+        why = refused(part, sample)
         known: Cell | None = getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
         return known or Cell(UNTESTED, why="nobody has tried it")
+
+
+def refused(part: str, configured: Any) -> str | None:
+    """Why ``part``, of ``PARTS``, cannot run with ``configured``; ``None`` if it can."""
+    features = {"device": (POLICIES,), "chunks": (CHUNKS,)}.get(part, (POLICIES, TIERS))
+    reasons = (unsupported(feature, configured, environment={}) for feature in features)
+    return next((why for why in reasons if why is not None), None)
 
 
 def _served(test: str) -> Cell:
@@ -84,6 +90,10 @@ _MLA = _cache(
 )
 
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
+
+_HYBRID = _cache(
+    "radix/test_hybrid_tree.py::test_pools_balance_through_serving_locking_and_evicting"
+)
 
 SETUPS = (
     Setup(
@@ -131,8 +141,9 @@ SETUPS = (
         applies=_above(1),
     ),
     Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, disk=_MLA),
-    Setup("sliding-window models", "is_hybrid_swa", True),
-    Setup("Mamba and linear attention", "is_hybrid_ssm", True),
+    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID),
+    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID),
+    Setup("`--enable-unified-memory`", "enable_unified_memory", True),
     Setup(
         "images in prompts",
         "is_multimodal",

@@ -14,12 +14,14 @@ from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import live_names, make_policy, parse_config
+from sglang_canopy.policy.states import ORDERS, LeastRecentStates
 from sglang_canopy.ttl.table import TTLTable
 
 MAX_WINDOW_MIN = 7 * 24 * 60.0
 MAX_TENANTS = 4096
 MAX_COPY_AHEAD = 10**9
 PLAN_FLAG = "--canopy-plan"
+SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
 """In a quota: every tenant that is not named."""
 
@@ -47,6 +49,12 @@ class TreeSettings:
     )
     keep_total_share: float = declare_key(
         TOTAL_SHARE, "Share of it that all tenants together may keep.", low=0, high=1
+    )
+    states: str = declare_key(
+        SGLANG_STATES,
+        "Which state of a hybrid model (Mamba, linear attention) goes first: SGLang's least "
+        "recent, or the one that is worth least by its reuse and by the tokens that it saves.",
+        choices=tuple(ORDERS),
     )
 
     def __post_init__(self) -> None:

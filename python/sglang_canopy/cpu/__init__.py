@@ -1,4 +1,4 @@
-"""SGLang on a CPU: attention over new tokens only, and HiCache without CUDA.
+"""SGLang on a CPU: attention over new tokens only, short convolutions, and HiCache without CUDA.
 
 The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
 this package is imported. The import stand-ins are a distribution of their own, in
@@ -19,6 +19,7 @@ _TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAtt
 _POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
 _HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
+_CONV = "sglang.srt.layers.attention.mamba.causal_conv1d"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
@@ -41,6 +42,16 @@ SEAMS: dict[str, tuple[str, ...]] = {
     f"{_POOL_BASE}.host_memory_budget_bytes": ("requested_bytes",),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
+    f"{_TORCH_NATIVE}.forward_extend": ("self", "q", "k", "v", "layer"),
+    f"{_TORCH_NATIVE}.forward_decode": ("self", "q", "k", "v", "layer"),
+    f"{_CONV}.causal_conv1d_fn": (
+        *("x", "weight", "bias", "query_start_loc", "cache_indices", "has_initial_state"),
+        *("conv_states", "activation", "pad_slot_id"),
+    ),
+    f"{_CONV}.causal_conv1d_update": (
+        *("x", "conv_state", "weight", "bias", "activation", "cache_seqlens"),
+        *("conv_state_indices", "pad_slot_id"),
+    ),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
@@ -73,12 +84,15 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_canopy.cpu import hicache
+    from sglang_canopy.cpu import hicache, short_conv
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
     HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
+    short_conv.stand_in_for_kernels()
+    for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
+        HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
     module = importlib.import_module(_MHA_HOST)
     for transfer in hicache.TRANSFERS:
         if not hasattr(module, transfer.__name__):

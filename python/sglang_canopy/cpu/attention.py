@@ -5,7 +5,9 @@ work: 60 new tokens after 4,000 cached ones cost as much as 4,060 new ones. Here
 new tokens alone. What a forward pass needs to know about its batch (rows, masks, groups) is worked
 out once and shared by all layers. Results equal the stock ones up to rounding.
 
-Cross-attention, encoder-only attention and sliding windows go to the stock code unchanged.
+Cross-attention, encoder-only attention and sliding windows go to the stock code. Where layers with
+sliding windows have a KV pool of their own, their rows are translated for it: the stock code reads
+that pool with the rows of the other one.
 """
 
 from __future__ import annotations
@@ -131,15 +133,47 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         self._plan: Any = None
         self._plan_key: tuple[Any, ...] | None = None
+        self._in_window_pool = False
+        """Whether the layer that runs has its KV in the pool of sliding windows."""
+        self._window_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._plan = None
+        self._plan = self._window_rows = None
         self._plan_key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._in_window_pool = self._keeps_in_window_pool(layer)
+        return super().forward_extend(q, k, v, layer, *args, **kwargs)
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._in_window_pool = self._keeps_in_window_pool(layer)
+        return super().forward_decode(q, k, v, layer, *args, **kwargs)
+
+    def _keeps_in_window_pool(self, layer: Any) -> bool:
+        return (
+            self.use_sliding_window_kv_pool
+            and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
+        )
+
+    def _translated(self, given: SimpleNamespace) -> dict[str, Any]:
+        """The arguments with rows of the pool of sliding windows, one line a request.
+
+        Rows of tokens outside every window may be anybody's by now; the mask hides them.
+        """
+        known = self._window_rows
+        if known is None or known[0] is not given.req_pool_indices:
+            rows = given.req_to_token[given.req_pool_indices, : int(given.seq_lens.max())]
+            rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows.long())
+            known = self._window_rows = given.req_pool_indices, rows.clamp_(min=0)
+        line = torch.arange(len(known[1]), device=known[1].device)
+        return {**vars(given), "req_to_token": known[1], "req_pool_indices": line}
 
     def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""
         given = _arguments(_EXTEND, args, kwargs)
+        if self._in_window_pool:
+            return super()._run_sdpa_forward_extend(**self._translated(given))
         if not given.causal or _is_special(given):
             return super()._run_sdpa_forward_extend(*args, **kwargs)
         query, output = given.query, given.output
@@ -168,6 +202,8 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
     def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
         given = _arguments(_DECODE, args, kwargs)
+        if self._in_window_pool:
+            return super()._run_sdpa_forward_decode(**self._translated(given))
         if _is_special(given):
             return super()._run_sdpa_forward_decode(*args, **kwargs)
         query, output, k_cache = given.query, given.output, given.k_cache

@@ -19,7 +19,8 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     SGLang walks victim by victim through resumable steps, so that a host copy can be made
     between two of them. With no lower tier nothing can come between, and the victims of one
-    call are deleted in one pass and their slots freed together.
+    call are deleted in one pass and their slots freed together. Beside sliding windows and states
+    the walk is SGLang's, which evicts those in its own order.
     """
 
     tree_core: CanopyTreeCore
@@ -55,13 +56,14 @@ class CanopyRadixCache(UnifiedRadixCache):
     ) -> None:
         targets = available_size_targets or {}
         if (
-            self.cache_controller is not None
+            len(self.tree_components) > 1
+            or self.cache_controller is not None
             or self.linker is not None
             or allocation_reclaim_satisfied is not None
         ):
             # SGLang's walk for an allocation asks for everything and stops at its target.
             shortfall: AbstractContextManager[None] = nullcontext()
-            if _FULL in targets:
+            if _FULL in targets and targets[_FULL][0] is _FULL:
                 shortfall = self.tree_core.shortfall.to(lambda: self._shortfall(targets))
             with shortfall:
                 super()._evict_components(

@@ -20,6 +20,7 @@ from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
+from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.scoped import Scoped
 from sglang_canopy.radix.ttl_groups import LiveGroups
 from sglang_canopy.radix.ttl_window import TtlWindow
@@ -62,6 +63,9 @@ class CanopyTreeCore(CopiedCore):
         super().reset()
         self.disk.tree_reset()
         self.conversations.clear()
+        if self.live.states is not None:
+            for state in list(self.live.states.states()):
+                self.live.states.drop(state)
 
     # ---- requests ----
 
@@ -102,6 +106,8 @@ class CanopyTreeCore(CopiedCore):
                 self.groups.replace_disk_table(table, self._node_arena.values())
                 self.disk.set_ttl(table)
         self._announce(request, "arrive")
+        if self.live.states is not None:
+            self.live.states.arrive(request)
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""
@@ -230,7 +236,8 @@ class CanopyTreeCore(CopiedCore):
         """Split off the part of ``node`` to evict and return the node that holds it.
 
         ``keep`` tokens the policy wants kept; ``need`` tokens are to be freed. How many go:
-        ``policy/cut.py``, the rule of the simulators too.
+        ``policy/cut.py``, the rule of the simulators too. What no request could use without the
+        rest (``match_end.py``) goes with it.
         """
         node.canopy.eviction_reason = TRIM if keep > 0 else CAPACITY
         settings = self.live.settings
@@ -242,7 +249,7 @@ class CanopyTreeCore(CopiedCore):
             quantum=settings.quantum_tokens,
             whole_nodes=settings.whole_nodes,
         )
-        if not kept:
+        if not kept or (len(self.components) > 1 and not can_end_after(self, node, kept)):
             return node
         _, action = self._split_node(node.key, node, kept)
         if action is not None:

@@ -7,6 +7,7 @@ so that nothing is rebuilt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -31,7 +32,13 @@ class EvictableLeaves(set):
     again at once, so most additions never reach the policy at all.
     """
 
-    def __init__(self, policy: Policy, clock: RequestClock, ttl: TTLTable | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        clock: RequestClock,
+        ttl: TTLTable | None = None,
+        usable: Callable[[UnifiedTreeNode], bool] | None = None,
+    ) -> None:
         super().__init__()
         self.policy = policy
         self.expiry = None if ttl is None else HostExpiry(ttl)
@@ -40,6 +47,10 @@ class EvictableLeaves(set):
         self.clock = clock
         self.pending: dict[UnifiedTreeNode, float] = {}
         """Nodes the policy has not heard of yet, and the clock when they were added."""
+        self.usable = usable
+        """Whether a request can use a leaf; ``None`` where it can use all of them."""
+        self.unusable: dict[UnifiedTreeNode, None] = {}
+        """Leaves that none can use. They go first; the policy does not hear of them."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -51,13 +62,18 @@ class EvictableLeaves(set):
             set.discard(self, node)
             if node in self.pending:
                 del self.pending[node]
+            elif node in self.unusable:
+                del self.unusable[node]
             else:
                 self.policy.drop(node.canopy)
 
     def readmit(self, node: UnifiedTreeNode) -> None:
         """``node``'s metadata is about to change: the policy ranks it anew afterwards."""
         if node in self and node not in self.pending:
-            self.policy.drop(node.canopy)
+            if node in self.unusable:
+                del self.unusable[node]
+            else:
+                self.policy.drop(node.canopy)
             self.pending[node] = self.clock.now
 
     def admit_pending(self) -> None:
@@ -65,6 +81,10 @@ class EvictableLeaves(set):
         if not self.pending:
             return
         for node, since in self.pending.items():
+            if self.usable is not None and not self.usable(node):
+                set_offsets(node)
+                self.unusable[node] = None
+                continue
             leaf = self._ready(node, since)
             self.policy.admit(leaf, since)
             if self.expiry is not None:
@@ -74,6 +94,8 @@ class EvictableLeaves(set):
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """The node to evict next and how many of its first tokens the policy keeps."""
         self.admit_pending()
+        if self.unusable:
+            return next(iter(self.unusable)), 0
         if self.expiry is not None:
             leaf = self.expiry.next_expired(now, self)
             self.victim_expired = leaf is not None
@@ -95,7 +117,9 @@ class EvictableLeaves(set):
         """The parent of ``leaf``, if nothing but ``gone`` keeps it from being evictable."""
         node = leaf.node.parent  # type: ignore[attr-defined]
         data = node.component_data[BASE_COMPONENT_TYPE]
-        if node.parent is None or data.lock_ref or data.value is None or node in self:
+        if node.parent is None or data.value is None or node in self:
+            return None
+        if any(kind.lock_ref for kind in node.component_data):
             return None
         for child in node.children.values():
             if child.component_data[BASE_COMPONENT_TYPE].value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.states import State
 from sglang_canopy.radix.counters import CAPACITY
 from sglang_canopy.records import Leaf
 from sglang_canopy.ttl.table import RESIDUAL
@@ -32,6 +33,7 @@ class NodeLeaf(Leaf):
         "policy",
         "reported_at",
         "request_number",
+        "state",
         "ttl_s",
     )
 
@@ -47,6 +49,8 @@ class NodeLeaf(Leaf):
         """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
         self.request_number = -1
         """Number of the last request counted in ``hits``."""
+        self.state: State | None = None
+        """The recurrent state at this node's end, where their order is ours."""
         self.ttl_s: float | None = None
         """Seconds below the device that a request asked for; ``None``: the group's."""
         self.pin_until: float | None = None

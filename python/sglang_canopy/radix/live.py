@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
+from sglang_canopy.config.tiers import (
+    SGLANG_STATES,
+    TREE_KEYS,
+    TierOptions,
+    TreeSettings,
+    split_config,
+)
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.states import ORDERS, StatePolicy
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
@@ -37,6 +44,8 @@ class LiveCache:
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
+    states: StatePolicy | None = None
+    """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
     """Who may start, with ``--canopy-session-gate``."""
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
@@ -78,6 +87,7 @@ def live_cache(
         listeners=tuple(listeners),
         disk_learns=_learns(disk),
         profile_path=options.get("profile"),
+        states=None if settings.states == SGLANG_STATES else ORDERS[settings.states](),
     )
 
 

@@ -12,6 +12,7 @@ from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ class NodeMetadataCore(OffsetWalkCore):
         super().reset()
         self.keeps.clear()
         self.waiting.clear()
-        self.evictable_device_leaves = EvictableLeaves(self.live.device_policy, self.clock)
+        self.evictable_device_leaves = EvictableLeaves(
+            self.live.device_policy,
+            self.clock,
+            usable=self._usable if len(self.components) > 1 else None,
+        )
         self.evictable_host_leaves = EvictableLeaves(
             self.live.host_policy, self.clock, self.live.tiers.host_ttl
         )
@@ -90,7 +95,10 @@ class NodeMetadataCore(OffsetWalkCore):
         self.waiting.served(node.canopy)
 
     def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
-        # SGLang asks every kind of component; here there is only full attention.
+        if len(self.components) > 1:  # windows and states are locked and kept on their own
+            super()._update_evictable_leaf_sets(node)
+            return
+        # The same for full attention alone.
         data = node.component_data[BASE_COMPONENT_TYPE]
         device = host = False
         if data.lock_ref == 0 and node is not self.root_node:
@@ -110,6 +118,9 @@ class NodeMetadataCore(OffsetWalkCore):
             self.evictable_host_leaves.add(node)
         else:
             self.evictable_host_leaves.discard(node)
+
+    def _usable(self, leaf: UnifiedTreeNode) -> bool:
+        return can_end_after(self, leaf, len(leaf.key))
 
     # ---- for the tiers ----
 

@@ -62,7 +62,8 @@ class TierTrafficCore(NodeMetadataCore):
         self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
     ) -> None:
         super()._delete_unbacked_device_leaf(node, *args, **kwargs)
-        self.live.device_policy.evicted(node.canopy, node.canopy.length)
+        if node.canopy.policy is self.live.device_policy:  # or windows or states chose it first
+            self.live.device_policy.evicted(node.canopy, node.canopy.length)
         self._count_left(DEVICE, node)
 
     def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:

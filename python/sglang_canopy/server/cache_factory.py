@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.config.refusals import COPY_AHEAD, POLICIES, unsupported
+from sglang_canopy.config.refusals import COPY_AHEAD, POLICIES, TIERS, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -25,6 +25,7 @@ from sglang_canopy.radix.component import CanopyFullComponent
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
+from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
@@ -60,6 +61,8 @@ def prepare(
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,
     }
+    if params.canopy.states is not None:
+        params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
     # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
@@ -67,7 +70,7 @@ def prepare(
 
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     """The cache for one scheduler, or ``CanopyError`` for a set-up that is not supported."""
-    refusal = unsupported(POLICIES, ctx.server_args, ctx)
+    refusal = unsupported(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
     if refusal:
         raise CanopyError(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
     if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
@@ -94,6 +97,18 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     live.gate = session_gate(ctx.server_args, cache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
+
+
+def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
+    """Why the memory of this model, or what is below it, cannot be managed here."""
+    if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
+        return (
+            "a model whose layers all have sliding windows has a cache of its own in SGLang; "
+            "use --radix-eviction lru"
+        )
+    if not getattr(ctx, "enable_hierarchical_cache", False):
+        return None
+    return unsupported(TIERS, ctx.server_args, ctx)
 
 
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:

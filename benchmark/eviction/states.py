@@ -1,0 +1,157 @@
+"""What the order of a hybrid model's states is worth, at equal memory.
+
+    python benchmark/eviction/states.py --data DIR [--out FILE] [--traces agentic-1 conversation]
+
+DIR holds `mooncake/` and `agentic_coding/`. KV and states share a memory of so many GiB: SGLang and
+Canopy split it, in several proportions (SGLang's own is .9 bytes of states for each byte of KV);
+Marconi, built from its paper, has one budget, and the best of four alphas in hindsight. Prints
+prompt tokens found, in %, and seconds of prefill left, at 100 TFLOP/s; ratios do not depend on that
+rate. One process, five to ten minutes a trace. With `--rows FILE` the tables are made without a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.states import LeastRecentStates, StatePolicy, WorthOfStates
+from sglang_canopy.reuse.state_reuse import StateReuse
+from sglang_canopy.sim.hybrid.driver import (
+    HybridResult,
+    simulate_marconi,
+    simulate_split,
+    split_memory,
+)
+from sglang_canopy.sim.hybrid.shape import preset
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+
+MODEL = "qwen3-next-80b-a3b"
+FLOPS_PER_S = 1e14
+SHARES = (0.05, 0.1, 0.2, 0.9)
+"""Bytes of states for each byte of KV."""
+ALPHAS = (0.0, 0.3, 1.0, 2.0)
+MEMORY_GIB = {"agentic-1": (20, 40), "agentic-2": (20,), "conversation": (80, 160)}
+
+ARMS: dict[str, tuple[str, Callable[[], StatePolicy]]] = {
+    "SGLang": ("lru", LeastRecentStates),
+    "`wa` on KV": ("wa", LeastRecentStates),
+    "`wa` and states by worth": ("wa", WorthOfStates),
+    "without labels": ("wa", lambda: WorthOfStates(StateReuse(labels=False))),
+    "random labels (placebo)": ("wa", lambda: WorthOfStates(StateReuse(placebo_seed=1))),
+    "without savings": ("wa", lambda: WorthOfStates(saves=False)),
+}
+"""The policy on KV, and the order of states."""
+
+
+def requests_of(data: Path, name: str) -> list[TraceRequest]:
+    """A trace by name; the agentic ones are overlays of 60 conversations in 2 h, by seed."""
+    kind, _, seed = name.partition("-")
+    if kind == "agentic":
+        archive = data / "agentic_coding" / "traces_500.tar.xz"
+        return list(overlay(archive, 60, 7200.0, int(seed)))
+    return list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
+
+
+def measure(name: str, requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    """Every arm at every memory and split of one trace."""
+    shape, block = preset(MODEL), requests[0].block_tokens
+    for gib in MEMORY_GIB[name]:
+        memory = gib << 30
+        for alpha in ALPHAS:
+            result = simulate_marconi(requests, shape, memory, alpha)
+            yield _row(name, gib, "Marconi", result, alpha=alpha)
+        for share in SHARES:
+            blocks, slots = split_memory(shape, memory, block, share)
+            for arm, (policy, states) in ARMS.items():
+                result = simulate_split(
+                    requests,
+                    make_policy(policy),
+                    states(),
+                    shape,
+                    memory,
+                    share=share,
+                    unusable_first=arm != "SGLang",
+                )
+                yield _row(
+                    name, gib, arm, result, share=share, kv_tokens=blocks * block, slots=slots
+                )
+
+
+def _row(name: str, gib: int, arm: str, result: HybridResult, **more: Any) -> dict[str, Any]:
+    return {
+        "trace": name,
+        "gib": gib,
+        "arm": arm,
+        **more,
+        "hit": round(100 * result.token_hit_ratio, 2),
+        "recompute_s": round(result.recompute_s(FLOPS_PER_S), 1),
+        "saved": round(100 * result.flops_saved_ratio, 2),
+        "states_evicted": result.states_evicted,
+    }
+
+
+def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Each arm at its best split, and at each split."""
+    cells = list(dict.fromkeys((row["trace"], row["gib"]) for row in rows))
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    order = [arm for arm in (*ARMS, "Marconi") if arm in arms]
+    yield "Prompt tokens found, in %, and seconds of prefill left; each arm at its best split:\n"
+    yield "| trace, memory | " + " | ".join(order) + " |"
+    yield "|---|" + "---:|" * len(order)
+    for trace, gib in cells:
+        best = [
+            min(
+                (r for r in rows if (r["trace"], r["gib"], r["arm"]) == (trace, gib, arm)),
+                key=lambda r: r["recompute_s"],
+            )
+            for arm in order
+        ]
+        values = (f"{r['hit']:.1f}, {r['recompute_s']:,.0f} s" for r in best)
+        yield f"| {trace}, {gib} GiB | " + " | ".join(values) + " |"
+    yield "\nBy bytes of states for each byte of KV (prompt tokens found, in %):\n"
+    names = [arm for arm in order if arm != "Marconi"]
+    yield "| trace, memory | share | KV tokens | states | " + " | ".join(names) + " |"
+    yield "|---|---:|---:|---:|" + "---:|" * len(names)
+    for trace, gib in cells:
+        here = [r for r in rows if (r["trace"], r["gib"]) == (trace, gib) and "share" in r]
+        for share in dict.fromkeys(r["share"] for r in here):
+            of = {r["arm"]: r for r in here if r["share"] == share}
+            first = next(iter(of.values()))
+            hits = " | ".join(f"{of[arm]['hit']:.1f}" for arm in names)
+            yield (
+                f"| {trace}, {gib} GiB | {share} | {first['kv_tokens']:,} | {first['slots']} | "
+                f"{hits} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--traces", nargs="+", choices=MEMORY_GIB, default=list(MEMORY_GIB))
+    parser.add_argument("--out", type=Path, help="write the rows as JSON, beside those it has")
+    parser.add_argument("--rows", type=Path, help="make the tables of an earlier run")
+    options = parser.parse_args()
+    if options.rows:
+        rows = json.loads(options.rows.read_text(encoding="utf-8"))
+    else:
+        rows = []
+        for name in options.traces:
+            for row in measure(name, requests_of(options.data, name)):
+                print(row, flush=True)
+                rows.append(row)
+        if options.out:
+            if options.out.exists():
+                old = json.loads(options.out.read_text(encoding="utf-8"))
+                rows = [r for r in old if r["trace"] not in options.traces] + rows
+            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(tables(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The causal convolution of short-convolution and Mamba layers, in torch.
+
+SGLang has it compiled for CUDA and in Triton, neither of which runs on a CPU. Layouts are SGLang's:
+tokens of all requests side by side, and the last inputs of each request in a slot of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sglang_canopy.errors import CanopyError
+
+PAD_SLOT = -1
+"""In ``cache_indices``: no request."""
+
+
+def causal_conv1d_fn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    query_start_loc: torch.Tensor | None = None,
+    cache_indices: torch.Tensor | None = None,
+    has_initial_state: torch.Tensor | None = None,
+    conv_states: torch.Tensor | None = None,
+    activation: str | None = "silu",
+    pad_slot_id: int = PAD_SLOT,
+    **_: Any,
+) -> torch.Tensor:
+    """``x`` [dim, tokens] of all requests -> the same shape; ``weight`` [dim, width].
+
+    ``query_start_loc`` [requests + 1]: where each one's tokens begin. ``conv_states`` [slots, dim,
+    at least width - 1] is read where ``has_initial_state``, and written.
+    """
+    assert query_start_loc is not None, "requests side by side only"
+    starts, width = query_start_loc.tolist(), weight.shape[1]
+    out = torch.empty_like(x)
+    for number, (start, end) in enumerate(pairwise(starts)):
+        slot = number if cache_indices is None else int(cache_indices[number])
+        if start == end or slot == pad_slot_id:
+            continue
+        before = x.new_zeros(x.shape[0], width - 1)
+        begun = has_initial_state is not None and bool(has_initial_state[number])
+        if conv_states is not None and begun:
+            before = conv_states[slot, :, -(width - 1) :].to(x.dtype)
+        seen = torch.cat([before, x[:, start:end]], dim=1)
+        out[:, start:end] = _convolved(seen[None], weight, bias, activation)[0]
+        if conv_states is not None:
+            conv_states[slot, :, -(width - 1) :] = seen[:, -(width - 1) :].to(conv_states.dtype)
+    return out
+
+
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | bool | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+    pad_slot_id: int = PAD_SLOT,
+    **_: Any,
+) -> torch.Tensor:
+    """One new token for each request, ``x`` [requests, dim] (or [requests, dim, tokens])."""
+    assert cache_seqlens is None, "circular states are not used by SGLang's models"
+    tokens = x if x.dim() == 3 else x[..., None]
+    width = weight.shape[1]
+    whole = conv_state_indices is None
+    slots = torch.arange(len(x)) if whole else conv_state_indices.long()  # type: ignore[union-attr]
+    live = slots != pad_slot_id
+    slots = slots[live]
+    before = conv_state[slots][..., -(width - 1) :].to(x.dtype)
+    seen = torch.cat([before, tokens[live]], dim=-1)
+    out = torch.zeros_like(tokens)
+    out[live] = _convolved(seen, weight, bias, activation)
+    conv_state[slots, :, -(width - 1) :] = seen[..., -(width - 1) :].to(conv_state.dtype)
+    return out if x.dim() == 3 else out[..., 0]
+
+
+def _convolved(
+    seen: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Any
+) -> torch.Tensor:
+    """[requests, dim, width - 1 + tokens] -> [requests, dim, tokens]."""
+    out = F.conv1d(seen, weight[:, None].to(seen.dtype), bias, groups=seen.shape[1])
+    return F.silu(out) if activation in ("silu", "swish", True) else out
+
+
+def stand_in_for_kernels() -> None:
+    """Give SGLang's backends of recurrent layers, which all import them, the CPU kernels' names.
+
+    The convolutions are those above. Linear attention (the gated delta rule) says that it is
+    missing when a model of that kind runs.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_KERNELS)
+        return
+    kernels: Any = types.ModuleType(_KERNELS, "Stand-ins of Canopy's CPU support.")
+    kernels.causal_conv1d_fn_cpu = causal_conv1d_fn
+    kernels.causal_conv1d_update_cpu = causal_conv1d_update
+    kernels.chunk_gated_delta_rule_cpu = _no_linear_attention
+    sys.modules[_KERNELS] = kernels
+    _OPERATORS.extend(_declare_operators())
+
+
+def _no_linear_attention(*_: Any, **__: Any) -> Any:
+    raise CanopyError(
+        "linear attention (the gated delta rule) has no kernel for this CPU; serve this model on a "
+        "GPU, or one with short convolutions (LFM2) here"
+    )
+
+
+def _declare_operators() -> list[torch.library.Library]:
+    """Operators that SGLang names when it imports those backends."""
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name, arguments, results in (
+        ("fused_gdn_gating_cpu", 4, 2),
+        ("fused_sigmoid_gating_delta_rule_update_cpu", 10, 1),
+    ):
+        given = ", ".join(f"Tensor a{number}" for number in range(arguments))
+        made = ", ".join(["Tensor"] * results)
+        library.define(f"{name}({given}) -> ({made})")
+        library.impl(name, _no_linear_attention, "CPU")
+    return [library]
+
+
+_KERNELS = "sgl_kernel.mamba"
+_OPERATORS: list[torch.library.Library] = []
+"""Kept: what a library has declared goes with it."""

@@ -1,0 +1,47 @@
+"""Where a lookup can end, in trees with sliding windows or recurrent states.
+
+A request continues from a node only if the node has the state at its end (Mamba, linear attention)
+and a whole window of KV before it (sliding windows). Full KV beyond the last such place is not
+used, so that it is worth nothing until a request has computed what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.components import TreeComponent
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+        UnifiedTreeCore,
+        UnifiedTreeNode,
+    )
+
+
+def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> bool:
+    """Whether a lookup can end on the device after ``tokens`` (1 or more) of ``node``."""
+    by_type = core.components_by_type
+    if ComponentType.MAMBA in by_type and (
+        tokens < len(node.key) or node.component_data[ComponentType.MAMBA].value is None
+    ):
+        return False
+    swa = by_type.get(ComponentType.SWA)
+    return swa is None or _whole_window(core, swa, node, tokens)
+
+
+def _whole_window(
+    core: UnifiedTreeCore, swa: TreeComponent, node: UnifiedTreeNode, tokens: int
+) -> bool:
+    if not swa.gates_prefix_match:
+        return True
+    lacking = swa.sliding_window_size
+    while node is not core.root_node:
+        if node.component_data[ComponentType.SWA].value is None:
+            return False
+        lacking -= tokens
+        if lacking <= 0:
+            return True
+        node = node.parent
+        tokens = len(node.key) if node.key is not None else 0
+    return True

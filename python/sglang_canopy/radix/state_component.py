@@ -1,0 +1,176 @@
+"""SGLang's component of recurrent states, evicting the state that is worth least.
+
+SGLang evicts the one whose last use is longest ago. Every turn of a conversation leaves a state,
+and only the last of them is likely to be used again. Here the order is ``policy/states.py``'s; how
+a state goes is SGLang's: a leaf goes whole, another node stays without its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import EvictLayer
+from sglang.srt.mem_cache.unified_cache.components.base import LRURefreshPhase
+from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
+
+from sglang_canopy.policy.states import State, StatePolicy
+from sglang_canopy.radix.leaf import set_offsets
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_canopy.radix.core import CanopyTreeCore
+    from sglang_canopy.radix.live_request import LiveRequest
+
+
+class CanopyMambaComponent(MambaComponent):
+    """States whose eviction order is ``params.canopy.states``."""
+
+    tree_core: CanopyTreeCore
+
+    def __init__(self, cache: Any, params: Any) -> None:
+        super().__init__(cache, params)
+        order: StatePolicy | None = params.canopy.states
+        assert order is not None, "no order of states"
+        self.order = order
+        self._passed_over: list[State] = []
+        """States of this walk that could not go: locked, or left by SGLang."""
+        self._last_state: State | None = None
+
+    # ---- what is cached ----
+
+    def commit_insert_component_data(
+        self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+        if node is self.tree_core.root_node:
+            return
+        if node.canopy.state is None:
+            self._made(node, self.tree_core.inserting.value)
+        else:
+            self._used(node)
+
+    def refresh_lru(
+        self, phase: LRURefreshPhase, node: UnifiedTreeNode, root_node: UnifiedTreeNode
+    ) -> None:
+        super().refresh_lru(phase, node, root_node)
+        if phase is LRURefreshPhase.MATCH_END and node is not root_node:
+            self._used(node)
+
+    def evict_component(
+        self, node: UnifiedTreeNode, *args: Any, target: EvictLayer = EvictLayer.DEVICE, **more: Any
+    ) -> tuple[int, int]:
+        if EvictLayer.DEVICE in target and node is not self.tree_core.root_node:
+            self._gone(node)
+        return super().evict_component(node, *args, target=target, **more)
+
+    def _made(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
+        set_offsets(node)
+        leaf, now = node.canopy, self.tree_core.clock.now
+        tokens = leaf.offset + leaf.length
+        blocks = 0 if request is None else tokens // request.block_tokens
+        at = None if request is None or not 0 < blocks <= len(request.path) else blocks - 1
+        state = leaf.state = State(None if at is None else request.path[at], tokens, now)  # type: ignore[union-attr]
+        state.node = node
+        if request is not None and at is not None:
+            before_the_end = tokens + request.block_tokens <= request.prompt_tokens
+            self.order.make(state, request, before_the_end)
+        self._value(node)
+        self.order.admit(state, now)
+        for below in self._next_states(node):
+            self._revalue(below)
+
+    def _used(self, node: UnifiedTreeNode) -> None:
+        state, now = node.canopy.state, self.tree_core.clock.now
+        if state is not None and state.last_access < now:
+            self.order.drop(state)
+            state.last_access = now
+            self.order.admit(state, now)
+
+    def _gone(self, node: UnifiedTreeNode) -> None:
+        state, node.canopy.state = node.canopy.state, None
+        if state is None:
+            return
+        self.order.drop(state)
+        for below in self._next_states(node):
+            self._revalue(below)
+
+    # ---- what each saves: the tokens from the state above ----
+
+    def _value(self, node: UnifiedTreeNode) -> None:
+        above = node.parent
+        while above is not self.tree_core.root_node and above.canopy.state is None:
+            above = above.parent
+        saved_above = 0 if above.canopy.state is None else above.canopy.state.offset
+        node.canopy.state.saves = float(node.canopy.state.offset - saved_above)
+
+    def _revalue(self, node: UnifiedTreeNode) -> None:
+        state = node.canopy.state
+        admitted = state.slot is not None
+        self.order.drop(state)
+        self._value(node)
+        if admitted:
+            self.order.admit(state, self.tree_core.clock.now)
+
+    def _next_states(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
+        """The nodes with a state below ``node`` that have none in between."""
+        stack = list(node.children.values())
+        while stack:
+            child = stack.pop()
+            if child.canopy.state is not None:
+                yield child
+            else:
+                stack.extend(child.children.values())
+
+    # ---- eviction ----
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._evict_device_request_cnt = request_cnt
+        self._last_state = None
+
+    def _evict_device_next_node(
+        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> Any:
+        kind, core = self.component_type, self.tree_core
+        if tracker[kind] >= self._evict_device_request_cnt:
+            return None
+        node = self._next_victim()
+        if node is None:
+            return None
+        if node in core.evictable_device_leaves:
+            self._last_state = node.canopy.state
+            return node.id
+        core._evict_component_and_detach_lru(
+            node,
+            self,
+            device_frees,
+            host_frees,
+            cache_actions,
+            target=EvictLayer.DEVICE,
+            tracker=tracker,
+        )
+        core._cascade_evict(
+            node, self, tracker, device_frees, host_frees, cache_actions=cache_actions
+        )
+        return None
+
+    def _next_victim(self) -> UnifiedTreeNode | None:
+        last, self._last_state = self._last_state, None
+        if last is not None and last.slot is not None:
+            self._pass_over(last)  # SGLang left it
+        while (state := self.order.victim(self.tree_core.clock.now)) is not None:
+            if state.node.component_data[self.component_type].lock_ref == 0:
+                return state.node
+            self._pass_over(state)
+        return None
+
+    def _pass_over(self, state: State) -> None:
+        self.order.drop(state)
+        self._passed_over.append(state)
+
+    def _evict_device_end(self) -> None:
+        passed_over, self._passed_over = self._passed_over, []
+        for state in passed_over:
+            if state.slot is None and state.node.canopy.state is state:
+                self.order.admit(state, self.tree_core.clock.now)

@@ -1,0 +1,189 @@
+"""Sliding windows with a pool of their own, and causal convolutions, against plain formulas."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+from sglang_canopy.cpu import short_conv
+from sglang_canopy.cpu.attention import NewTokensAttnBackend
+
+HEADS, KV_HEADS, SIZE, WINDOW, SLOTS = 4, 2, 8, 6, 96
+SLIDING, FULL = 0, 1
+"""Layers."""
+
+
+class Served:
+    """SGLang's two pools and its allocator, and requests whose KV is in them."""
+
+    def __init__(self) -> None:
+        pool = SWAKVPool(
+            size=SLOTS,
+            size_swa=SLOTS,
+            page_size=1,
+            dtype=torch.float32,
+            head_num=KV_HEADS,
+            head_dim=SIZE,
+            swa_attention_layer_ids=[SLIDING],
+            full_attention_layer_ids=[FULL],
+            device="cpu",
+        )
+        self.allocator = SWATokenToKVPoolAllocator(
+            SLOTS, SLOTS, 1, torch.float32, "cpu", pool, need_sort=False
+        )
+        self.rows = torch.zeros(8, SLOTS, dtype=torch.int32)
+        runner = SimpleNamespace(
+            device="cpu",
+            token_to_kv_pool=pool,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.rows),
+        )
+        self.backend = NewTokensAttnBackend(runner)
+        self.draw = torch.Generator().manual_seed(5)
+        # The two pools hand out different slots from here on.
+        self.allocator.free(self.allocator.alloc(3))
+        kept = self.allocator.alloc(5)
+        self.allocator.free_swa(kept[:4])
+        self.seen: dict[int, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {SLIDING: {}, FULL: {}}
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.draw)
+
+    def step(self, layer: int, requests: dict[int, int], slots: dict[int, torch.Tensor], decode):
+        """New tokens of each request through ``layer``; returns the answer and the formula's."""
+        lengths, parts = [], []
+        for row, new in requests.items():
+            key, value = self.randn(new, KV_HEADS, SIZE), self.randn(new, KV_HEADS, SIZE)
+            before = self.seen[layer].get(row)
+            both = (key, value)
+            if before is not None:
+                both = tuple(torch.cat(pair) for pair in zip(before, both))
+            self.seen[layer][row] = both
+            lengths.append(len(both[0]))
+            parts.append((key, value))
+        query = self.randn(sum(requests.values()), HEADS * SIZE)
+        new = torch.tensor(list(requests.values()))
+        batch = SimpleNamespace(
+            out_cache_loc=torch.cat([slots[row] for row in requests]),
+            req_pool_indices=torch.tensor(list(requests)),
+            seq_lens=torch.tensor(lengths),
+            extend_seq_lens=new,
+            extend_prefix_lens=torch.tensor(lengths) - new,
+            encoder_lens=None,
+        )
+        attention = SimpleNamespace(
+            layer_id=layer,
+            qk_head_dim=SIZE,
+            v_head_dim=SIZE,
+            tp_q_head_num=HEADS,
+            tp_k_head_num=KV_HEADS,
+            scaling=SIZE**-0.5,
+            is_cross_attention=False,
+            attn_type=AttentionType.DECODER,
+            sliding_window_size=WINDOW if layer == SLIDING else -1,
+        )
+        self.backend.init_forward_metadata(batch)
+        run = self.backend.forward_decode if decode else self.backend.forward_extend
+        key, value = (torch.cat(one) for one in zip(*parts))
+        answer = run(query, key, value, attention, batch)
+        return answer.view(-1, HEADS, SIZE), self._formula(layer, requests, query)
+
+    def _formula(self, layer, requests, query) -> torch.Tensor:
+        window = WINDOW if layer == SLIDING else 10**6
+        out, taken = [], 0
+        for row, new in requests.items():
+            keys, values = self.seen[layer][row]
+            for at in range(len(keys) - new, len(keys)):
+                q = query[taken].view(HEADS, SIZE)
+                first = max(0, at - window)
+                k = keys[first : at + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                v = values[first : at + 1].repeat_interleave(HEADS // KV_HEADS, 1)
+                weights = (torch.einsum("hd,thd->ht", q, k) * SIZE**-0.5).softmax(-1)
+                out.append(torch.einsum("ht,thd->hd", weights, v))
+                taken += 1
+        return torch.stack(out)
+
+
+@pytest.mark.parametrize("layer", [SLIDING, FULL])
+def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
+    served = Served()
+    lengths: dict[int, int] = {}
+    for new, decode in (({2: 11, 5: 3}, False), ({2: 4, 5: 9}, False), ({2: 1, 5: 1}, True)):
+        slots = {}
+        for row, count in new.items():
+            slots[row] = served.allocator.alloc(count)
+            start = lengths.get(row, 0)
+            served.rows[row, start : start + count] = slots[row].int()
+            lengths[row] = start + count
+        answer, formula = served.step(layer, new, slots, decode)
+        assert (answer - formula).abs().max() < 1e-5
+
+
+def test_slots_of_tokens_outside_the_window_may_be_gone() -> None:
+    served = Served()
+    slots = served.allocator.alloc(20)
+    served.rows[3, :20] = slots.int()
+    served.step(SLIDING, {3: 20}, {3: slots}, False)
+    served.allocator.free_swa(slots[: 20 - WINDOW - 1])
+    more = served.allocator.alloc(1)
+    served.rows[3, 20:21] = more.int()
+    answer, formula = served.step(SLIDING, {3: 1}, {3: more}, True)
+    assert (answer - formula).abs().max() < 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=1, max_size=4),
+    width=st.sampled_from([2, 3, 4]),
+    biased=st.booleans(),
+    activation=st.sampled_from([None, "silu"]),
+)
+def test_a_convolution_in_pieces_is_the_one_of_the_whole(cuts, width, biased, activation) -> None:
+    draw = torch.Generator().manual_seed(3)
+    dim, requests = 5, 3
+    weight = torch.randn(dim, width, generator=draw)
+    bias = torch.randn(dim, generator=draw) if biased else None
+    states = torch.full((8, dim, width - 1), float("nan"))
+    slots = torch.tensor([6, 0, 3])
+    seen = [torch.zeros(dim, 0) for _ in range(requests)]
+    made = [torch.zeros(dim, 0) for _ in range(requests)]
+    for counts in cuts:
+        new = [torch.randn(dim, count, generator=draw) for count in counts]
+        starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
+        out = short_conv.causal_conv1d_fn(
+            torch.cat(new, 1),
+            weight,
+            bias,
+            query_start_loc=starts,
+            cache_indices=slots,
+            has_initial_state=torch.tensor([s.shape[1] > 0 for s in seen]),
+            conv_states=states,
+            activation=activation,
+        )
+        for number, part in enumerate(out.split(counts, 1)):
+            seen[number] = torch.cat([seen[number], new[number]], 1)
+            made[number] = torch.cat([made[number], part], 1)
+    begun = torch.tensor([s.shape[1] > 0 for s in seen])
+    for _ in range(3):
+        new_tokens = torch.randn(requests, dim, generator=draw)
+        indices = torch.where(begun, slots, short_conv.PAD_SLOT)
+        out = short_conv.causal_conv1d_update(
+            new_tokens, states, weight, bias, activation, conv_state_indices=indices
+        )
+        for number in range(requests):
+            if begun[number]:
+                seen[number] = torch.cat([seen[number], new_tokens[number][:, None]], 1)
+                made[number] = torch.cat([made[number], out[number][:, None]], 1)
+    for whole, pieces in zip(seen, made):
+        padded = torch.nn.functional.pad(whole, (width - 1, 0))
+        for at in range(whole.shape[1]):
+            value = (padded[:, at : at + width] * weight).sum(1)
+            value = value if bias is None else value + bias
+            value = torch.nn.functional.silu(value) if activation else value
+            assert torch.allclose(pieces[:, at], value, atol=1e-5)

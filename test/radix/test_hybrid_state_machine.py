@@ -1,0 +1,101 @@
+"""Random operations on trees with windows and states: every pool is recounted after each one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sglang_canopy.policy.registry import live_names
+from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
+
+runs = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+
+
+class Tree(RuleBasedStateMachine):
+    """Serve, look up, lock with and without the state, release windows early, evict each kind."""
+
+    @initialize(
+        kind=st.sampled_from(list(HYBRIDS)),
+        policy=st.sampled_from(live_names()),
+        states=st.sampled_from(["lru", "worth"]),
+    )
+    def start(self, kind: str, policy: str, states: str) -> None:
+        self.tree = HybridTree(kind, policy, states)
+        self.time = 0.0
+        self.locks: list = []
+
+    def _tokens(self, run: list[int]) -> list[int]:
+        """Two pages of tokens (three tokens where a page is one) for each number."""
+        width = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
+        return [100 * number + at for number in run for at in range(width)]
+
+    @rule(
+        run=runs,
+        wait=st.sampled_from([0.0, 0.5, 60.0]),
+        category=st.sampled_from(["chat", "api"]),
+        turn=st.integers(1, 3),
+        over=st.booleans(),
+    )
+    def serve(self, run, wait, category, turn, over) -> None:
+        tokens, tree = self._tokens(run), self.tree
+        if tree.room() < len(tokens):
+            return
+        if tree.has_mamba and not tree.available(MAMBA) + tree.core.mamba_evictable_size():
+            return
+        self.time += wait
+        tree.serve(tokens, self.time, category=category, turn=turn, over=over)
+        assert tree.match(tokens).device_prefix_len == len(tokens)
+
+    @rule(run=runs)
+    def look_up(self, run) -> None:
+        tokens = self._tokens(run)
+        assert 0 <= self.tree.match(tokens).device_prefix_len <= len(tokens)
+
+    @rule(run=runs, without_state=st.booleans())
+    def lock(self, run, without_state) -> None:
+        if len(self.locks) > 1:
+            return
+        tokens = self._tokens(run)
+        hit = self.tree.match(tokens)
+        lock = self.tree.lock(tokens, without_state)
+        if lock is not None:
+            slots = self.tree.cache.path_device_indices(hit.last_device_node).tolist()
+            self.locks.append((lock, slots, without_state))
+
+    @rule()
+    def unlock(self) -> None:
+        if self.locks:
+            self.tree.cache.unlock(self.locks.pop()[0])
+
+    @rule()
+    def leave_the_window(self) -> None:
+        if self.locks and self.tree.has_swa:
+            lock = self.locks[-1][0]
+            if lock.receipt.component_lock_uuids.get(SWA) is not None:
+                self.tree.cache.release_swa(lock)
+
+    @rule(full=st.integers(0, 30), swa=st.integers(0, 30), mamba=st.integers(0, 3))
+    def evict(self, full, swa, mamba) -> None:
+        self.tree.evict(full, swa if self.tree.has_swa else 0, mamba if self.tree.has_mamba else 0)
+
+    @invariant()
+    def nothing_locked_was_freed(self) -> None:
+        for _, slots, _ in getattr(self, "locks", ()):
+            assert set(slots) <= set(self.tree.values(FULL))
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.recount()
+
+
+TestHybridTree = Tree.TestCase
+TestHybridTree.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestHybridTree = pytest.mark.timeout(300)(TestHybridTree)

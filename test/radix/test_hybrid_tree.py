@@ -1,0 +1,171 @@
+"""Canopy's policy on full attention, beside SGLang's sliding windows and recurrent states."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
+
+KINDS = pytest.mark.parametrize("kind", HYBRIDS)
+CORES = pytest.mark.parametrize("core", ["sglang", "canopy-lru", "wa", "s3fifo", "canopy-tlru"])
+
+
+def sequence(tree: HybridTree, start: int, pages: int) -> list[int]:
+    return tree.steps._make_seq(start, pages)
+
+
+@CORES
+@KINDS
+def test_pools_balance_through_serving_locking_and_evicting(kind, core) -> None:
+    tree = HybridTree(kind, core)
+    first = sequence(tree, 1, 6)
+    page = tree.cfg.page_size
+    second = first[: 3 * page] + sequence(tree, 500, 3)
+    tree.serve(first, 1.0)
+    tree.recount()
+    tree.serve(second, 2.0)
+    tree.recount()
+    assert tree.match(second).device_prefix_len == len(second)
+    lock = tree.lock(second)
+    tree.evict(full=len(first), swa=len(first) if tree.has_swa else 0, mamba=6)
+    tree.recount()
+    assert tree.match(second).device_prefix_len == len(second)
+    tree.cache.unlock(lock)
+    tree.recount()
+    tree.evict(full=200)
+    tree.recount()
+    assert tree.available(FULL) == tree.cfg.kv_size
+
+
+@KINDS
+def test_what_a_request_says_reaches_its_nodes(kind) -> None:
+    tree = HybridTree(kind, "wa")
+    tokens = sequence(tree, 1, 8)
+    tree.serve(tokens, 3.0, category="chat", turn=2)
+    for node in tree.nodes():
+        assert node.canopy.turn == 2
+        assert node.canopy.last_access == 3.0
+
+
+@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
+def test_a_leaf_with_a_state_goes_whole_and_its_neighbours_stay(core) -> None:
+    """Its state is at its end: a shorter leaf would hold KV that no request can use."""
+    tree = HybridTree("mamba", core)
+    old, young = sequence(tree, 1, 8), sequence(tree, 100, 8)
+    tree.serve(old, 1.0)
+    tree.serve(young, 2.0)
+    tree.evict(full=1)
+    assert tree.match(old).device_prefix_len == 0
+    assert tree.match(young).device_prefix_len == 8
+    assert tree.available(FULL) == tree.cfg.kv_size - 8
+    tree.recount()
+
+
+@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
+def test_a_cut_that_leaves_a_whole_window_is_made(core) -> None:
+    tree = HybridTree("swa", core, kv_size=200)
+    tokens = sequence(tree, 1, 130)
+    tree.serve(tokens, 1.0)
+    tree.evict(full=1)
+    left = tree.match(tokens).device_prefix_len
+    assert 0 < left < 130
+    tree.recount()
+
+
+@pytest.mark.parametrize("core", ["canopy-lru", "wa"])
+def test_kv_that_no_request_can_use_goes_before_what_is_older(core) -> None:
+    """Its state is gone, so that a lookup stops above it."""
+    tree = HybridTree("mamba", core)
+    old, young = sequence(tree, 1, 4), sequence(tree, 100, 8)
+    tree.serve(young, 1.0)
+    tree.serve([*young, 900, 901], 2.0)
+    tree.serve(old, 1.5)
+    # The tip of the younger path goes, and with it the only state below its parent.
+    tip = tree.core.node_by_id(tree.match([*young, 900, 901]).last_device_node)
+    head = tip.parent
+    actions: list = []
+    frees = {FULL: [], MAMBA: []}
+    tree.core._evict_component_and_detach_lru(
+        head, tree.cache.components[MAMBA], frees, {}, actions, tracker=None
+    )
+    tree.cache._free_values(frees, {})
+    lock = tree.lock(old)
+    tree.evict(full=2)
+    tree.cache.unlock(lock)
+    tree.recount()
+    tree.evict(full=1)
+    assert tree.match(old).device_prefix_len == 4
+    assert [node.canopy.length for node in tree.nodes()] == [4]
+    tree.recount()
+
+
+@KINDS
+def test_a_flush_gives_every_slot_back(kind) -> None:
+    tree = HybridTree(kind, "wa")
+    tree.serve(sequence(tree, 1, 5), 1.0)
+    tree.evict(full=1000)
+    assert tree.available(FULL) == tree.cfg.kv_size
+    if tree.has_swa:
+        assert tree.available(SWA) == tree.cfg.kv_size
+    if tree.has_mamba:
+        assert tree.available(MAMBA) == tree.cfg.mamba_cache_size
+
+
+# ---- the order of states ----
+
+
+def test_a_state_that_its_conversation_left_behind_goes_before_an_older_tip() -> None:
+    """SGLang evicts by last use; the tip of the other conversation would go first."""
+    kept = {}
+    for states in ("lru", "worth"):
+        tree = HybridTree("mamba", "wa", states, kv_size=400, mamba_cache_size=12)
+        idle, growing = sequence(tree, 5000, 20), sequence(tree, 1, 20)
+        for turn, time in enumerate((0.0, 10.0, 11.0, 12.0)):
+            if turn == 1:
+                tree.serve(idle, 9.5)
+            tree.serve(growing, time)
+            growing = [*growing, *sequence(tree, 1000 + 10 * turn, 2)]
+        order = tree.core.live.states
+        if order is not None:
+            order.reuse.min_samples = 1
+            order.reuse.fit(12.0)
+        tree.evict(mamba=1)
+        tree.recount()
+        kept[states] = tree.match(idle).device_prefix_len
+    assert kept == {"lru": 0, "worth": 20}
+
+
+def test_a_locked_state_is_passed_over_and_ranked_again() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    small, large = sequence(tree, 1, 2), sequence(tree, 100, 12)
+    tree.serve(small, 1.0)
+    tree.serve(large, 2.0)
+    lock = tree.lock(small)
+    tree.evict(mamba=1)
+    tree.recount()
+    assert tree.match(small).device_prefix_len == 2
+    assert tree.match(large).device_prefix_len == 0
+    tree.cache.unlock(lock)
+    tree.evict(mamba=1)
+    assert tree.match(small).device_prefix_len == 0
+    tree.recount()
+
+
+def test_what_a_state_saves_follows_those_above_it() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    first = sequence(tree, 1, 10)
+    tree.serve(first, 1.0)
+    tree.serve([*first, 90, 91], 2.0)
+    saves = sorted(state.saves for state in tree.core.live.states.states())
+    assert saves == [2.0, 10.0]
+    tree.evict(mamba=1)
+    (state,) = tree.core.live.states.states()
+    assert (state.offset, state.saves) in {(12, 12.0), (10, 10.0)}
+    tree.recount()
+
+
+def test_a_flush_forgets_the_states() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    tree.serve(sequence(tree, 1, 5), 1.0)
+    tree.cache.reset()
+    assert not list(tree.core.live.states.states())

@@ -1,0 +1,237 @@
+"""The simulated cache of a hybrid model, and Marconi's, by hand and under random requests."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.states import LeastRecentStates, State, WorthOfStates
+from sglang_canopy.records import Request
+from sglang_canopy.reuse.state_reuse import StateReuse
+from sglang_canopy.sim.hybrid.driver import simulate_marconi, simulate_split, split_memory
+from sglang_canopy.sim.hybrid.marconi import MarconiTree
+from sglang_canopy.sim.hybrid.shape import HybridShape, preset
+from sglang_canopy.sim.hybrid.tree import HybridTree
+from sglang_canopy.sim.model import ModelShape
+from sglang_canopy.trace.record import TraceRequest
+
+BLOCK = 4
+SHAPE = HybridShape(ModelShape(1, 4, 1, 1, 4, 4), 1, 64, 100)
+"""A block of KV holds as much as a state."""
+ORDERS = {
+    "lru": LeastRecentStates,
+    "worth": WorthOfStates,
+    "placebo": lambda: WorthOfStates(StateReuse(placebo_seed=1, min_samples=1)),
+    "without savings": lambda: WorthOfStates(saves=False),
+    "without belief": lambda: WorthOfStates(belief=False),
+}
+
+
+def chained(names: str) -> tuple[int, ...]:
+    """Block ids of a prompt; a block is its whole prefix."""
+    return tuple(hash(names[: i + 1]) for i in range(len(names)))
+
+
+def request(names: str, time: float) -> Request:
+    return Request(
+        time=time, path=chained(names), block_tokens=BLOCK, prompt_tokens=BLOCK * len(names)
+    )
+
+
+def tree(states: int, blocks: int = 100, order: str = "lru", policy: str = "lru") -> HybridTree:
+    return HybridTree(make_policy(policy), ORDERS[order](), blocks, states, BLOCK)
+
+
+def test_a_lookup_ends_at_the_last_state_not_at_the_last_cached_block() -> None:
+    cache = tree(8)
+    assert cache.access(request("abcd", 0.0)) == 0
+    assert cache.access(request("abxy", 1.0)) == 0  # cached to b, but no state there
+    assert cache.access(request("abz", 2.0)) == 2  # the second one left it one
+    assert cache.access(request("abcde", 3.0)) == 4
+    cache.verify()
+
+
+def test_the_least_recent_state_goes_and_a_leaf_goes_with_it() -> None:
+    cache = tree(2)
+    cache.access(request("ab", 0.0))
+    cache.access(request("cd", 1.0))
+    cache.access(request("ab", 2.0))
+    cache.access(request("ef", 3.0))
+    assert cache.used_blocks == 4
+    assert cache.access(request("abq", 4.0)) == 2
+    cache.verify()
+
+
+def test_a_state_with_a_path_below_it_goes_alone() -> None:
+    cache = tree(2)
+    cache.access(request("ab", 0.0))
+    cache.access(request("abcd", 1.0))
+    cache.access(request("xy", 2.0))
+    assert cache.used_blocks == 6
+    assert cache.access(request("abq", 3.0)) == 0
+    cache.verify()
+
+
+def test_marconi_leaves_a_state_where_prompts_part_and_merges_what_lost_it() -> None:
+    cache = MarconiTree(SHAPE, 10**6, BLOCK, alpha=0.0)
+    cache.access(request("abcd", 0.0))
+    assert cache.access(request("abxy", 1.0)) == 0
+    assert cache.access(request("abz", 2.0)) == 2
+    cache.verify()
+    small = MarconiTree(SHAPE, 7 * cache.block_bytes + 3 * SHAPE.state_bytes, BLOCK, alpha=0.0)
+    small.access(request("ab", 0.0))
+    small.access(request("abcd", 1.0))
+    small.access(request("wxyz", 2.0))  # of 4 blocks: the oldest state, that of ab, goes
+    assert small.access(request("abcd", 3.0)) == 4
+    small.verify()
+
+
+def test_marconi_with_a_large_alpha_keeps_the_node_that_saves_most_a_byte() -> None:
+    room = 12 * SHAPE.kv_bytes_per_token * BLOCK + 3 * SHAPE.state_bytes
+    kept = {}
+    for alpha in (0.0, 100.0):
+        cache = MarconiTree(SHAPE, room, BLOCK, alpha)
+        cache.access(request("abcdefgh", 0.0))
+        cache.access(request("q", 1.0))
+        cache.access(request("rstu", 2.0))
+        kept[alpha] = cache.access(request("abcdefghi", 3.0))
+    assert kept == {0.0: 0, 100.0: 8}
+
+
+def test_memory_is_split_into_blocks_and_states() -> None:
+    shape = preset("qwen3-next-80b-a3b")
+    # 12 layers, 2 heads of 256, keys and values, 2 bytes; 36 states of 32 heads of 128 by 128.
+    assert shape.kv_bytes_per_token == 12 * 2 * 256 * 2 * 2
+    assert shape.state_bytes == 36 * (4 * 32 * 128 * 128 + 2 * 3 * (2 * 16 + 32) * 128)
+    blocks, slots = split_memory(shape, 20 << 30, 64, share=0.5)
+    assert math.isclose(slots * shape.state_bytes, (20 << 30) / 3, rel_tol=0.02)
+    assert math.isclose(blocks * 64 * shape.kv_bytes_per_token, (20 << 30) / 1.5, rel_tol=0.02)
+    with pytest.raises(CanopyError, match="give more"):
+        split_memory(shape, 1 << 20, 64)
+    with pytest.raises(CanopyError, match="qwen3-next"):
+        preset("unknown")
+
+
+runs = st.lists(
+    st.tuples(st.text("abc", min_size=1, max_size=7), st.sampled_from([0.0, 1.0, 90.0])),
+    min_size=1,
+    max_size=40,
+)
+
+
+def trace_of(steps: list[tuple[str, float]]) -> list[TraceRequest]:
+    time, found = 0.0, []
+    for names, wait in steps:
+        time += wait
+        tokens = BLOCK * len(names)
+        found.append(TraceRequest(time, tokens, 1, chained(names), BLOCK, turn=len(names)))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["lru", "wa"])
+@pytest.mark.parametrize("order", ORDERS)
+@given(steps=runs, share=st.sampled_from([0.2, 1.0]))
+@settings(max_examples=15, deadline=None)
+def test_pools_and_savings_are_right_after_every_request(order, policy, steps, share) -> None:
+    result = simulate_split(
+        trace_of(steps),
+        make_policy(policy),
+        ORDERS[order](),
+        SHAPE,
+        2000,
+        share=share,
+        verify_every=1,
+    )
+    assert 0 <= result.token_hits <= result.tokens
+
+
+@given(steps=runs, alpha=st.sampled_from([0.0, 0.5, 4.0]))
+@settings(max_examples=40, deadline=None)
+def test_marconis_budget_holds_after_every_request(steps, alpha) -> None:
+    result = simulate_marconi(trace_of(steps), SHAPE, 1500, alpha, verify_every=1)
+    assert 0 <= result.token_hits <= result.tokens
+
+
+@given(steps=runs)
+@settings(max_examples=40, deadline=None)
+def test_with_room_for_all_a_prompt_is_found_to_its_last_known_place(steps) -> None:
+    """The oracle: all that was ever asked or branched at is a place."""
+    cache = tree(10_000, 10_000)
+    marconi = MarconiTree(SHAPE, 10**9, BLOCK, 0.0)
+    seen: set[str] = set()
+    places: set[str] = set()
+    for names, _ in steps:
+        known = max((n for n in range(len(names) + 1) if names[:n] in places), default=0)
+        cached = max(n for n in range(len(names) + 1) if n == 0 or names[:n] in seen)
+        assert cache.access(request(names, 0.0)) == known
+        assert marconi.access(request(names, 0.0)) == known
+        places.update({names[:cached], names})
+        seen.update(names[: i + 1] for i in range(len(names)))
+
+
+# ---- what is learnt of places ----
+
+
+def test_what_is_used_again_soon_outranks_what_is_left_behind() -> None:
+    reuse = StateReuse(min_samples=4)
+    for number in range(40):
+        time = 10.0 * number
+        tip, path = (number, "tip"), [(number, "tip"), (number, "next")]
+        reuse.make(tip, "chat", time)
+        reuse.arrive(path, time + 1.0)
+        reuse.make((number, "next"), "bye", time + 1.0)
+    reuse.fit(500.0)
+    assert reuse.category("chat").rank[0] > reuse.category("bye").rank[0]
+    assert reuse.category("chat").rank[0] > reuse.category(reuse.label((3, "tip"))).rank[0]
+
+
+def test_only_the_deepest_place_of_a_path_is_used() -> None:
+    reuse = StateReuse()
+    reuse.make("a", "chat", 0.0)
+    reuse.make("ab", "chat", 0.0)
+    reuse.arrive(["a", "ab", "abc"], 1.0)
+    assert reuse.label("a") == "chat"
+    assert reuse.label("ab").startswith("used")
+
+
+def test_places_are_bounded() -> None:
+    reuse = StateReuse(most=100, window_s=50.0)
+    for number in range(1000):
+        reuse.make(number, f"label{number}", float(number))
+        reuse.arrive([number], float(number))
+    reuse.fit(1000.0)
+    assert len(reuse._places) <= 100
+    assert len(reuse._samples) <= 100
+    assert len(reuse.stats()) <= 256
+
+
+def test_equal_savings_go_by_reuse_and_equal_reuse_by_savings() -> None:
+    order = WorthOfStates(StateReuse(min_samples=4))
+    for number in range(20):
+        time = 10.0 * number
+        order.reuse.make((number, 0), "soon", time)
+        order.reuse.arrive([(number, 0)], time + 1.0)
+        order.reuse.make((number, 1), "never", time)
+    order.reuse.fit(200.0)
+
+    def state(label: str, saves: float) -> State:
+        made = State(label, 100, 199.5)
+        order.reuse.make(label, label.split("-")[0], 199.5)
+        made.saves = saves
+        order.admit(made, 199.5)
+        return made
+
+    small, large, never = state("soon-1", 4.0), state("soon-2", 400.0), state("never-1", 400.0)
+    victims = []
+    for _ in range(3):
+        victim = order.victim(200.0)
+        victims.append(victim)
+        order.drop(victim)
+    assert victims == [never, small, large] or victims == [small, never, large]
+    assert victims[-1] is large
+    assert order.victim(200.0) is None

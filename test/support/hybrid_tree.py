@@ -1,0 +1,165 @@
+"""SGLang's cache with sliding windows, recurrent states or both, on small real pools of CPU tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from array import array
+from contextlib import nullcontext
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, TreeLock
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
+from sglang.test.kits.unified_radix_cache import config, fixtures
+
+from sglang_canopy.radix.core import CanopyTreeCore
+from sglang_canopy.radix.live_request import LiveRequest, extend_path
+from support.kit_tree import KitTree, on_canopy
+
+FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
+_SMALL = {"num_layers": 4, "full_attention_layer_ids": (3,), "head_num": 1, "head_dim": 8}
+HYBRIDS = {
+    "mamba": config.CacheConfig(components=(FULL, MAMBA), kv_size=48, mamba_cache_size=6, **_SMALL),
+    "mamba-pages": config.CacheConfig(
+        page_size=4,
+        components=(FULL, MAMBA),
+        enable_mamba_extra_buffer=True,
+        kv_size=96,
+        mamba_cache_size=6,
+        **_SMALL,
+    ),
+    "swa": config.CacheConfig(components=(FULL, SWA), sliding_window_size=4, kv_size=48, **_SMALL),
+    "swa-pages": config.CacheConfig(
+        page_size=4, components=(FULL, SWA), sliding_window_size=6, kv_size=96, **_SMALL
+    ),
+    "both": config.CacheConfig(
+        components=(FULL, SWA, MAMBA),
+        sliding_window_size=4,
+        kv_size=48,
+        mamba_cache_size=6,
+        **_SMALL,
+    ),
+}
+_states = itertools.count()
+
+
+class HybridTree(KitTree):
+    """``core``: ``sglang``, or a Canopy policy's name; ``states``: the order of states, of ours."""
+
+    def __init__(
+        self, kind: str, core: str = "canopy-lru", states: str = "lru", **changes: Any
+    ) -> None:
+        with on_canopy(core, {"states": states}):
+            super().__init__(dataclasses.replace(HYBRIDS[kind], **changes), core)
+        self.core = self.cache.tree_core
+        self.has_swa, self.has_mamba = self.cfg.has_swa, self.cfg.has_mamba
+
+    # ---- the few steps that a scheduler takes ----
+
+    def room(self) -> int:
+        """Tokens that can be had, cached ones counted."""
+        return min(
+            self.available(FULL) + self.core.full_evictable_size(),
+            self.available(SWA) + self.core.swa_evictable_size() if self.has_swa else 1 << 30,
+        )
+
+    def serve(self, tokens: list[int], time: float = 0.0, **fields: Any) -> int:
+        """Look up, make room, insert with a state at the end. Returns the tokens hit."""
+        own = isinstance(self.core, CanopyTreeCore)
+        request = LiveRequest(time=time, prompt_tokens=len(tokens), **fields) if own else None
+        if request is not None:
+            request.block_tokens = self.cfg.page_size
+            request.path = []
+            extend_path(request, tokens)
+            self.core.arrive(request)
+        hit = self.match(tokens).device_prefix_len
+        if request is not None:
+            request.cached_tokens = hit
+            self.core.finish(request)
+        need = len(tokens)
+        # SGLang asks for what is missing of each kind.
+        self.evict(
+            full=need - self.available(FULL),
+            swa=need - self.available(SWA) if self.has_swa else 0,
+            mamba=1 - self.available(MAMBA) if self.has_mamba else 0,
+        )
+        params = InsertParams(
+            key=RadixKey(array("q", tokens)), value=self.steps._alloc(self.allocator, need)
+        )
+        if self.has_mamba:
+            params.mamba_value = self.pool.mamba_allocator.alloc(1)
+            assert params.mamba_value is not None
+        with self.core.inserting.to(request) if own else nullcontext():
+            result = self.cache.insert(params)
+        if self.has_mamba and result.mamba_exist:
+            self.pool.mamba_allocator.free(params.mamba_value)
+        return hit
+
+    def lock(self, tokens: list[int], without_state: bool = False) -> TreeLock | None:
+        node = self.match(tokens).last_device_node
+        if self.core.is_root(node):
+            return None
+        skipped = (MAMBA,) if without_state and self.has_mamba else ()
+        return self.cache.lock(node, skip_lock_components=skipped)
+
+    def evict(self, full: int = 0, swa: int = 0, mamba: int = 0) -> None:
+        if max(full, swa, mamba) > 0:
+            self.cache.evict(
+                EvictParams(
+                    num_tokens=max(full, 0), swa_num_tokens=max(swa, 0), mamba_num=max(mamba, 0)
+                )
+            )
+
+    # ---- what there is ----
+
+    def available(self, kind: ComponentType) -> int:
+        return self.cache._component_available_size(kind)
+
+    def nodes(self) -> list[Any]:
+        return [n for n in self.core._node_arena.values() if n is not self.core.root_node]
+
+    def values(self, kind: ComponentType) -> list[int]:
+        """Every slot of ``kind`` that a node holds."""
+        held = (fixtures.node_device_value(self.cache, n.id, kind) for n in self.nodes())
+        return [slot for value in held if value is not None for slot in value.tolist()]
+
+    def recount(self, sanity_check: Any = None) -> None:
+        """Every slot of every pool is free or in one node; the leaf sets are those of a walk."""
+        sizes = {FULL: self.cfg.kv_size, SWA: self.cfg.kv_size, MAMBA: self.cfg.mamba_cache_size}
+        for kind in self.cfg.components:
+            slots = self.values(kind)
+            assert len(slots) == len(set(slots)), f"one slot of {kind} in two nodes"
+            assert len(slots) + self.available(kind) == sizes[kind], kind
+        leaves = self.core.evictable_device_leaves
+        truth = {node for node in self.nodes() if self.core._is_device_leaf(node)}
+        assert set(leaves) == truth
+        if isinstance(self.core, CanopyTreeCore):
+            admitted = [leaf.node for leaf in leaves.policy.leaves()]
+            assert len(admitted) == len(set(admitted))
+            parts = [set(admitted), set(leaves.pending), set(leaves.unusable)]
+            assert set().union(*parts) == truth
+            assert sum(map(len, parts)) == len(truth)
+            order = self.core.live.states
+            if order is not None and self.has_mamba:
+                states = [n.canopy.state for n in self.nodes() if n.canopy.state is not None]
+                assert set(order.states()) == set(states)
+                holders = {n for n in self.nodes() if n.component_data[MAMBA].value is not None}
+                assert {state.node for state in states} == holders
+                for state in states:
+                    assert state.saves == self._saving(state.node)
+            for node in self.nodes():
+                leaf = node.canopy
+                assert leaf.node is node
+                if leaf.length:
+                    assert leaf.length == len(node.key)
+                    assert leaf.offset == node.parent.canopy.offset + node.parent.canopy.length
+        (sanity_check or self.cache.sanity_check)()
+
+    def _saving(self, node: Any) -> float:
+        """Tokens from the last state above ``node`` to its end."""
+        tokens = len(node.key)
+        above = node.parent
+        while above is not self.core.root_node and above.component_data[MAMBA].value is None:
+            tokens, above = tokens + len(above.key), above.parent
+        return float(tokens)
