@@ -116,7 +116,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
     live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
     orders: list[Any] = []
     waiting: list[Any] = []
-    for step in range(3 * REFIT_BATCHES):
+    for step in range(5 * REFIT_BATCHES):
         for _ in range(draw.randint(0, 3)):
             tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
             req = fake_req(
@@ -136,7 +136,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
         live.arrange(waiting, lambda req: 0)
         orders.append([req.rid for req in waiting])
         admitted, waiting = waiting[:2], waiting[2:]
-        mode = SimpleNamespace(is_extend=lambda: True)
+        decodes = step % 5 == 4
+        mode = SimpleNamespace(is_extend=lambda: not decodes, is_decode=lambda: decodes)
         new = [len(req.origin_input_ids) for req in admitted] or [1]
         launched = time.monotonic() - own.uniform(0.1, 2.0)
         live._done_at = launched
@@ -153,6 +154,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
     return {
         "fitted": live.cost.fitted(),
         "used": live.cost.coefficients,
+        "time": live.time.now,
         "orders": orders,
     }
 

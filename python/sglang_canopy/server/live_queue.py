@@ -1,8 +1,8 @@
 """One scheduler's waiting queue: what each request costs, who is next, and what is protected.
 
-Everything decided here is equal on all ranks: it is made of arrival stamps, the requests' clock,
-the tree, and a cost model whose figures are the first rank's. Timings differ by rank; those of the
-other ranks are never used.
+Everything decided here is equal on all ranks: it is made of arrival stamps, the tree, and a cost
+model whose figures are the first rank's, which also says how time passes between two arrivals.
+Timings differ by rank; those of the other ranks are never used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_canopy.config.queue import RESPONSE_RATIO, SGLANG, QueueFlags
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill, PrefillCost
+from sglang_canopy.schedule.engine_time import DecodeStep, EngineTime
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.response_ratio import ResponseRatio
 from sglang_canopy.storage.agreement import is_first_rank
 
@@ -32,9 +33,14 @@ PROTECTED = 128
 class LiveQueue:
     """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
 
-    def __init__(self, cache: CanopyRadixCache, options: QueueFlags) -> None:
+    def __init__(
+        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
+    ) -> None:
+        """``step_tokens``: of the largest prefill step."""
         self.orders = options.queue_order == RESPONSE_RATIO
-        self.cost = PrefillCost()
+        self.cost = PrefillCost(step_tokens)
+        self.decode = DecodeStep()
+        self.time = EngineTime()
         self.order = ResponseRatio(self.cost, options.oldest_share)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
@@ -54,9 +60,16 @@ class LiveQueue:
             "waiting_requests": len(self._arranged) if self.orders else None,
             "let_in": dict(self.order.let_in_by) if self.orders else None,
             "fitted_batches": self.cost.batches if self.orders else None,
-            "seconds": {"batch": base, "token": token, "token_pair": pair, "loaded_token": loaded}
+            "seconds": {
+                "batch": base,
+                "token": token,
+                "token_pair": pair,
+                "loaded_token": loaded,
+                "decode_step": self.decode.seconds,
+            }
             if self.orders
             else None,
+            "step_tokens": self.cost.step_tokens if self.orders else None,
         }
 
     # ---- what a request costs ----
@@ -73,7 +86,11 @@ class LiveQueue:
         # One batch may be launched while the one before it still runs.
         now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
         self._done_at = now
+        self.time.arrived(self._core.clock.now)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
+            if batch.forward_mode.is_decode():
+                self.decode.add(now - since)
+                self.time.worked(self.decode.seconds)
             return
         parts = [
             Prefill(new, cached, _loaded(req, cached))
@@ -82,6 +99,7 @@ class LiveQueue:
             )
         ]
         self.cost.add(parts, now - since)
+        self.time.worked(self.cost.batch_seconds(parts))
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
             self._agree()
@@ -90,16 +108,18 @@ class LiveQueue:
         """Adopt what the first rank has fitted. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
             self.cost.refit()
+            self.decode.adopt(self.decode.fitted())
             self.order.reprice()
             return
-        sent = torch.zeros(4, dtype=torch.float64)
-        fitted = self.cost.fitted() if is_first_rank(self._cache) else None
-        if fitted is not None:
-            sent[:] = torch.tensor(fitted, dtype=torch.float64)
+        sent = torch.zeros(5, dtype=torch.float64)
+        if is_first_rank(self._cache):
+            fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
+            sent[:] = torch.tensor((*fitted, self.decode.fitted()), dtype=torch.float64)
         # Of the first rank's figures, none below 0, and everybody else's zeros.
         self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-        base, token, pair, load = sent.tolist()
+        base, token, pair, load, step = sent.tolist()
         self.cost.adopt((base, token, pair, load))
+        self.decode.adopt(step)
         self.order.reprice()
 
     # ---- who is next ----
@@ -107,7 +127,8 @@ class LiveQueue:
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
-        queue[:] = self._arranged.arrange(queue, self._core.clock.now)
+        self.time.arrived(self._core.clock.now)
+        queue[:] = self._arranged.arrange(queue, self.time.now)
 
     # ---- what is protected ----
 

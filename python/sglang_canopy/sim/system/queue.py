@@ -25,7 +25,9 @@ class Queue:
         order: QueueOrder,
         gate: SessionGate,
         prefixes: WaitingPrefixes,
+        step_tokens: int,
     ) -> None:
+        self._step_tokens = step_tokens
         self._tree = tree
         self._costs = costs
         self._host_link = host_link
@@ -111,9 +113,9 @@ class Queue:
         device = min(found.device_tokens // page * page, limit)
         return Cached(device, min(found.tokens // page * page, limit) - device)
 
-    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
-        """``QueueView.prefill_s``."""
-        return self._costs.prefill([(new_tokens, context_tokens)])
+    def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
+        """``QueueView.marginal_s``."""
+        return self._costs.marginal(new_tokens, context_tokens, self._step_tokens)
 
     def load_s(self, tokens: int) -> float:
         """``QueueView.load_s``."""

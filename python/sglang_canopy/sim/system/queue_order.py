@@ -42,8 +42,8 @@ class QueueView(Protocol):
         """Look ``job`` up, in whole pages and without its last token, as SGLang's
         ``match_prefix`` does: what it finds is protected or touched (``waiting.py``)."""
 
-    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
-        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` takes alone."""
+    def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
+        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` adds to full steps."""
 
     def load_s(self, tokens: int) -> float:
         """Seconds to bring ``tokens`` from the host, without what is in the way."""
@@ -153,7 +153,7 @@ class ResponseRatioInSeconds:
         """What ``request`` costs."""
         assert self._view is not None
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
-        return max(self._view.prefill_s(request.uncached, request.cached) + loading, LEAST_S)
+        return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
 
     def key(self, job: SimulatedRequest) -> SimulatedRequest:
         return job
