@@ -10,8 +10,8 @@ speed may drift by a third between minutes. A slice is sent to every arm before 
 goes first changes; each arm's cache goes on from its own last slice. Loads are shares of
 saturation: the prompt tokens a second that the first arm serves when the second half of
 ``--warm-requests`` is sent at once, measured anew with every load. The intervals are of the
-bootstrap over slices, paired: each draw takes the same slices of both arms. Times count from when
-a request was due.
+bootstrap over slices, paired: each draw takes the same slices of both arms. Slices are cut to have
+about as many prompt tokens each. Times count from when a request was due.
 
 Queues grow only where one step cannot take them whole: scale ``--chunked-prefill-size`` with the
 lengths (8192 / 64 = 128). A slice begins with an empty queue, so short slices understate queues.
@@ -34,6 +34,7 @@ import itertools
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ from typing import Any
 
 import aiohttp
 from paired import Result, compared, figures, table
-from slices import due_times, rate_of, turn
+from slices import balanced, due_times, rate_of, turn
 
 from sglang_canopy.bench import client, forced_output, replay_clock
 from sglang_canopy.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
@@ -182,9 +183,11 @@ async def run_load(
         await replay(arm, made, warm[:half], [0.0] * half)
         _, seconds = await replay(arm, made, warm[half:], [0.0] * (len(warm) - half))
         can[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / seconds
-    parts = [rest[i : i + args.slice_requests] for i in range(0, len(rest), args.slice_requests)]
+    parts = balanced(rest, args.slices)
     rate = rate_of(parts, load, can[arms[0].name])
     for number, part in enumerate(parts):
+        if args.before_slice:
+            subprocess.run(args.before_slice, shell=True, check=True)
         due = due_times(part, rate, seed=number)
         for arm in turn(arms, number):
             rows, seconds = await replay(arm, made, part, due)
@@ -273,7 +276,8 @@ def main() -> int:
     add("--trace", choices=["conversation", "synthetic", "agentic"], required=True)
     add("--loads", type=_numbers, default="0.95", help="of saturation: 0.7,0.95")
     add("--slices", type=int, default=10)
-    add("--slice-requests", type=int, default=60)
+    add("--slice-requests", type=int, default=60, help="on average; a slice is of equal tokens")
+    add("--before-slice", help="command before each slice, such as one that waits for quiet")
     add("--warm-requests", type=int, default=60, help="before a load; half of them is timed")
     add("--skip", type=int, default=0, help="requests of the trace to leave out")
     add("--kv-tokens", type=int, default=16_384, help="pool of each server")

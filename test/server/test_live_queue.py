@@ -194,6 +194,60 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
     assert len(rounds) > 900  # everyone in turn
 
 
+def chosen(tree: LiveTree, waiting: list[Req], let_in: int) -> tuple[Any, list[Req]]:
+    """A pass in which the first ``let_in`` of those shown are let in; who they are."""
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=list(waiting))
+    found: list[Req] = []
+
+    def choose() -> tuple[Any, Any]:
+        queue.priorities_calculated(
+            SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
+        )
+        found[:] = scheduler.waiting_queue[:let_in]
+        scheduler.waiting_queue = scheduler.waiting_queue[let_in:]
+        return found or None, SimpleNamespace(is_empty=lambda: True)
+
+    queue.prefill_chosen(scheduler, choose)
+    return scheduler, found
+
+
+def branches(tree: LiveTree, count: int = 3) -> list[Req]:
+    shared = tokens(400, 1)
+    return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+
+
+def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTree) -> None:
+    live, waiting = tree.cache.canopy_queue, branches(tree)
+    scheduler, found = chosen(tree, waiting, 3)
+    assert found == waiting[:1]
+    assert set(scheduler.waiting_queue) == set(waiting[1:])  # nobody is lost
+    assert live.status()["deferrals"] == 2
+    # Still computed: they go on waiting, and the engine has something to do.
+    assert chosen(tree, scheduler.waiting_queue, 3)[1] == []
+    tree.serve(list(waiting[0].origin_input_ids), 2.0)
+    live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))
+    assert set(chosen(tree, scheduler.waiting_queue, 3)[1]) == set(waiting[1:])
+
+
+def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    scheduler, found = chosen(tree, waiting, 1)
+    found[0].to_finish = object()
+    assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
+
+
+def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    assert chosen(tree, waiting, 0)[1] == []
+    assert len(chosen(tree, waiting, 2)[1]) == 2
+
+
+def test_sglangs_own_order_leaves_nobody_out(tree: LiveTree) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    waiting = branches(tree)
+    assert chosen(tree, waiting, 3)[1] == waiting
+
+
 def test_time_passes_with_the_work_while_nobody_comes(tree: LiveTree) -> None:
     """The last one to come is short: after a step it overtakes, though no later request says so."""
     long, short = made(tree, tokens(400, 1), 1.0), made(tree, tokens(20, 2), 1.5)
@@ -241,7 +295,7 @@ def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
 
 
 def fake() -> Any:
-    return SimpleNamespace(host_loaded_length=0, num_matched_prefix_tokens=999)
+    return SimpleNamespace(rid="r", host_loaded_length=0, num_matched_prefix_tokens=999)
 
 
 def batch(
@@ -259,6 +313,7 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Pat
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
     assert first["time"] == second["time"] > 12.0
+    assert first["deferrals"] == second["deferrals"] > 10
     assert len(first["orders"]) > 10
 
 

@@ -127,7 +127,13 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     # Nobody comes any more: time passes with the steps alone.
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
+    # Branches of one prompt that nobody has computed, all at once: of each, what was cached.
+    shared = token_ids(600, 50)
+    branches = [engine.feed([*shared, *token_ids(30, 51 + i)], 2) for i in range(4)]
+    engine.serve(branches)
+    found["branches_cached"] = [req.cached_tokens for req in branches]
     queue = engine.scheduler.tree_cache.canopy_queue
+    found["deferrals"] = queue.deferrals
     found["fitted"] = list(queue.cost.coefficients)
     found["batches"] = queue._batches
     engine.scheduler.tree_cache.sanity_check()

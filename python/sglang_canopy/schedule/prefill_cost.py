@@ -123,6 +123,12 @@ class PrefillCost:
             token * part.uncached + pair * _pairs(part) + load * part.loaded for part in batch
         )
 
+    def step_tokens_worth(self) -> float:
+        """Tokens whose computing takes as long as a step costs beside its tokens; no more than a
+        step's."""
+        base, token, _, _ = self.coefficients
+        return min(base / token, float(self.step_tokens)) if token > 0.0 else 0.0
+
 
 def _pairs(request: Prefill) -> float:
     """Pairs of a computed token and one that it attends to: u (p + u / 2)."""

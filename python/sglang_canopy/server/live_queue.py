@@ -19,6 +19,7 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.engine_time import DecodeStep, EngineTime
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.response_ratio import ResponseRatio
+from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.storage.agreement import is_first_rank
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class LiveQueue:
         self.request_of = self._core.request_of
         self._requests = _Requests(self)
         self._arranged = Arranged(self.order, self._requests)
+        self._choosing = False
+        self._left_out: list[Any] = []
+        """Of the step that is being chosen: who waits for what another one computes."""
+        self.deferrals = 0
+        self._computed: set[str] = set()
+        """Ids whose prompts have got into the tree since the last pass."""
         self._passes = 0
         self._done_at = 0.0
         self._batches = 0
@@ -59,6 +66,7 @@ class LiveQueue:
             "order": RESPONSE_RATIO if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
             "let_in": dict(self.order.let_in_by) if self.orders else None,
+            "deferrals": self.deferrals if self.orders else None,
             "fitted_batches": self.cost.batches if self.orders else None,
             "seconds": {
                 "batch": base,
@@ -78,10 +86,11 @@ class LiveQueue:
         """Find what is cached of ``req``, which protects it in the tree."""
         match_kv_cache(req, self._cache)
 
-    def computed(self, batch: Any) -> None:
+    def computed(self, batch: Any, chunked: Any = None) -> None:
         """``batch``'s results are there: note what it took, and agree on the cost model at times.
 
-        Collective every ``REFIT_BATCHES`` prefill batches.
+        ``chunked``: the request that is in the middle of its chunks. Collective every
+        ``REFIT_BATCHES`` prefill batches.
         """
         # One batch may be launched while the one before it still runs.
         now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
@@ -98,6 +107,7 @@ class LiveQueue:
                 batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
             )
         ]
+        self._computed.update(req.rid for req in batch.reqs if req is not chunked)
         self.cost.add(parts, now - since)
         self.time.worked(self.cost.batch_seconds(parts))
         self._batches += 1
@@ -129,6 +139,34 @@ class LiveQueue:
         self._requests.urgency = urgency
         self.time.arrived(self._core.clock.now)
         queue[:] = self._arranged.arrange(queue, self.time.now)
+
+    def choose(self, scheduler: Any, choose: Callable[[], Any]) -> Any:
+        """Choose a batch, without those who wait for what another one is about to compute."""
+        self._choosing = True
+        try:
+            chosen = choose()
+        finally:
+            self._choosing = False
+            left_out, self._left_out = self._left_out, []
+            scheduler.waiting_queue.extend(left_out)
+        if left_out and chosen[0] is None and chosen[1].is_empty():
+            self._arranged.nothing_to_do()
+        return chosen
+
+    def leave_out(self, queue: list[Any]) -> None:
+        """Take those out of ``queue``, which is in order, that should not be let in now."""
+        if not self._choosing:
+            return
+        later = {id(req) for req in self._arranged.deferred()}
+        self._computed.clear()
+        if later:
+            self._left_out = [req for req in queue if id(req) in later]
+            self.deferrals += len(self._left_out)
+            queue[:] = [req for req in queue if id(req) not in later]
+
+    def is_computing(self, req: Any) -> bool:
+        """Of one that was let in: whether the tree does not have its prompt yet."""
+        return req.rid not in self._computed and not self._requests.given_up(req)
 
     # ---- what is protected ----
 
@@ -171,6 +209,16 @@ class _Requests:
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
+
+    def path(self, req: Any) -> tuple[Path, int]:
+        request = self._queue.request_of(req)
+        return request.path, request.block_tokens
+
+    def computing(self, req: Any) -> bool:
+        return self._queue.is_computing(req)
+
+    def step_tokens_worth(self) -> float:
+        return self._queue.cost.step_tokens_worth()
 
 
 def _loaded(req: Any, cached: int) -> int:
