@@ -63,6 +63,22 @@ def test_a_long_prompt_does_not_make_a_slice_a_hundred_times_as_long() -> None:
     assert max(sizes) <= 2 * min(sizes)
 
 
+def test_the_time_until_all_is_answered_is_a_ratio_of_sums() -> None:
+    change, low, high = paired.ratio([10.0, 30.0], [5.0, 27.0], seed=1)
+    assert (change, low, high) == pytest.approx((-0.2, -0.5, -0.1))
+
+
+def test_slices_of_a_load_that_was_ended_are_beside_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "served.json"
+    paired.Result(path, {"arms": 1}).note({"load": 0.95, "slices": 3})
+    assert not paired.Result(path, {"arms": 1}).has(0.95)
+    beside = tmp_path / "served.ended.json"
+    assert json.loads(beside.read_text())["loads"] == [{"load": 0.95, "slices": 3}]
+    paired.Result(path, {"arms": 1}).add({"load": 0.95, "slices": 10})
+    assert not beside.exists()
+    assert paired.Result(path, {"arms": 1}).has(0.95)
+
+
 def test_more_slices_than_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="2 requests cannot be cut into 3 slices"):
         slices.balanced(part([0.0, 1.0]), 3)
