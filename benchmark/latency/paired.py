@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 DRAWS = 4000
+TIME = "all answered after"
 PERCENTILES = (50, 95, 99)
 
 Slices = Sequence[Sequence[dict[str, Any]]]
@@ -53,6 +54,15 @@ def compared(base: Slices, other: Slices, seed: int) -> dict[str, tuple[float, f
     }
 
 
+def ratio(base: Sequence[float], other: Sequence[float], seed: int) -> tuple[float, float, float]:
+    """Change of a sum over slices and its 95 % interval, drawn as in ``compared``."""
+    draw, numbers = random.Random(seed), range(len(base))
+    picks = [list(numbers)] + [draw.choices(numbers, k=len(base)) for _ in range(DRAWS)]
+    found = [sum(other[i] for i in p) / sum(base[i] for i in p) - 1.0 for p in picks]
+    low, high = np.percentile(found[1:], [2.5, 97.5])
+    return found[0], float(low), float(high)
+
+
 def table(made: Mapping[str, Any]) -> str:
     """One load of a result as Markdown."""
     found: Mapping[str, Mapping[str, float]] = made["figures"]
@@ -68,7 +78,8 @@ def table(made: Mapping[str, Any]) -> str:
         lines.append(f"| {arm} | " + " | ".join(cells) + f" | {made['seconds'][arm]:.1f} |")
     for arm, changes in made["changes"].items():
         cells = [f"{100 * v:+.0f} [{100 * a:+.0f}, {100 * b:+.0f}]" for v, a, b in changes.values()]
-        lines.append(f"| {arm} to {base}, % | " + " | ".join(cells) + " | |")
+        cells += [] if TIME in changes else [""]
+        lines.append(f"| {arm} to {base}, % | " + " | ".join(cells) + " |")
     if made["failed"]:
         lines.append(f"\n{made['failed']} requests failed, the first: {made['error']}")
     return "\n".join(lines)
@@ -95,9 +106,22 @@ class Result:
         """Whether ``load`` was measured before."""
         return any(one["load"] == load for one in self.made["loads"])
 
+    @property
+    def _noted(self) -> Path:
+        return self.path.with_suffix(".ended.json")
+
     def add(self, load: Mapping[str, Any]) -> None:
         """One more, written at once; never half a file."""
         self.made["loads"].append(load)
-        beside = self.path.with_suffix(".part")
-        beside.write_text(f"{json.dumps(self.made)}\n")
-        beside.replace(self.path)
+        _write(self.path, self.made)
+        self._noted.unlink(missing_ok=True)
+
+    def note(self, load: Mapping[str, Any]) -> None:
+        """What there is of one that is being measured: in a file of its own, NAME.ended.json."""
+        _write(self._noted, {"about": self.made["about"], "loads": [load]})
+
+
+def _write(path: Path, made: Mapping[str, Any]) -> None:
+    beside = path.with_suffix(".part")
+    beside.write_text(f"{json.dumps(made)}\n")
+    beside.replace(path)

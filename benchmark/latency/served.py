@@ -10,8 +10,10 @@ speed may drift by a third between minutes. A slice is sent to every arm before 
 goes first changes; each arm's cache goes on from its own last slice. Loads are shares of
 saturation: the prompt tokens a second that the first arm serves when the second half of
 ``--warm-requests`` is sent at once, measured anew with every load. The intervals are of the
-bootstrap over slices, paired: each draw takes the same slices of both arms. Times count from when
-a request was due.
+bootstrap over slices, paired: each draw takes the same slices of both arms. Slices are cut to have
+about as many prompt tokens each. Times count from when a request was due. With ``--closed-loop``
+a turn is due when the one before it was answered and the client has thought; what counts then is
+when all of a slice is answered.
 
 Queues grow only where one step cannot take them whole: scale ``--chunked-prefill-size`` with the
 lengths (8192 / 64 = 128). A slice begins with an empty queue, so short slices understate queues.
@@ -19,8 +21,8 @@ lengths (8192 / 64 = 128). A slice begins with an empty queue, so short slices u
 An arm is ``name=arguments of the server``; the first is what the others are compared with. The
 same arguments twice are the placebo: what differs then is noise. ``{out}`` in them is the folder of
 the results. One with ``--enable-session-radix-cache`` is told each request's session, and its end
-within the requests sent. A result is written after every load; the same command goes on where it
-was ended. See README.md.
+within the requests sent. A result is written after every load, and the slices of one that was ended
+beside it; the same command goes on with the next load. See README.md.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ import itertools
 import os
 import platform
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -44,18 +48,20 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from paired import Result, compared, figures, table
-from slices import due_times, rate_of, turn
+from paired import TIME, Result, compared, figures, ratio, table
+from slices import balanced, due_times, rate_of, turn
 
 from sglang_canopy.bench import client, forced_output, replay_clock
 from sglang_canopy.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
-from sglang_canopy.bench.options import labels
+from sglang_canopy.bench.options import closed_loop, labels
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
 from sglang_canopy.cli.main import main as canopy
 from sglang_canopy.trace import open_trace
 from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
 DIALECT = client.DIALECTS["sglang"]
+THINK_CAP_S = 300.0
+"""Of a closed loop: longest time to think, before scaling."""
 STARTS = 3
 """Servers that start at the same time."""
 
@@ -71,8 +77,8 @@ class Arm:
     """Tells its replay's clock from another's; 0: time is the server's own."""
     slices: list[list[dict[str, Any]]] = field(default_factory=list)
     """Of the load under way: each slice's requests."""
-    seconds: float = 0.0
-    """Of the load under way: until each slice was answered, in all."""
+    seconds: list[float] = field(default_factory=list)
+    """Of the load under way: until each slice was answered."""
 
     @property
     def sessions(self) -> bool:
@@ -105,11 +111,19 @@ def trace_of(args: argparse.Namespace) -> tuple[str, Path]:
 
 
 async def replay(
-    arm: Arm, made: Materialiser, part: Sequence[Planned], due: Sequence[float]
+    arm: Arm,
+    made: Materialiser,
+    part: Sequence[Planned],
+    due: Sequence[float],
+    think_scale: float | None = None,
 ) -> tuple[list[dict[str, Any]], float]:
-    """Send ``part`` when it is due; returns what came back, and the seconds until all of it had."""
+    """Send ``part`` when it is due; returns what came back, and the seconds until all of it had.
+
+    ``think_scale``: makes it a closed loop, whose times to think are the trace's, scaled.
+    """
     jobs = [ReplayRequest(p, said) for p, said in zip(part, labels(part, False, 0), strict=True)]
-    schedule = Schedule(jobs, due)
+    loop = None if think_scale is None else closed_loop(jobs, think_scale, THINK_CAP_S)
+    schedule = Schedule(jobs, due, loop=loop)
     ends = set({p.request.conversation: p.ordinal for p in made.planned}.values())
     began = time.perf_counter()
 
@@ -160,7 +174,8 @@ async def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None
     made = Materialiser(requests, middle_tokens(args.vocab_size), args.scale_lengths)
     for number, load in enumerate(args.loads):
         if not result.has(load):
-            one = await run_load(args, arms, made, load, made.planned[number * each :][:each])
+            planned = made.planned[number * each :][:each]
+            one = await run_load(args, arms, made, load, planned, result)
             result.add(one)
             print(table(one), flush=True)
 
@@ -171,43 +186,63 @@ async def run_load(
     made: Materialiser,
     load: float,
     planned: Sequence[Planned],
+    result: Result,
 ) -> dict[str, Any]:
-    """One load."""
+    """One load; what there is of it is noted after every slice."""
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
     warm, rest = planned[: args.warm_requests], planned[args.warm_requests :]
     half = len(warm) // 2
     can: dict[str, float] = {}
     for arm in arms:
-        arm.slices, arm.seconds = [], 0.0
+        arm.slices, arm.seconds = [], []
         await replay(arm, made, warm[:half], [0.0] * half)
         _, seconds = await replay(arm, made, warm[half:], [0.0] * (len(warm) - half))
         can[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / seconds
-    parts = [rest[i : i + args.slice_requests] for i in range(0, len(rest), args.slice_requests)]
+    parts = balanced(rest, args.slices)
     rate = rate_of(parts, load, can[arms[0].name])
     for number, part in enumerate(parts):
+        if args.before_slice:
+            subprocess.run(args.before_slice, shell=True, check=True)
         due = due_times(part, rate, seed=number)
         for arm in turn(arms, number):
-            rows, seconds = await replay(arm, made, part, due)
+            think = args.think_scale if args.closed_loop else None
+            rows, seconds = await replay(arm, made, part, due, think)
             arm.slices.append(rows)
-            arm.seconds += seconds
+            arm.seconds.append(seconds)
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
+        one = {"load": load, "began": began, "requests_a_second": rate}
+        one |= {"saturation_tokens_a_second": can, **measured(arms, parts[: number + 1])}
+        result.note(one)
+    return one | {"changes": changes(arms)}
+
+
+def measured(arms: Sequence[Arm], parts: Sequence[Sequence[Planned]]) -> dict[str, Any]:
+    """What came of the slices so far."""
     errors = [r["error"] for a in arms for part in a.slices for r in part if not r["ok"]]
     return {
-        "load": load,
-        "began": began,
         "slices": len(parts),
-        "requests": len(rest),
-        "requests_a_second": rate,
-        "saturation_tokens_a_second": can,
-        "seconds": {arm.name: arm.seconds for arm in arms},
+        "requests": sum(map(len, parts)),
+        "seconds": {arm.name: sum(arm.seconds) for arm in arms},
+        "slice_seconds": {arm.name: list(arm.seconds) for arm in arms},
         "failed": len(errors),
         "error": errors[0] if errors else None,
         "figures": {arm.name: figures(arm.slices) for arm in arms},
-        "changes": {a.name: compared(arms[0].slices, a.slices, 1) for a in arms[1:]},
         "prompt_tokens": [[p.prompt_tokens for p in part] for part in parts],
         "ttft_ms": {arm.name: kept(arm, "ttft_s", 1000) for arm in arms},
         "cached_tokens": {arm.name: kept(arm, "cached_tokens") for arm in arms},
+    }
+
+
+def changes(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Each arm against the first one."""
+    base = arms[0]
+    return {
+        a.name: {
+            **compared(base.slices, a.slices, 1),
+            TIME: ratio(base.seconds, a.seconds, 1),
+        }
+        for a in arms[1:]
     }
 
 
@@ -219,7 +254,7 @@ def kept(arm: Arm, name: str, factor: int = 1) -> list[list[int | None]]:
 def about(args: argparse.Namespace) -> dict[str, Any]:
     """What a result is of."""
     names = ("common", "trace", "slices", "slice_requests", "warm_requests", "skip", "kv_tokens")
-    names += ("trace_clock", "conversations", "window_s", "seed")
+    names += ("trace_clock", "conversations", "window_s", "seed", "closed_loop", "think_scale")
     cpu = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -273,8 +308,11 @@ def main() -> int:
     add("--trace", choices=["conversation", "synthetic", "agentic"], required=True)
     add("--loads", type=_numbers, default="0.95", help="of saturation: 0.7,0.95")
     add("--slices", type=int, default=10)
-    add("--slice-requests", type=int, default=60)
+    add("--slice-requests", type=int, default=60, help="on average; a slice is of equal tokens")
+    add("--before-slice", help="command before each slice, such as one that waits for quiet")
     add("--warm-requests", type=int, default=60, help="before a load; half of them is timed")
+    add("--closed-loop", action="store_true", help="a turn comes after the answer and the thought")
+    add("--think-scale", type=float, default=1.0, help="of a closed loop: times to think")
     add("--skip", type=int, default=0, help="requests of the trace to leave out")
     add("--kv-tokens", type=int, default=16_384, help="pool of each server")
     add("--dtype", default=None)
@@ -290,6 +328,7 @@ def main() -> int:
     if all(result.has(load) for load in args.loads):
         print("\n".join(table(one) for one in result.made["loads"]))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
     with contextlib.ExitStack() as stack:
         start(args, stack)
         asyncio.run(run(args, args.arms, result))

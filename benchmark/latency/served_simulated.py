@@ -143,9 +143,11 @@ def run_load(
         for name, text in about["arms"].items()
         if NOT_SIMULATED not in text
     }
-    warm, each = about["warm_requests"], about["slice_requests"]
+    warm = about["warm_requests"]
     half = warm // 2
-    parts = [planned[i : i + each] for i in range(warm, len(planned), each)]
+    ends = itertools.accumulate(map(len, one["prompt_tokens"]), initial=warm)
+    spans = list(itertools.pairwise(ends))
+    parts = [planned[a:b] for a, b in spans]
     first = next(iter(configs.values()))
     start = [0.0] * half + [1e4] * (warm - half)
     result = simulated(made, planned[:warm], start, first, profile)
@@ -155,7 +157,7 @@ def run_load(
     due, begin = list(start), 2e4
     for number, part in enumerate(parts):
         due += [begin + t for t in due_times(part, rate, seed=number)]
-        begin = due[-1] + (len(configs) - 1) * each / rate + 60.0
+        begin = due[-1] + (len(configs) - 1) * len(part) / rate + 60.0
     arms: dict[str, list[list[dict[str, Any]]]] = {}
     for name, config in configs.items():
         result = simulated(made, planned, due, config, profile)
@@ -168,9 +170,9 @@ def run_load(
                     "prompt_tokens": planned[i].prompt_tokens,
                     "cached_tokens": int(result.cached_tokens[i]),
                 }
-                for i in range(at, at + each)
+                for i in range(a, b)
             ]
-            for at in range(warm, len(planned), each)
+            for a, b in spans
         ]
     base = next(iter(arms.values()))
     for name, rows in list(arms.items())[1:]:

@@ -150,6 +150,8 @@ def fingerprint(arm: Arm) -> str:
     """Changes with what makes a run: the arm's settings, what waiting does unless they say so, and
     the lengths."""
     settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
+    if settings.get("schedule_policy") == "response-ratio":
+        settings["ranks_by"] = "marginal cost, branches deferred"
     text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

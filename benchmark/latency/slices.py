@@ -32,6 +32,23 @@ def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
     return [(t - stamps[0]) / span * len(part) / rate for t in spread]
 
 
+def balanced(planned: Sequence[Planned], slices: int) -> list[Sequence[Planned]]:
+    """``planned`` cut into so many slices of about as many prompt tokens each, none empty.
+
+    The bootstrap draws slices as if they were alike; one that is a hundred times as long as
+    another would be most of every draw that has it.
+    """
+    if not 0 < slices <= len(planned):
+        raise ValueError(f"{len(planned)} requests cannot be cut into {slices} slices")
+    ends = list(itertools.accumulate(p.prompt_tokens for p in planned))
+    cuts = [0]
+    for number in range(1, slices):
+        wanted = ends[-1] * number / slices
+        least, most = cuts[-1] + 1, len(planned) - (slices - number)
+        cuts.append(min(range(least, most + 1), key=lambda i: abs(ends[i - 1] - wanted)))
+    return [planned[a:b] for a, b in itertools.pairwise([*cuts, len(planned)])]
+
+
 def rate_of(parts: Sequence[Sequence[Planned]], load: float, tokens_a_second: float) -> float:
     """Requests a second at which ``parts`` bring ``load`` of what a server can do.
 

@@ -43,6 +43,47 @@ def part(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]
     ]
 
 
+@given(st.lists(st.integers(1, 9_000), min_size=3, max_size=80), st.integers(1, 20))
+def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count: int) -> None:
+    count = min(count, len(prompts))
+    planned = part([float(i) for i in range(len(prompts))], prompts)
+    cut = slices.balanced(planned, count)
+    assert [p for one in cut for p in one] == planned
+    assert len(cut) == count
+    assert all(cut)
+    if count > 1 and len(prompts) >= 40 * count:  # none is forced to be short by the others
+        fair, longest = sum(prompts) / count, max(prompts)
+        assert all(abs(sum(p.prompt_tokens for p in one) - fair) <= longest for one in cut)
+
+
+def test_a_long_prompt_does_not_make_a_slice_a_hundred_times_as_long() -> None:
+    prompts = [10] * 300 + [1_000] * 3
+    cut = slices.balanced(part([float(i) for i in range(303)], prompts), 6)
+    sizes = [sum(p.prompt_tokens for p in one) for one in cut]
+    assert max(sizes) <= 2 * min(sizes)
+
+
+def test_the_time_until_all_is_answered_is_a_ratio_of_sums() -> None:
+    change, low, high = paired.ratio([10.0, 30.0], [5.0, 27.0], seed=1)
+    assert (change, low, high) == pytest.approx((-0.2, -0.5, -0.1))
+
+
+def test_slices_of_a_load_that_was_ended_are_beside_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "served.json"
+    paired.Result(path, {"arms": 1}).note({"load": 0.95, "slices": 3})
+    assert not paired.Result(path, {"arms": 1}).has(0.95)
+    beside = tmp_path / "served.ended.json"
+    assert json.loads(beside.read_text())["loads"] == [{"load": 0.95, "slices": 3}]
+    paired.Result(path, {"arms": 1}).add({"load": 0.95, "slices": 10})
+    assert not beside.exists()
+    assert paired.Result(path, {"arms": 1}).has(0.95)
+
+
+def test_more_slices_than_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 requests cannot be cut into 3 slices"):
+        slices.balanced(part([0.0, 1.0]), 3)
+
+
 def test_requests_of_the_last_stamp_do_not_come_at_once() -> None:
     due = slices.due_times(part([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
     assert due == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])

@@ -49,7 +49,45 @@ def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
         cost.add(batch, engine_seconds(batch))
     cost.refit()
     alone = Prefill(500, 2_000)
-    assert cost.seconds(alone) == pytest.approx(engine_seconds([alone]), rel=1e-6)
+    assert cost.batch_seconds([alone]) == pytest.approx(engine_seconds([alone]), rel=1e-6)
+
+
+def priced(step_tokens: int = 128, engine: tuple[float, ...] = (0.09, 2e-3, 0.0, 0.0)):
+    """A small model on two CPU cores: a step alone costs as much as 45 tokens."""
+    cost = PrefillCost(step_tokens)
+    cost.adopt(engine)
+    return cost
+
+
+def test_a_short_prompt_is_not_charged_a_step_that_it_shares() -> None:
+    """A queue of five prompts of 20 tokens is one step of 100, not five."""
+    cost, few, many = priced(), Prefill(20), Prefill(100)
+    assert 5 * cost.seconds(few) == pytest.approx(cost.seconds(many))
+    assert cost.seconds(Prefill(128)) == pytest.approx(cost.batch_seconds([Prefill(128)]))
+
+
+def test_a_prompt_longer_than_a_step_pays_for_each() -> None:
+    cost, steps = priced(), 7
+    chunks = [Prefill(128, 128 * i) for i in range(steps)]
+    whole = sum(cost.batch_seconds([chunk]) for chunk in chunks)
+    assert cost.seconds(Prefill(128 * steps)) == pytest.approx(whole)
+
+
+def test_attention_over_the_chunks_before_is_counted_once() -> None:
+    cost, steps = priced(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
+    whole = sum(cost.batch_seconds([Prefill(128, 50 + 128 * i)]) for i in range(steps))
+    assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(whole)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=30))
+def test_costs_add_up_to_the_work_of_full_steps(prompts) -> None:
+    """However the prompts are cut into steps of 128 tokens: less than a step is left over."""
+    cost = priced()
+    steps, rest = divmod(sum(prompts), 128)
+    work = sum(cost.batch_seconds([Prefill(128)]) for _ in range(steps))
+    queued = sum(cost.seconds(Prefill(n)) for n in prompts)
+    assert work <= queued + 1e-9
+    assert queued <= work + cost.batch_seconds([Prefill(rest)])
 
 
 def test_batches_that_stalled_do_not_move_it_far() -> None:
@@ -59,7 +97,7 @@ def test_batches_that_stalled_do_not_move_it_far() -> None:
         cost.add(batch, engine_seconds(batch) * (100.0 if stalled else draw.uniform(0.9, 1.1)))
     cost.refit()
     alone = Prefill(2_000, 8_000)
-    assert cost.seconds(alone) == pytest.approx(engine_seconds([alone]), rel=0.1)
+    assert cost.batch_seconds([alone]) == pytest.approx(engine_seconds([alone]), rel=0.1)
 
 
 def test_it_follows_an_engine_that_becomes_slower() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +30,10 @@ def tokens(count: int, seed: int) -> list[int]:
     return [draw.randrange(1, 2_000) for _ in range(count)]
 
 
-def made(tree: LiveTree, ids: list[int], time: float, **fields: Any) -> Req:
+def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
     """A request as the scheduler makes it, announced to the tree."""
-    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": time}})
-    req = Req(f"r{time}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
+    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
+    req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
     tree.core.request_of(req)
     return req
 
@@ -193,19 +194,114 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
     assert len(rounds) > 900  # everyone in turn
 
 
+def chosen(tree: LiveTree, waiting: list[Req], let_in: int) -> tuple[Any, list[Req]]:
+    """A pass in which the first ``let_in`` of those shown are let in; who they are."""
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=list(waiting))
+    found: list[Req] = []
+
+    def choose() -> tuple[Any, Any]:
+        queue.priorities_calculated(
+            SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
+        )
+        found[:] = scheduler.waiting_queue[:let_in]
+        scheduler.waiting_queue = scheduler.waiting_queue[let_in:]
+        return found or None, SimpleNamespace(is_empty=lambda: True)
+
+    queue.prefill_chosen(scheduler, choose)
+    return scheduler, found
+
+
+def branches(tree: LiveTree, count: int = 3) -> list[Req]:
+    shared = tokens(400, 1)
+    return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+
+
+def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTree) -> None:
+    live, waiting = tree.cache.canopy_queue, branches(tree)
+    scheduler, found = chosen(tree, waiting, 3)
+    assert found == waiting[:1]
+    assert set(scheduler.waiting_queue) == set(waiting[1:])  # nobody is lost
+    assert live.status()["deferrals"] == 2
+    # Still computed: they go on waiting, and the engine has something to do.
+    assert chosen(tree, scheduler.waiting_queue, 3)[1] == []
+    tree.serve(list(waiting[0].origin_input_ids), 2.0)
+    live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))
+    assert set(chosen(tree, scheduler.waiting_queue, 3)[1]) == set(waiting[1:])
+
+
+def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    scheduler, found = chosen(tree, waiting, 1)
+    found[0].to_finish = object()
+    assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
+
+
+def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    assert chosen(tree, waiting, 0)[1] == []
+    assert len(chosen(tree, waiting, 2)[1]) == 2
+
+
+def test_sglangs_own_order_leaves_nobody_out(tree: LiveTree) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    waiting = branches(tree)
+    assert chosen(tree, waiting, 3)[1] == waiting
+
+
+def test_time_passes_with_the_work_while_nobody_comes(tree: LiveTree) -> None:
+    """The last one to come is short: after a step it overtakes, though no later request says so."""
+    long, short = made(tree, tokens(400, 1), 1.0), made(tree, tokens(20, 2), 1.5)
+    assert arranged(tree, [long, short]) == [long, short]
+    tree.cache.canopy_queue.computed(batch([fake()], [8_000], [0], time.monotonic() - 1.0))
+    assert arranged(tree, [long, short]) == [short, long]
+
+
+def test_decode_steps_take_time_once_the_first_rank_has_said_how_much(tree: LiveTree) -> None:
+    live = tree.cache.canopy_queue
+    arranged(tree, [made(tree, tokens(400, 1), 1.0)])
+    for _ in range(REFIT_BATCHES):
+        live.computed(batch([], [], [], time.monotonic() - 0.1, decodes=True))
+        live._done_at = 0.0
+    assert live.time.now == 1.0
+    for _ in range(REFIT_BATCHES):
+        live.computed(batch([fake()], [10], [0], time.monotonic() - 1.0))
+        live._done_at = 0.0
+    before, step = live.time.now, live.status()["seconds"]["decode_step"]
+    assert 0.09 < step < 10.0
+    live.computed(batch([], [], [], time.monotonic(), decodes=True))
+    assert live.time.now == pytest.approx(before + step)
+
+
+def test_the_status_says_what_it_ranks_by(tree: LiveTree) -> None:
+    """Seconds of a step, and how many tokens share it."""
+    live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO), step_tokens=128)
+    live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))
+    shown = live.status()
+    assert shown["step_tokens"] == 128
+    assert shown["seconds"] == {
+        "batch": 0.09, "token": 2e-3, "token_pair": 3e-7, "loaded_token": 4e-8, "decode_step": 0.0
+    }  # fmt: skip
+
+
 def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
     live, clock = tree.cache.canopy_queue, 100.0
     for n in range(REFIT_BATCHES):
         new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
-        reqs = [SimpleNamespace(host_loaded_length=0, num_matched_prefix_tokens=999)] * 2
+        reqs = [fake()] * 2
         live.computed(batch(reqs, new, cached, clock))
     base, token, pair, load = live.cost.coefficients
     assert (base, token, pair) != (0.0, 1e-4, 0.0)
     assert load == 0.0
 
 
-def batch(reqs: list[Any], new: list[int], cached: list[int], launched: float) -> Any:
-    mode = SimpleNamespace(is_extend=lambda: True)
+def fake() -> Any:
+    return SimpleNamespace(rid="r", host_loaded_length=0, num_matched_prefix_tokens=999)
+
+
+def batch(
+    reqs: list[Any], new: list[int], cached: list[int], launched: float, decodes: bool = False
+) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: not decodes, is_decode=lambda: decodes)
     return SimpleNamespace(
         reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
     )
@@ -216,6 +312,8 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Pat
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
+    assert first["time"] == second["time"] > 12.0
+    assert first["deferrals"] == second["deferrals"] > 10
     assert len(first["orders"]) > 10
 
 

@@ -45,6 +45,9 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
     assert max(place["urgent"]) < min(place["long"])
     assert max(place["short"]) < max(place["long"])
     assert sum(place["short"]) < sum(place["long"])
+    # 600 are shared: less than what a step costs is not waited for.
+    assert sorted(found["branches_cached"])[1] >= 512
+    assert found["deferrals"] > 0
     assert found["batches"] >= REFIT_BATCHES
     assert found["fitted"] != list(PRIOR)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from sglang.srt.distributed.parallel_state import init_distributed_environment
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
 from sglang_canopy.errors import CanopyError
@@ -116,9 +117,11 @@ def queue_orders(rank: int, folder: Path) -> Any:
     live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
     orders: list[Any] = []
     waiting: list[Any] = []
-    for step in range(3 * REFIT_BATCHES):
+    for step in range(5 * REFIT_BATCHES):
         for _ in range(draw.randint(0, 3)):
             tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
+            if draw.random() < 0.3:  # a branch of a few prompts that nobody has computed
+                tokens = [draw.randrange(3)] * 128 + tokens
             req = fake_req(
                 tokens,
                 [],
@@ -133,10 +136,18 @@ def queue_orders(rank: int, folder: Path) -> Any:
             )
             waiting.append(req)
         live.look_up = lambda req: None
-        live.arrange(waiting, lambda req: 0)
-        orders.append([req.rid for req in waiting])
-        admitted, waiting = waiting[:2], waiting[2:]
-        mode = SimpleNamespace(is_extend=lambda: True)
+        shown = list(waiting)
+
+        def choose(shown: list[Any] = shown) -> tuple[Any, Any]:
+            live.arrange(shown, lambda req: 0)
+            live.leave_out(shown)
+            return shown[:2], SimpleNamespace(is_empty=lambda: False)
+
+        admitted, _ = live.choose(SimpleNamespace(waiting_queue=shown), choose)
+        orders.append([req.rid for req in shown])
+        waiting = [req for req in shown if req not in admitted]
+        decodes = step % 5 == 4
+        mode = ForwardMode.DECODE if decodes else ForwardMode.EXTEND
         new = [len(req.origin_input_ids) for req in admitted] or [1]
         launched = time.monotonic() - own.uniform(0.1, 2.0)
         live._done_at = launched
@@ -153,6 +164,8 @@ def queue_orders(rank: int, folder: Path) -> Any:
     return {
         "fitted": live.cost.fitted(),
         "used": live.cost.coefficients,
+        "time": live.time.now,
+        "deferrals": live.deferrals,
         "orders": orders,
     }
 

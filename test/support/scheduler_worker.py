@@ -124,11 +124,16 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
     if priorities:
         kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
-    # Time passes with the requests: when the last one comes, the others have waited.
-    kinds[engine.feed(token_ids(700, 9), 1, at=at + 60.0)] = "late"
+    # Nobody comes any more: time passes with the steps alone.
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
+    # Branches of one prompt that nobody has computed, all at once: of each, what was cached.
+    shared = token_ids(600, 50)
+    branches = [engine.feed([*shared, *token_ids(30, 51 + i)], 2) for i in range(4)]
+    engine.serve(branches)
+    found["branches_cached"] = [req.cached_tokens for req in branches]
     queue = engine.scheduler.tree_cache.canopy_queue
+    found["deferrals"] = queue.deferrals
     found["fitted"] = list(queue.cost.coefficients)
     found["batches"] = queue._batches
     engine.scheduler.tree_cache.sanity_check()

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.schedule.response_ratio import ResponseRatio, Waiting
+from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue that are looked up again in a pass."""
@@ -45,17 +46,34 @@ class Requests(Protocol[T_in]):
     def prefill(self, request: T_in, again: bool) -> Prefill:
         """What is to be computed of it. ``again``: look it up, whatever is known from before."""
 
+    def path(self, request: T_in) -> tuple[Path, int]:
+        """Its prompt's whole blocks, and how many tokens one has."""
+
+    def computing(self, request: T_in) -> bool:
+        """Of one that was let in: whether the tree does not have all of its prompt yet."""
+
+    def step_tokens_worth(self) -> float:
+        """Tokens whose computing takes as long as a step costs beside its tokens."""
+
 
 class Arranged(Generic[T]):
     """The queue in the order of ``order``."""
 
-    def __init__(self, order: ResponseRatio, requests: Requests[T]) -> None:
+    def __init__(self, order: ResponseRatio, requests: Requests[T], defers: bool = True) -> None:
+        """``defers``: whether ``deferred`` is asked."""
         self.order = order
+        self._defers = defers
         self._requests = requests
         self._waiting: dict[Hashable, Waiting] = {}
         self._last: list[Waiting] = []
         """As arranged last."""
         self._round = 0
+        self._computing: dict[Hashable, T] = {}
+        """Let in, and not in the tree yet."""
+        self._passed: set[int] = set()
+        """Who was not let in though others behind it were: nobody waits for them."""
+        self._held: dict[int, int | None] = {}
+        """Who was left out of the last step, and for whom (``deferred``)."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -81,19 +99,59 @@ class Arranged(Generic[T]):
         self._last = self.order.order(now)
         return [one.about for one in self._last]
 
+    def deferred(self) -> list[T]:
+        """Of those arranged last, who should not be let in now, since what it shares with one
+        before it is not computed yet. To be called once a pass, or not at all."""
+        about = self._requests
+        self._computing = {k: r for k, r in self._computing.items() if about.computing(r)}
+        head = list(islice(self._last, PLACES))
+        if not self._defers or not head or len(self._last) + len(self._computing) < 2:
+            self._held = {}
+            return []
+        self._held = self._sharing(head)
+        for one in head:
+            if one.number in self._held:  # what they wait for may be there by now
+                self.order.update(one, about.prefill(one.about, True))
+        if self._held:
+            self._held = self._sharing(head)
+        return [one.about for one in head if one.number in self._held]
+
+    def _sharing(self, head: Sequence[Waiting]) -> dict[int, int | None]:
+        about = self._requests
+        return deferred(
+            [one for one in head if one.number not in self._passed],
+            lambda request: about.path(request)[0],
+            [about.path(request)[0] for request in self._computing.values()],
+            about.path(head[0].about)[1],
+            about.step_tokens_worth(),
+        )
+
+    def nothing_to_do(self) -> None:
+        """Without those who were left out there was nothing to compute: nobody waits again for
+        those that they wait for."""
+        self._passed.update(n for n in self._held.values() if n is not None)
+        self._computing.clear()
+
     def _leave(self, present: set[Hashable]) -> None:
         """Who is not in the queue any longer was let in, or given up."""
         if present == self._waiting.keys():
             return
+        before: list[int] = []
         for waiting in self._last:
             key = self._requests.key(waiting.about)
             if key in present:
+                before.append(waiting.number)
                 continue
             del self._waiting[key]
+            self._passed.discard(waiting.number)
             if self._requests.given_up(waiting.about):
                 self.order.remove(waiting)
             else:
                 self.order.let_in([waiting])
+                if self._defers:
+                    self._computing[key] = waiting.about
+                    self._passed.update(n for n in before if n not in self._held)
+                    before.clear()
 
     def _refresh(self) -> None:
         """Look a few requests up again: those at the head, and of the others some in turn."""

@@ -3,7 +3,8 @@
 TTFT ~ ``base + a u + b u (p + u / 2) + c l``: ``u`` tokens computed, after ``p`` tokens that are
 cached, of which ``l`` are loaded from below the device. The second term is the layers' matrices,
 the third attention over what is before each token, the last the copy. The linear part is the
-latency model of arXiv 2510.15152.
+latency model of arXiv 2510.15152. ``base`` is a step's, which takes a whole budget of tokens: a
+request is ranked by what it adds to the queue, with its share of a step.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PRIOR = (0.0, 1e-4, 0.0, 0.0)
 LEAST_S = 1e-6
 """No request costs less, so that every ratio is finite; no batch took less, nor more than ``MOST_S``."""
 MOST_S = 3600.0
+STEP_TOKENS = 8192
+"""Tokens that one step takes where nothing else is said (SGLang's ``--chunked-prefill-size``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +51,7 @@ class Cost(Protocol):
     """Tells what a request costs."""
 
     def seconds(self, request: Prefill) -> float:
-        """What ``request`` costs alone, in seconds, above 0."""
+        """What ``request`` adds to a queue's work, in seconds, above 0."""
 
 
 class PrefillCost:
@@ -59,7 +62,9 @@ class PrefillCost:
     and ``adopt`` alone: where several ranks must agree, all adopt those of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_tokens: int = STEP_TOKENS) -> None:
+        self.step_tokens = step_tokens
+        """Tokens that one step takes at most."""
         self.coefficients: Coefficients = PRIOR
         """Seconds: a batch, a token, a pair of tokens, a loaded token."""
         self.batches = 0
@@ -102,10 +107,27 @@ class PrefillCost:
         self.adopt(self.fitted())
 
     def seconds(self, request: Prefill) -> float:
-        """What ``request`` costs alone, in seconds; at least ``LEAST_S``."""
+        """What ``request`` adds to a queue's work, in seconds; at least ``LEAST_S``.
+
+        Of ``base`` its share of the steps' tokens: a short prompt shares its step with others, a
+        longer one than a step pays for each.
+        """
         base, token, pair, load = self.coefficients
-        linear = base + token * request.uncached + load * request.loaded
+        linear = (base / self.step_tokens + token) * request.uncached + load * request.loaded
         return max(linear + pair * _pairs(request), LEAST_S)
+
+    def batch_seconds(self, batch: Iterable[Prefill]) -> float:
+        """What a step of these takes."""
+        base, token, pair, load = self.coefficients
+        return base + sum(
+            token * part.uncached + pair * _pairs(part) + load * part.loaded for part in batch
+        )
+
+    def step_tokens_worth(self) -> float:
+        """Tokens whose computing takes as long as a step costs beside its tokens; no more than a
+        step's."""
+        base, token, _, _ = self.coefficients
+        return min(base / token, float(self.step_tokens)) if token > 0.0 else 0.0
 
 
 def _pairs(request: Prefill) -> float:

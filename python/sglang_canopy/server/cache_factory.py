@@ -93,7 +93,12 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
-    cache.canopy_queue = LiveQueue(cache, options_of(ctx.server_args))
+    step = ctx.server_args.chunked_prefill_size or 0
+    cache.canopy_queue = LiveQueue(
+        cache,
+        options_of(ctx.server_args),
+        step if step > 0 else ctx.server_args.max_prefill_tokens,
+    )
     live.gate = session_gate(ctx.server_args, cache)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache

@@ -1,8 +1,8 @@
 """One scheduler's waiting queue: what each request costs, who is next, and what is protected.
 
-Everything decided here is equal on all ranks: it is made of arrival stamps, the requests' clock,
-the tree, and a cost model whose figures are the first rank's. Timings differ by rank; those of the
-other ranks are never used.
+Everything decided here is equal on all ranks: it is made of arrival stamps, the tree, and a cost
+model whose figures are the first rank's, which also says how time passes between two arrivals.
+Timings differ by rank; those of the other ranks are never used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_canopy.config.queue import RESPONSE_RATIO, SGLANG, QueueFlags
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill, PrefillCost
+from sglang_canopy.schedule.engine_time import DecodeStep, EngineTime
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.response_ratio import ResponseRatio
+from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.storage.agreement import is_first_rank
 
 if TYPE_CHECKING:
@@ -32,9 +34,14 @@ PROTECTED = 128
 class LiveQueue:
     """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
 
-    def __init__(self, cache: CanopyRadixCache, options: QueueFlags) -> None:
+    def __init__(
+        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
+    ) -> None:
+        """``step_tokens``: of the largest prefill step."""
         self.orders = options.queue_order == RESPONSE_RATIO
-        self.cost = PrefillCost()
+        self.cost = PrefillCost(step_tokens)
+        self.decode = DecodeStep()
+        self.time = EngineTime()
         self.order = ResponseRatio(self.cost, options.oldest_share)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
@@ -42,6 +49,12 @@ class LiveQueue:
         self.request_of = self._core.request_of
         self._requests = _Requests(self)
         self._arranged = Arranged(self.order, self._requests)
+        self._choosing = False
+        self._left_out: list[Any] = []
+        """Of the step that is being chosen: who waits for what another one computes."""
+        self.deferrals = 0
+        self._computed: set[str] = set()
+        """Ids whose prompts have got into the tree since the last pass."""
         self._passes = 0
         self._done_at = 0.0
         self._batches = 0
@@ -53,10 +66,18 @@ class LiveQueue:
             "order": RESPONSE_RATIO if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
             "let_in": dict(self.order.let_in_by) if self.orders else None,
+            "deferrals": self.deferrals if self.orders else None,
             "fitted_batches": self.cost.batches if self.orders else None,
-            "seconds": {"batch": base, "token": token, "token_pair": pair, "loaded_token": loaded}
+            "seconds": {
+                "batch": base,
+                "token": token,
+                "token_pair": pair,
+                "loaded_token": loaded,
+                "decode_step": self.decode.seconds,
+            }
             if self.orders
             else None,
+            "step_tokens": self.cost.step_tokens if self.orders else None,
         }
 
     # ---- what a request costs ----
@@ -65,15 +86,20 @@ class LiveQueue:
         """Find what is cached of ``req``, which protects it in the tree."""
         match_kv_cache(req, self._cache)
 
-    def computed(self, batch: Any) -> None:
+    def computed(self, batch: Any, chunked: Any = None) -> None:
         """``batch``'s results are there: note what it took, and agree on the cost model at times.
 
-        Collective every ``REFIT_BATCHES`` prefill batches.
+        ``chunked``: the request that is in the middle of its chunks. Collective every
+        ``REFIT_BATCHES`` prefill batches.
         """
         # One batch may be launched while the one before it still runs.
         now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
         self._done_at = now
+        self.time.arrived(self._core.clock.now)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
+            if batch.forward_mode.is_decode():
+                self.decode.add(now - since)
+                self.time.worked(self.decode.seconds)
             return
         parts = [
             Prefill(new, cached, _loaded(req, cached))
@@ -81,7 +107,9 @@ class LiveQueue:
                 batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
             )
         ]
+        self._computed.update(req.rid for req in batch.reqs if req is not chunked)
         self.cost.add(parts, now - since)
+        self.time.worked(self.cost.batch_seconds(parts))
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
             self._agree()
@@ -90,16 +118,18 @@ class LiveQueue:
         """Adopt what the first rank has fitted. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
             self.cost.refit()
+            self.decode.adopt(self.decode.fitted())
             self.order.reprice()
             return
-        sent = torch.zeros(4, dtype=torch.float64)
-        fitted = self.cost.fitted() if is_first_rank(self._cache) else None
-        if fitted is not None:
-            sent[:] = torch.tensor(fitted, dtype=torch.float64)
+        sent = torch.zeros(5, dtype=torch.float64)
+        if is_first_rank(self._cache):
+            fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
+            sent[:] = torch.tensor((*fitted, self.decode.fitted()), dtype=torch.float64)
         # Of the first rank's figures, none below 0, and everybody else's zeros.
         self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-        base, token, pair, load = sent.tolist()
+        base, token, pair, load, step = sent.tolist()
         self.cost.adopt((base, token, pair, load))
+        self.decode.adopt(step)
         self.order.reprice()
 
     # ---- who is next ----
@@ -107,7 +137,36 @@ class LiveQueue:
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
-        queue[:] = self._arranged.arrange(queue, self._core.clock.now)
+        self.time.arrived(self._core.clock.now)
+        queue[:] = self._arranged.arrange(queue, self.time.now)
+
+    def choose(self, scheduler: Any, choose: Callable[[], Any]) -> Any:
+        """Choose a batch, without those who wait for what another one is about to compute."""
+        self._choosing = True
+        try:
+            chosen = choose()
+        finally:
+            self._choosing = False
+            left_out, self._left_out = self._left_out, []
+            scheduler.waiting_queue.extend(left_out)
+        if left_out and chosen[0] is None and chosen[1].is_empty():
+            self._arranged.nothing_to_do()
+        return chosen
+
+    def leave_out(self, queue: list[Any]) -> None:
+        """Take those out of ``queue``, which is in order, that should not be let in now."""
+        if not self._choosing:
+            return
+        later = {id(req) for req in self._arranged.deferred()}
+        self._computed.clear()
+        if later:
+            self._left_out = [req for req in queue if id(req) in later]
+            self.deferrals += len(self._left_out)
+            queue[:] = [req for req in queue if id(req) not in later]
+
+    def is_computing(self, req: Any) -> bool:
+        """Of one that was let in: whether the tree does not have its prompt yet."""
+        return req.rid not in self._computed and not self._requests.given_up(req)
 
     # ---- what is protected ----
 
@@ -150,6 +209,16 @@ class _Requests:
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
+
+    def path(self, req: Any) -> tuple[Path, int]:
+        request = self._queue.request_of(req)
+        return request.path, request.block_tokens
+
+    def computing(self, req: Any) -> bool:
+        return self._queue.is_computing(req)
+
+    def step_tokens_worth(self) -> float:
+        return self._queue.cost.step_tokens_worth()
 
 
 def _loaded(req: Any, cached: int) -> int:

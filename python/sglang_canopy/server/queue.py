@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.declared import from_args, option_of
@@ -64,12 +65,20 @@ def priorities_calculated(
         queue.arrange(waiting_queue, _urgency(policy))
     if queue is not None:
         queue.protect(waiting_queue)
+        if queue.orders:
+            queue.leave_out(waiting_queue)
+
+
+def prefill_chosen(scheduler: Any, choose: Callable[[], Any]) -> Any:
+    """Around the choice of a prefill batch, inside whatever else is around it."""
+    queue = _queue(scheduler.tree_cache)
+    return choose() if queue is None or not queue.orders else queue.choose(scheduler, choose)
 
 
 def request_queued(scheduler: Any, req: Any) -> None:
     """Before ``Scheduler._add_request_to_queue``, once the tree has heard of the request."""
     queue = _queue(scheduler.tree_cache)
-    if queue is not None and scheduler.waiting_queue:
+    if queue is not None and (scheduler.waiting_queue or queue.orders):
         queue.look_up(req)
 
 
@@ -77,7 +86,7 @@ def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any)
     """After ``Scheduler.process_batch_result``."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.orders:
-        queue.computed(batch)
+        queue.computed(batch, scheduler.chunked_req)
 
 
 def _urgency(policy: Any) -> Any:

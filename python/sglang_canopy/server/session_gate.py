@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import REJECT
-from sglang_canopy.server import copies
+from sglang_canopy.server import copies, queue
 
 TIME_KEY = "canopy_time:"
 """How a message's key begins in ``SetInternalStateReq.server_args`` that tells schedulers the
@@ -65,8 +65,8 @@ class ServerGate:
         finally:
             left = {id(req): req for req in (*scheduler.waiting_queue, *held)}
             # In the order in which they came; requests that were put back come last.
-            queue = [left.pop(id(req)) for req in before if id(req) in left]
-            scheduler.waiting_queue = [*queue, *left.values()]
+            kept = [left.pop(id(req)) for req in before if id(req) in left]
+            scheduler.waiting_queue = [*kept, *left.values()]
 
     def settle(self, scheduler: Any, *batches: Any) -> None:
         """Tell the gate of all requests that have ended since it was last told."""
@@ -153,12 +153,14 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``Scheduler._get_new_batch_prefill_raw``."""
     gate = gate_of(scheduler)
+
+    def choose() -> Any:
+        return queue.prefill_chosen(scheduler, lambda: original(scheduler, *args, **kwargs))
+
     if gate is None:
-        chosen = original(scheduler, *args, **kwargs)
+        chosen = choose()
     else:
         batch = kwargs.get("running_batch", args[-1] if args else None)
-        chosen = gate.with_admitted(
-            scheduler, (batch,), lambda: original(scheduler, *args, **kwargs)
-        )
+        chosen = gate.with_admitted(scheduler, (batch,), choose)
     copies.expect(scheduler)
     return chosen

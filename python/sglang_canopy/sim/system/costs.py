@@ -22,6 +22,18 @@ class Costs:
         """A prefill step of requests ``(new tokens, context tokens)``."""
         return self._profile.prefill_batch_s(requests, self._pair_s)
 
+    def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:
+        """What ``new_tokens`` add to prefill steps that are full, of ``step_tokens`` each."""
+        share = new_tokens / step_tokens
+        linear = share * self._profile.linear_s(step_tokens)
+        alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)], self._pair_s)
+        return linear + alone - self._profile.linear_s(new_tokens)
+
+    def step_tokens_worth(self, step_tokens: int) -> float:
+        """Tokens whose prefill takes as long as a step costs beside its tokens."""
+        least, most = self._profile.linear_s(1), self._profile.linear_s(step_tokens)
+        return least * (step_tokens - 1) / (most - least) if most > least else 0.0
+
     def decode(self, batch: int, context: float, steps: int) -> float:
         """``steps`` decode steps of a batch whose requests have ``context`` tokens on average.
 

@@ -84,6 +84,7 @@ class Instance:
                 config.session_gate, config.device_tokens, host_tokens, config.session_gate_config
             ),
             prefixes,
+            min(config.chunked_prefill_tokens, config.max_prefill_tokens),
         )
         self.prefetcher = (
             Prefetcher(disk, self.tree, config, kv_bytes, prefixes) if disk is not None else None

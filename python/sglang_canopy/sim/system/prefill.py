@@ -86,6 +86,8 @@ class PrefillBatch:
             if running + len(batch) >= config.max_running:
                 self.full = True
                 break
+            if job in self._queue.deferred:
+                continue
             if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
             taken = self._admit(job, reserved + beside, chunk_left)
@@ -111,6 +113,9 @@ class PrefillBatch:
                 self.full = True
                 break
         if not batch:
+            if self._queue.deferred and not running:
+                self._queue.nothing_to_do()
+                return self.plan(now)
             return None
         if let_in:
             self._queue.remove(let_in)

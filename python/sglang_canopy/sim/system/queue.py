@@ -8,7 +8,7 @@ from sglang_canopy.sim.system.channel import Link
 from sglang_canopy.sim.system.costs import Costs
 from sglang_canopy.sim.system.gate import SessionGate, Turn
 from sglang_canopy.sim.system.job import SimulatedRequest
-from sglang_canopy.sim.system.queue_order import Cached, QueueOrder
+from sglang_canopy.sim.system.queue_order import Cached, QueueOrder, ResponseRatioInSeconds
 from sglang_canopy.sim.system.tree import TieredTree
 from sglang_canopy.sim.system.waiting import WaitingPrefixes
 
@@ -25,7 +25,9 @@ class Queue:
         order: QueueOrder,
         gate: SessionGate,
         prefixes: WaitingPrefixes,
+        step_tokens: int,
     ) -> None:
+        self._step_tokens = step_tokens
         self._tree = tree
         self._costs = costs
         self._host_link = host_link
@@ -35,6 +37,8 @@ class Queue:
         self._prefixes = prefixes
         self._asked = False
         self.jobs: list[SimulatedRequest] = []
+        self.deferred: frozenset[SimulatedRequest] = frozenset()
+        """Jobs that the order leaves out of this step."""
         self.at_door: list[SimulatedRequest] = []
         """Jobs that the gate has not let in, longest there first."""
         self.now = 0.0
@@ -91,10 +95,18 @@ class Queue:
     def sort(self, now: float) -> None:
         """Put the waiting jobs in order for a step that may let somebody in."""
         self.now, self._asked = now, False
+        self.deferred = frozenset()
         if self.jobs:
             self._oldest_sessions_first()
             self.jobs = list(self._order.order(self.jobs, self))
+            if isinstance(self._order, ResponseRatioInSeconds):
+                self.deferred = frozenset(self._order.deferred())
         self._prefixes.before_step(self.jobs, self._asked)
+
+    def nothing_to_do(self) -> None:
+        """Without the deferred there was nothing to prefill: they are not deferred again."""
+        if isinstance(self._order, ResponseRatioInSeconds):
+            self._order.nothing_to_do()
 
     def _oldest_sessions_first(self) -> None:
         """If the gate says so. Jobs of one rank stay in their order."""
@@ -111,9 +123,13 @@ class Queue:
         device = min(found.device_tokens // page * page, limit)
         return Cached(device, min(found.tokens // page * page, limit) - device)
 
-    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
-        """``QueueView.prefill_s``."""
-        return self._costs.prefill([(new_tokens, context_tokens)])
+    def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
+        """``QueueView.marginal_s``."""
+        return self._costs.marginal(new_tokens, context_tokens, self._step_tokens)
+
+    def step_tokens_worth(self) -> float:
+        """``QueueView.step_tokens_worth``."""
+        return self._costs.step_tokens_worth(self._step_tokens)
 
     def load_s(self, tokens: int) -> float:
         """``QueueView.load_s``."""

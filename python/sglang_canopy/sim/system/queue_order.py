@@ -42,8 +42,11 @@ class QueueView(Protocol):
         """Look ``job`` up, in whole pages and without its last token, as SGLang's
         ``match_prefix`` does: what it finds is protected or touched (``waiting.py``)."""
 
-    def prefill_s(self, new_tokens: int, context_tokens: int) -> float:
-        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` takes alone."""
+    def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
+        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` adds to full steps."""
+
+    def step_tokens_worth(self) -> float:
+        """Tokens whose prefill takes as long as a step costs beside its tokens."""
 
     def load_s(self, tokens: int) -> float:
         """Seconds to bring ``tokens`` from the host, without what is in the way."""
@@ -139,9 +142,9 @@ class ResponseRatioInSeconds:
     looked up when it comes, and a bounded number of them in each pass.
     """
 
-    def __init__(self, oldest_share: float = OLDEST_SHARE) -> None:
+    def __init__(self, oldest_share: float = OLDEST_SHARE, defer: bool = True) -> None:
         self._view: QueueView | None = None
-        self._arranged = Arranged(ResponseRatio(self, oldest_share), self)
+        self._arranged = Arranged(ResponseRatio(self, oldest_share), self, defer)
 
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
@@ -149,11 +152,19 @@ class ResponseRatioInSeconds:
         self._view = view
         return self._arranged.arrange(waiting, view.now)
 
+    def deferred(self) -> Sequence[SimulatedRequest]:
+        """Those of the last order that are not to be let in at this step."""
+        return self._arranged.deferred()
+
+    def nothing_to_do(self) -> None:
+        """Without those who were left out there was nothing to prefill."""
+        self._arranged.nothing_to_do()
+
     def seconds(self, request: Prefill) -> float:
         """What ``request`` costs."""
         assert self._view is not None
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
-        return max(self._view.prefill_s(request.uncached, request.cached) + loading, LEAST_S)
+        return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
 
     def key(self, job: SimulatedRequest) -> SimulatedRequest:
         return job
@@ -175,6 +186,16 @@ class ResponseRatioInSeconds:
         found = self._view.cached(job)
         cached = found.device + found.host
         return Prefill(job.target - cached, cached, found.host)
+
+    def path(self, job: SimulatedRequest) -> tuple[tuple[int, ...], int]:
+        return job.path, job.request.block_tokens
+
+    def computing(self, job: SimulatedRequest) -> bool:
+        return job.done < job.target
+
+    def step_tokens_worth(self) -> float:
+        assert self._view is not None
+        return self._view.step_tokens_worth()
 
 
 def matches(
