@@ -9,8 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.refusals import CHUNKS, POLICIES, REFUSALS, unsupported
-from sglang_canopy.config.setups import CACHE, PARTS, REFUSED, SERVED, SETUPS, UNTESTED, untested
+from sglang_canopy.config.refusals import REFUSALS, unsupported
+from sglang_canopy.config.setups import (
+    CACHE,
+    FEATURES,
+    PARTS,
+    REFUSED,
+    SERVED,
+    SETUPS,
+    UNTESTED,
+    untested,
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 CELLS = [(setup, part) for setup in SETUPS for part in PARTS]
@@ -38,7 +47,8 @@ def test_a_cell_names_a_test_that_exists_or_says_why_there_is_none(setup, part) 
 @EACH
 def test_what_is_refused_in_the_table_is_refused_at_the_start(setup, part) -> None:
     given = SimpleNamespace(**{setup.option: setup.value})
-    why = unsupported(CHUNKS if part == "chunks" else POLICIES, given, environment={})
+    whys = [unsupported(feature, given, environment={}) for feature in FEATURES[part]]
+    why = next((one for one in whys if one is not None), None)
     assert (setup.cell(part).state == REFUSED) == (why is not None)
     if why is not None:
         assert getattr(setup, part) is None, "refused, and yet a test is named"

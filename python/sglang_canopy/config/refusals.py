@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
+DISK = "disk"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-host copies ahead of eviction, and the order of the queue. The last three need one of the policies
-and are refused where they are."""
+host copies ahead of eviction, the order of the queue, and the disk tier. The gate, the copies and
+the order need one of the policies and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
@@ -22,8 +23,12 @@ _WITHOUT = {
     GATE: "leave out --canopy-session-gate",
     COPY_AHEAD: "leave out --canopy-copy-ahead",
     QUEUE: "leave out --canopy-queue-order",
+    DISK: "leave out --hicache-storage-backend canopy",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
+_NO_TICK = "takes requests where nobody tells the session gate the time"
+HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.http_worker:app")
+"""SGLang's own HTTP application, and the one that Canopy has its workers import."""
 _TRUE = ("1", "true", "yes", "y")
 """What SGLang takes for true in a variable."""
 
@@ -50,6 +55,8 @@ class Refusal:
     """Why copies ahead cannot."""
     queue: str | None = None
     """Why the order of the queue cannot."""
+    disk: str | None = None
+    """Why the disk tier cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -75,8 +82,11 @@ REFUSALS = (
     Refusal("radix_cache_backend", "--radix-cache-backend chooses another cache"),
     Refusal(
         "speculative_algorithm",
-        "speculative decoding keys the tree by token pairs",
-        "speculative decoding keeps KV of a second model",
+        chunks="speculative decoding keeps KV of a second model",
+        disk="speculative decoding keeps KV of a second model, which pages on disk do not have",
+        gate="speculative decoding is not verified",
+        copy_ahead="speculative decoding is not verified",
+        queue="speculative decoding is not verified",
     ),
     _for_both("enable_lmcache", "--enable-lmcache brings its own cache"),
     Refusal("enable_flexkv", "--enable-flexkv brings its own cache"),
@@ -94,19 +104,27 @@ REFUSALS = (
         "enable_encoder_swa_bounded_replay", chunks="the encoder replay rewrites the same batches"
     ),
     Refusal("use_ray", "--use-ray starts processes that load no plugins"),
-    Refusal("grpc_mode", f"--grpc-mode {_BYPASSES}"),
-    Refusal("smg_grpc_mode", f"--smg-grpc-mode {_BYPASSES}"),
+    Refusal("grpc_mode", gate=f"--grpc-mode {_NO_TICK}"),
+    Refusal("smg_grpc_mode", gate=f"--smg-grpc-mode {_NO_TICK}"),
     Refusal(
         "grpc_port",
-        "--grpc-port {}: SGLang's own gRPC server is not verified",
         refused=_other_than(),
         variable="SGLANG_GRPC_PORT",
+        gate="--grpc-port {}: gRPC clients are not told when to come back",
     ),
-    _for_both(
+    Refusal(
         "tokenizer_worker_num",
-        "--tokenizer-worker-num {} starts HTTP workers that load no plugins",
-        _above_one,
+        chunks="--tokenizer-worker-num {}: the workers do not share what they know of documents",
+        refused=_above_one,
         instead="use 1",
+        gate="--tokenizer-worker-num {}: the workers do not share what they know of sessions",
+    ),
+    Refusal(
+        None,
+        "SGLANG_HTTP_SERVER_APP_PATH={} names an HTTP application that loads no plugins",
+        refused=lambda value: value not in (None, *HTTP_APPS),
+        variable="SGLANG_HTTP_SERVER_APP_PATH",
+        instead="unset that variable",
     ),
     Refusal(
         "pp_size",
@@ -171,7 +189,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature``, one of the five above, cannot run; ``None`` if it can.
+    """Why ``feature``, one of the six above, cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, POLICIES, unsupported
+from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
 the start stops with the reason; nothing refuses it, and nobody has tried it."""
 
-PARTS = ("device", "host", "disk", "chunks")
+FEATURES = {
+    "device": (POLICIES,),
+    "host": (POLICIES,),
+    "disk": (POLICIES, DISK),
+    "chunks": (CHUNKS,),
+}
+"""What may be refused of each part."""
+PARTS = tuple(FEATURES)
 """Policies on the device, host memory and the disk, and reuse of documents' KV."""
 
 
@@ -49,9 +56,9 @@ class Setup:
 
     def cell(self, part: str) -> Cell:
         """What is known of ``part``."""
-        feature = CHUNKS if part == "chunks" else POLICIES
         sample = SimpleNamespace(**{self.option: self.value})
-        why = unsupported(feature, sample, environment={})
+        whys = (unsupported(feature, sample, environment={}) for feature in FEATURES[part])
+        why = next((why for why in whys if why is not None), None)
         known: Cell | None = getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
@@ -83,6 +90,11 @@ _MLA = _cache(
     "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
 )
 
+_USUAL = _served(
+    "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
+)
+_LORA = _served("test_lora_served.py::test_adapters_answer_alike_and_never_share_kv")
+_RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_write_a_stamp")
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
 SETUPS = (
@@ -145,7 +157,9 @@ SETUPS = (
         "LoRA adapters",
         "enable_lora",
         True,
-        disk=_cache("storage/test_namespace.py::test_an_adapter_is_known_by_its_content"),
+        _LORA,
+        _LORA,
+        _LORA,
     ),
     Setup(
         "pages of 1 token",
@@ -173,13 +187,14 @@ SETUPS = (
         "pages of 64 tokens",
         "page_size",
         64,
-        _cache("server/test_queue_in_scheduler.py::test_answers_survive_retraction"),
+        _USUAL,
         applies=_is(64),
     ),
     Setup(
         "the overlap schedule",
         "overlap_schedule",
         True,
+        _USUAL,
         chunks=_served(
             "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
@@ -196,6 +211,7 @@ SETUPS = (
         "`--enable-mixed-chunk`",
         "enable_mixed_chunk",
         True,
+        _USUAL,
         chunks=_served(
             "test_chunks.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
@@ -206,18 +222,41 @@ SETUPS = (
         True,
         _served("test_queue_order.py::test_short_ones_overtake_and_priorities_go_first"),
     ),
-    Setup("structured output", "structured_output", True),
-    Setup("speculative decoding", "speculative_algorithm", "EAGLE"),
+    Setup("structured output", "structured_output", True, _USUAL),
+    Setup(
+        "`sglang.Engine` in Python",
+        "engine",
+        True,
+        _served("test_setups_served.py::test_an_engine_in_python_stamps_learns_and_says_the_same"),
+    ),
+    Setup(
+        "speculative decoding",
+        "speculative_algorithm",
+        "EAGLE",
+        _cache("radix/test_token_pairs.py::test_random_work_on_two_tiers_keeps_every_slot"),
+        _cache("radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host"),
+    ),
     Setup(
         "`--disaggregation-mode`",
         "disaggregation_mode",
         "prefill",
         applies=_is("prefill", "decode"),
     ),
-    Setup("`--grpc-port`", "grpc_port", 30001),
-    Setup("`--grpc-mode`", "grpc_mode", True),
-    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True),
-    Setup("`--tokenizer-worker-num` above 1", "tokenizer_worker_num", 2, applies=_above(1)),
+    Setup(
+        "`--grpc-port`",
+        "grpc_port",
+        30001,
+        _served("test_grpc_port.py::test_chats_over_grpc_are_stamped_and_answered_alike"),
+    ),
+    Setup("`--grpc-mode`", "grpc_mode", True, _RECEIVED),
+    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, _RECEIVED),
+    Setup(
+        "`--tokenizer-worker-num` above 1",
+        "tokenizer_worker_num",
+        2,
+        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
+        applies=_above(1),
+    ),
     Setup("`--use-ray`", "use_ray", True),
     Setup("`--enable-streaming-session`", "enable_streaming_session", True),
     Setup("`--enable-session-radix-cache`", "enable_session_radix_cache", True),

@@ -1,4 +1,4 @@
-"""SGLang on a CPU: attention over new tokens only, and HiCache without CUDA.
+"""SGLang on a CPU: attention over new tokens only, HiCache and LoRA without CUDA.
 
 The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
 this package is imported. The import stand-ins are a distribution of their own, in
@@ -20,6 +20,7 @@ _POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
 _HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
+_LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
 # What is replaced or relied on, and the parameters it must have: a release that moved one is
@@ -43,6 +44,7 @@ SEAMS: dict[str, tuple[str, ...]] = {
     f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
+    _LORA: ("base_model", "lora_backend"),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
     "sglang.srt.arg_groups.overrides.resolving_view": (),
 }
@@ -73,12 +75,13 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_canopy.cpu import hicache
+    from sglang_canopy.cpu import hicache, lora
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
     HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
+    HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
     module = importlib.import_module(_MHA_HOST)
     for transfer in hicache.TRANSFERS:
         if not hasattr(module, transfer.__name__):
