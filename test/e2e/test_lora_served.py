@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from support.prompts import token_ids
 from support.small_models import LLAMA, write_adapter, write_model
 
 POOL = 900
+PAGE = 4
 HEAD = 300
+PAGES = HEAD // PAGE
 ADAPTERS = ("law", "tax", None)
 
 
@@ -36,7 +39,7 @@ def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Pat
     given = ("--enable-lora", "--lora-paths", *paths, "--lora-backend", "torch_native")
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     tiers = (
-        *("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", "4"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", str(PAGE)),
         *("--hicache-storage-backend", "canopy"),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", json.dumps(extra)),
@@ -56,8 +59,13 @@ def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Pat
         assert {row["adapter"]: row["requests"] for row in shown} == {"law": 9, "tax": 9}
         assert 'canopy:adapter_requests_total{adapter="law"' in client.get("/metrics")
         assert "Traceback" not in client.server.log_text()
-    with server(model, *given, *tiers, "--radix-eviction", "wa", kv_tokens=POOL) as client:
         # What is on disk comes back to its own adapter alone.
-        assert client.cached(one[0], lora_path="tax")["storage"] > 0
-        answers, _ = said(client, prompts, rounds=3)
-        assert answers == expected
+        deadline = time.monotonic() + 60.0
+        while json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]["pages"] < 9 * PAGES:
+            assert time.monotonic() < deadline, "pages are not written"
+            time.sleep(0.1)
+        client.flush()
+        again, _ = said(client, prompts, rounds=1)
+        assert again == expected[: len(again)]
+        client.flush()
+        assert client.cached(one[0], lora_path="tax")["storage"] > HEAD - 2 * PAGE

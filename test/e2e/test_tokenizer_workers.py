@@ -11,6 +11,8 @@ import pytest
 from support.prompts import token_ids
 from support.small_models import LLAMA, write_model
 
+SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
+"""A worker that imports for longer than SGLang's ten seconds is killed and started anew."""
 WORKERS = ("--tokenizer-worker-num", "2")
 HEADS = [token_ids(200, seed) for seed in (1, 2, 3)]
 
@@ -40,27 +42,16 @@ def workers_of(client: Any) -> list[dict[str, Any]]:
 @pytest.mark.long
 def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
-    with server(model, *WORKERS, "--radix-eviction", "lru", kv_tokens=4096) as client:
+    options = {"environment": SLOW_MACHINE}
+    with server(model, *WORKERS, "--radix-eviction", "lru", kv_tokens=4096, **options) as client:
         expected = asked(client)
-    with server(
-        model, *WORKERS, "--radix-eviction", "wa", "--admin-api-key", "key", kv_tokens=1024
-    ) as client:
+    with server(model, *WORKERS, "--radix-eviction", "wa", kv_tokens=2048, **options) as client:
         assert asked(client) == expected
         statuses = workers_of(client)
         assert len(statuses) == 2
         (rank,) = statuses[-1]["ranks"]
         agents = [row for row in rank["categories"] if row["category"].startswith("agent")]
         assert sum(row["requests"] for row in agents) == 24
-        hint = {"conversation": "c1", "over": True}
-        for _ in range(8):
-            with pytest.raises(Exception, match=r"401|403"):
-                client.post("/canopy/hint", hint)
-        assert "Traceback" not in client.server.log_text()
-
-
-@pytest.mark.long
-def test_a_hint_through_any_worker_reaches_the_tree(server, tiny_model) -> None:
-    with server(tiny_model, *WORKERS, "--radix-eviction", "wa", kv_tokens=2048) as client:
         for turn in range(4):  # whichever worker a connection gets
             old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()
@@ -70,3 +61,4 @@ def test_a_hint_through_any_worker_reaches_the_tree(server, tiny_model) -> None:
             client.generate(token_ids(1400, 33 + 10 * turn))
             assert client.cached(old)["total"] > 400
             assert client.cached(ended)["total"] < 250
+        assert "Traceback" not in client.server.log_text()

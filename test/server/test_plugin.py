@@ -71,7 +71,7 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
         ("enable_flexkv", True),
         ("enable_unified_cache_external_linker", True),
         ("enable_streaming_session", True),
-        ("disaggregation_mode", "prefill"),
+        ("disaggregation_mode", "decode"),
         ("use_ray", True),
     ],
 )

@@ -54,7 +54,19 @@ DEEPSEEK_V2 = {
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "moe_layer_freq": 1,
+    "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn",
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
 }
+"""MLA. SGLang's code for a CPU wants scaled rotary embeddings there."""
 
 
 def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **more: Any) -> Path:

@@ -29,6 +29,7 @@ _BYPASSES = "takes requests past the place where Canopy stamps them"
 _NO_TICK = "takes requests where nobody tells the session gate the time"
 HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.http_worker:app")
 """SGLang's own HTTP application, and the one that Canopy has its workers import."""
+_DISAGGREGATED = "--disaggregation-mode {} is not verified"
 _TRUE = ("1", "true", "yes", "y")
 """What SGLang takes for true in a variable."""
 
@@ -149,10 +150,15 @@ REFUSALS = (
         chunks="quantised weights are not supported yet",
         instead="serve the model unquantised",
     ),
-    _for_both(
+    Refusal(
         "disaggregation_mode",
-        "--disaggregation-mode {} is not verified",
-        _other_than("null"),
+        "--disaggregation-mode decode keeps SGLang's own order",
+        refused=lambda mode: mode == "decode",
+    ),
+    Refusal(
+        "disaggregation_mode",
+        refused=_other_than("null"),
+        **dict.fromkeys((CHUNKS, GATE, COPY_AHEAD, QUEUE, DISK), _DISAGGREGATED),
     ),
     Refusal(
         "hicache_write_policy",

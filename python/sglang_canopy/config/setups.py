@@ -86,9 +86,8 @@ _TIERS = _served(
     "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
 )
 _TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _cache(
-    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
-)
+_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
+_STAGES = _served("test_pipeline_stages.py::test_stages_evict_alike_and_say_the_same")
 
 _USUAL = _served(
     "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
@@ -137,12 +136,14 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
+        _STAGES,
+        _STAGES,
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
         applies=_above(1),
     ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, disk=_MLA),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
     Setup("sliding-window models", "is_hybrid_swa", True),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True),
     Setup(
@@ -152,6 +153,7 @@ SETUPS = (
         _cache(
             "radix/test_images.py::test_prompts_with_different_images_part_where_the_image_begins"
         ),
+        _cache("radix/test_images.py::test_the_kv_of_another_image_is_never_found"),
     ),
     Setup(
         "LoRA adapters",
@@ -237,11 +239,13 @@ SETUPS = (
         _cache("radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host"),
     ),
     Setup(
-        "`--disaggregation-mode`",
+        "`--disaggregation-mode prefill`",
         "disaggregation_mode",
         "prefill",
-        applies=_is("prefill", "decode"),
+        _cache("radix/test_prefill_side.py::test_the_next_turn_tells_what_the_output_was"),
+        applies=_is("prefill"),
     ),
+    Setup("`--disaggregation-mode decode`", "disaggregation_mode", "decode", applies=_is("decode")),
     Setup(
         "`--grpc-port`",
         "grpc_port",

@@ -19,7 +19,11 @@ _TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAtt
 _POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
 _HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
+_MLA_HOST = "sglang.srt.mem_cache.pool_host.mla"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
+_MLA_FORMS = (
+    "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.register"
+)
 _LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
@@ -42,6 +46,9 @@ SEAMS: dict[str, tuple[str, ...]] = {
     f"{_POOL_BASE}.host_memory_budget_bytes": ("requested_bytes",),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
     f"{_MHA_HOST}.MHATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
+    f"{_MLA_HOST}.MLATokenToKVPoolHost.load_to_device_per_layer": ("io_backend",),
+    f"{_MLA_HOST}.MLATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
+    _MLA_FORMS: ("backend_name", "handler_func"),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
     _LORA: ("base_model", "lora_backend"),
@@ -82,10 +89,11 @@ def install() -> None:
     HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
     HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
-    module = importlib.import_module(_MHA_HOST)
-    for transfer in hicache.TRANSFERS:
-        if not hasattr(module, transfer.__name__):
-            setattr(module, transfer.__name__, transfer)
+    for name in (_MHA_HOST, _MLA_HOST):
+        module = importlib.import_module(name)
+        for transfer in hicache.TRANSFERS:
+            if not hasattr(module, transfer.__name__):
+                setattr(module, transfer.__name__, transfer)
     pool = importlib.import_module(_POOL_BASE)
     pool.HICACHE_HOST_MEMORY_RESERVE_BYTES = hicache.RESERVE_BYTES  # type: ignore[attr-defined]
     _installed = True
@@ -135,8 +143,11 @@ def _check_environment() -> None:
 
 
 def _new_tokens_backend(runner: Any) -> Any:
+    from sglang_canopy.cpu import mla
     from sglang_canopy.cpu.attention import NewTokensAttnBackend
 
+    if getattr(runner, "use_mla_backend", False):
+        mla.absorb()
     return NewTokensAttnBackend(runner)
 
 
