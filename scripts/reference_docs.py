@@ -240,10 +240,11 @@ def refused() -> str:
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = (one.policies, one.chunks, one.gate, one.copy_ahead, one.queue, one.tiers)
+        reasons = [one.policies, one.chunks, one.gate, one.copy_ahead, one.queue]
+        reasons += [one.tiers, one.disk]
         rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
     features = ["policies", "documents", "session gate", "copies ahead", "queue order"]
-    features.append("lower tiers")
+    features += ["lower tiers", "disk"]
     return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 

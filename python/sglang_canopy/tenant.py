@@ -5,7 +5,9 @@ is shared only where both are equal. A *tenant* is that pair. The tree, the disk
 hints, pins, quotas and metrics all name a tenant by the string that ``tenant_of`` returns.
 
 A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests
-that use it, since their KV differs. One tenant may use several adapters.
+that use it, since their KV differs. One tenant may use several adapters. Appended like that, a
+client's key may end like an adapter's id and find that adapter's KV; ``keep_adapters_apart`` sees
+to it that none does.
 
 Whoever knows a tenant's name can send requests as that tenant, so a name is a secret between the
 gateway and the server. What a server shows of a tenant is ``shown_tenant``.
@@ -48,12 +50,31 @@ def tenant_digest(name: str) -> str:
 
 
 def tenant_of_req(req: Any) -> str | None:
-    """The tenant of an SGLang ``Req``, whose extra key ends with its adapter's id, if any."""
-    extra_key = req.extra_key
-    lora_id = getattr(req, "lora_id", None)
-    if extra_key and lora_id:
-        extra_key = extra_key.removesuffix(lora_id)
-    return tenant_of(extra_key, req.cache_salt)
+    """The tenant of an SGLang ``Req``: of the client's own extra key, without its adapter's id."""
+    return tenant_of(_clients_key(req), req.cache_salt)
+
+
+def _clients_key(req: Any) -> str | None:
+    kept = getattr(req, _CLIENTS_KEY, "")
+    if kept != "":
+        return kept  # type: ignore[no-any-return]
+    extra_key, lora_id = req.extra_key, getattr(req, "lora_id", None)
+    return extra_key.removesuffix(lora_id) if extra_key and lora_id else extra_key
+
+
+_CLIENTS_KEY = "canopy_clients_key"
+
+
+def keep_adapters_apart(req: Any) -> None:
+    """Give a new SGLang ``Req`` an extra key that is equal for equal adapters and tenants alone.
+
+    For every request of a server with adapters, those of the model alone included. A key of the
+    client's gets a slash at its end, which ids of adapters (hex digits) do not have: whether there
+    is one, and what is behind the last, tells the key from the id.
+    """
+    own, lora_id = _clients_key(req) or None, getattr(req, "lora_id", None)
+    setattr(req, _CLIENTS_KEY, own)
+    req.extra_key = f"{own}/{lora_id or ''}" if own else lora_id
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:

@@ -27,7 +27,7 @@ BASE = "--model-path /none --device cpu --port {port} "
 LINES = {
     "plain": BASE + "--radix-eviction wa",
     "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
-    "two refused": BASE + "--radix-eviction wa --enable-lmcache --grpc-port 30001",
+    "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
     "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
     "bad option": BASE + "--radix-eviction wa --canopy-session-gate-share 0.5",
     "bad policy's option": BASE
@@ -93,7 +93,7 @@ def test_sglangs_own_policy_is_refused_nothing(reports) -> None:
 def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
     said = of_kind(reports["two refused"], REFUSED)
     assert reports["two refused"]["code"] == 1
-    assert [any(name in one for one in said) for name in ("lmcache", "--grpc-port")] == [True] * 2
+    assert [any(name in one for one in said) for name in ("lmcache", "--use-ray")] == [True] * 2
     assert all("--radix-eviction lru" in one for one in said)
     assert len(said) == 2, "the start's own sentence is one of them"
 

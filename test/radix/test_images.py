@@ -19,9 +19,14 @@ IMAGE = 7
 
 
 def entered(tree: LiveTree, time: float, picture: int | None):
+    """What the policies see of such a prompt."""
+    return entered_req(tree, time, picture).canopy
+
+
+def entered_req(tree: LiveTree, time: float, picture: int | None):
     """A prompt of 8 tokens and an image of 8, as the scheduler takes it in, step by step."""
     tokens = array("q", [1, 2, 3, 4, 5, 6, 8, 9, *[IMAGE] * 8])
-    scheduler = SimpleNamespace(tree_cache=tree.cache)
+    scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
     req = fake_req(tokens, [], {"time": time}, multimodal_inputs=None)
     images = None
     if picture is not None:
@@ -34,7 +39,7 @@ def entered(tree: LiveTree, time: float, picture: int | None):
         req.origin_input_ids = duplicate_pad_mm_input_ids(tokens, images, pad)
         req.multimodal_inputs = images
     arrivals.request_queued(scheduler, req)
-    return req.canopy
+    return req
 
 
 def test_prompts_with_different_images_part_where_the_image_begins() -> None:
@@ -49,3 +54,20 @@ def test_a_prompt_without_images_is_announced_when_it_is_created() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
     assert len(entered(tree, 5.0, None).path) == 4
     assert tree.core.clock.now == 5.0
+
+
+def test_the_kv_of_another_image_is_never_found() -> None:
+    """On the device and, after it was demoted, in host memory: what comes before the image is."""
+    tree = LiveTree(32, "wa", {"block_tokens": 4}, host_tokens=96)
+    cat = entered_req(tree, 0.0, 1)
+    dog = entered_req(tree, 1.0, 2)
+    tree.insert(list(cat.origin_input_ids), cat.canopy)
+    assert tree.match(list(dog.origin_input_ids)) == 8
+    assert tree.match(list(cat.origin_input_ids)) == 16
+    tree.evict(16)
+    tree.settle()
+    assert tree.match(list(cat.origin_input_ids)) == 0
+    assert tree.load_back(list(dog.origin_input_ids)) == 8
+    assert tree.match(list(dog.origin_input_ids)) == 8
+    assert tree.load_back(list(cat.origin_input_ids)) == 8
+    assert tree.match(list(cat.origin_input_ids)) == 16

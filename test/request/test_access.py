@@ -97,7 +97,10 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     @contextlib.contextmanager
     def start(
-        api_key: str | None = None, admin_api_key: str | None = None, hints: str = "on"
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        hints: str = "on",
+        worker: bool = False,
     ) -> Iterator[Http]:
         app, manager = FastAPI(), Manager()
         monkeypatch.setattr(entry, "hint_rule", entry.hint_rule)  # add_routes sets another
@@ -113,9 +116,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             _canopy_client_hints=hints,
             **{options.ATTRIBUTE: options.Options()},
         )
-        routes.add_routes(server_args)
+        if worker:  # SGLang adds no middleware there
+            routes.add_worker_routes(server_args)
+        else:
+            routes.add_routes(server_args)
         chunk_routes.add_routes(server_args, options.Options())
-        if api_key or admin_api_key:
+        if (api_key or admin_api_key) and not worker:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         listening = server.config.bind_socket()
@@ -130,6 +136,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             listening.close()
 
     return start
+
+
+def test_a_tokenizer_worker_checks_the_administrators_key(serve: Serve) -> None:
+    with serve(admin_api_key=ADMIN, worker=True) as http:
+        assert admitted(http, CHANGES, None) == {False}
+        assert admitted(http, CHANGES, ADMIN) == {True}
 
 
 def admitted(http: Http, routes: tuple[tuple[str, str], ...], key: str | None) -> set[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from sglang_canopy.config.refusals import (
     CHUNKS,
     COPY_AHEAD,
     GATE,
+    HTTP_APPS,
     POLICIES,
     QUEUE,
     REFUSALS,
@@ -68,13 +70,9 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
         ("enable_lmcache", True),
         ("enable_flexkv", True),
         ("enable_unified_cache_external_linker", True),
-        ("speculative_algorithm", "EAGLE"),
         ("enable_streaming_session", True),
-        ("disaggregation_mode", "prefill"),
-        ("tokenizer_worker_num", 4),
+        ("disaggregation_mode", "decode"),
         ("use_ray", True),
-        ("grpc_mode", True),
-        ("grpc_port", 30001),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
@@ -130,12 +128,42 @@ def test_sglangs_switch_that_keeps_duplicates_is_refused() -> None:
     assert unsupported(POLICIES, supported(), environment={name: "1"}) is None
 
 
-@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_GRPC_PORT"])
+@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
 def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
-    refusal = unsupported(POLICIES, supported(grpc_port=None), environment={name: "1"})
+    refusal = unsupported(POLICIES, supported(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
     assert unsupported(POLICIES, supported(), environment={"SGLANG_RUST_SERVER": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("tokenizer_worker_num", 2), ("smg_grpc_mode", True), ("grpc_port", 1)]
+)
+def test_the_session_gate_is_refused_where_policies_are_not(option: str, value: object) -> None:
+    given = supported(**{option: value})
+    assert unsupported(POLICIES, given, environment={}) is None
+    refusal = unsupported(GATE, given, environment={})
+    assert refusal is not None
+    assert "--canopy-session-gate" in refusal
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "then"),
+    [(1, None, None), (2, None, HTTP_APPS[1]), (2, HTTP_APPS[0], HTTP_APPS[1]), (2, "a:b", "a:b")],
+)
+def test_workers_import_our_application_unless_the_operator_names_one(
+    monkeypatch: pytest.MonkeyPatch, workers: int, given: str | None, then: str | None
+) -> None:
+    from sglang_canopy.server import tokenizer_workers
+
+    monkeypatch.setenv(tokenizer_workers.VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(tokenizer_workers.VARIABLE)
+    if given is not None:
+        monkeypatch.setenv(tokenizer_workers.VARIABLE, given)
+    tokenizer_workers.use_our_application(supported(tokenizer_worker_num=workers))
+    assert os.environ.get(tokenizer_workers.VARIABLE) == then
+    refused = unsupported(POLICIES, supported()) is not None
+    assert refused == (then not in (None, *HTTP_APPS))
 
 
 def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:

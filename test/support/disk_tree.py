@@ -79,10 +79,10 @@ class DiskTree(LiveTree):
         self.insert(tokens, request)
         return hit
 
-    def fetch(self, tokens: list[int]) -> int:
+    def fetch(self, tokens: list[int], extra: str | None = None) -> int:
         """Read what the disk has of a path into the host pool. Returns the tokens read."""
         cache = self.cache
-        key = RadixKey(array("q", tokens), None)
+        key = RadixKey(array("q", tokens), extra)
         hit = cache.match_prefix(MatchPrefixParams(key=key))
         anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
         if not (cache.is_root(anchor) or cache.is_backuped(anchor)):
@@ -94,6 +94,7 @@ class DiskTree(LiveTree):
             array("q", tokens[matched:]),
             cache.get_last_hash_value(anchor),
             matched_prefix_tokens=array("q", tokens[:matched]),
+            extra_key=extra,
         )
         if handle not in cache.ongoing_prefetch:
             return 0
@@ -103,14 +104,14 @@ class DiskTree(LiveTree):
         self._drain(n_release=cache.cache_controller.host_mem_release_queue.qsize())
         return cache.pop_prefetch_loaded_tokens(handle)
 
-    def keys(self, tokens: list[int]) -> list[str]:
+    def keys(self, tokens: list[int], extra: str | None = None) -> list[str]:
         """SGLang's names of the pages of a path."""
-        key = RadixKey(array("q", tokens), None).page_aligned(self.page_size)
+        key = RadixKey(array("q", tokens), extra).page_aligned(self.page_size)
         return get_storage_hash_str(key, None, page_size=self.page_size)
 
-    def on_disk(self, tokens: list[int]) -> int:
+    def on_disk(self, tokens: list[int], extra: str | None = None) -> int:
         """Tokens of the path that the disk has."""
-        return self.store.leading(self.keys(tokens)) * self.page_size
+        return self.store.leading(self.keys(tokens, extra)) * self.page_size
 
     def close(self) -> None:
         """What the server does when it ends."""

@@ -38,7 +38,8 @@ _rids = itertools.count()
 class LiveTree:
     """The tree, its allocator, and the few calls a scheduler makes.
 
-    ``policy`` is a Canopy policy's name; with ``core`` ("python" or "rust") it is SGLang's.
+    ``policy`` is a Canopy policy's name; with ``core`` ("python" or "rust") it is SGLang's. With
+    ``pairs`` keys are of token pairs, as under EAGLE: n tokens are n - 1 of them.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LiveTree:
         tiers: TierOptions | None = None,
         storage: dict[str, Any] | None = None,
         sessions: bool = False,
+        pairs: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -94,7 +96,9 @@ class LiveTree:
             eviction_policy=policy,
             eviction_policy_config=config,
             enable_session_radix_cache=sessions,
+            is_eagle=pairs,
         )
+        self.pairs = pairs
         if core is None:
             install_core()
             prepare(params, tiers)
@@ -123,9 +127,15 @@ class LiveTree:
     def made(self, time: float, **fields: Any) -> LiveRequest:
         return LiveRequest(time=time, **fields)
 
-    def insert(self, tokens: list[int], request: Request | None = None, salt: str | None = None):
+    def insert(
+        self,
+        tokens: list[int],
+        request: Request | None = None,
+        salt: str | None = None,
+        extra: str | None = None,
+    ):
         """Insert ``tokens`` as freshly computed KV; evicts to make room. Returns the result."""
-        key = RadixKey(array("q", tokens), None, cache_salt=salt).page_aligned(self.page_size)
+        key = self.key(tokens, salt, extra).page_aligned(self.page_size)
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         lock = self.cache.lock(hit.last_device_node)
         need = len(key) - hit.device_prefix_len
@@ -144,6 +154,14 @@ class LiveTree:
         self.settle()
         return result
 
+    def key(self, tokens: list[int], salt: str | None = None, extra: str | None = None) -> RadixKey:
+        """The key of a path, as the scheduler makes it."""
+        return RadixKey(array("q", tokens), extra, self.pairs, cache_salt=salt)
+
+    def asked(self, tokens: list[int]) -> MatchPrefixParams:
+        """A look-up of a path."""
+        return MatchPrefixParams(key=self.key(tokens))
+
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
         """What a forward pass writes: here every token's KV is its own id."""
         pool = self.allocator.get_kvcache()
@@ -152,14 +170,14 @@ class LiveTree:
 
     def kv(self, tokens: list[int]) -> list[int]:
         """The device's KV of the cached part of a path, as token ids."""
-        hit = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
+        hit = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens)))
         core, pool = self.core, self.allocator.get_kvcache()
         slots = core.collect_full_device_indices(hit.last_device_node, core.root_node.id)
         return pool.v_buffer[0][slots][:, -1, -1].int().tolist()
 
-    def match(self, tokens: list[int], salt: str | None = None) -> int:
+    def match(self, tokens: list[int], salt: str | None = None, extra: str | None = None) -> int:
         """Tokens of the longest cached prefix."""
-        key = RadixKey(array("q", tokens), None, cache_salt=salt)
+        key = self.key(tokens, salt, extra)
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
 
     def settle(self) -> None:
@@ -169,9 +187,9 @@ class LiveTree:
             UnifiedRadixCache.writing_check(self.cache, write_back=True)
             self.cache.loading_check()
 
-    def load_back(self, tokens: list[int]) -> int:
+    def load_back(self, tokens: list[int], extra: str | None = None) -> int:
         """Bring the host-resident part of a prefix back to the device. Returns tokens loaded."""
-        key = RadixKey(array("q", tokens), None)
+        key = self.key(tokens, extra=extra)
         hit = self.cache.match_prefix(MatchPrefixParams(key=key))
         if hit.host_hit_length == 0:
             return 0

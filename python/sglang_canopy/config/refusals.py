@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
-TIERS = "tiers"
+TIERS, DISK = "tiers", "disk"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-host copies ahead of eviction, the order of the queue, and tiers below the device. The last four
-need one of the policies and are refused where they are."""
+host copies ahead of eviction, the order of the queue, tiers below the device, and the disk tier. All
+but the reuse of documents need one of the policies and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
@@ -24,8 +24,13 @@ _WITHOUT = {
     COPY_AHEAD: "leave out --canopy-copy-ahead",
     QUEUE: "leave out --canopy-queue-order",
     TIERS: "leave out --enable-hierarchical-cache",
+    DISK: "leave out --hicache-storage-backend canopy",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
+_NO_TICK = "takes requests where nobody tells the session gate the time"
+HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.http_worker:app")
+"""SGLang's own HTTP application, and the one that Canopy has its workers import."""
+_DISAGGREGATED = "--disaggregation-mode {} is not verified"
 _TRUE = ("1", "true", "yes", "y")
 """What SGLang takes for true in a variable."""
 
@@ -54,6 +59,8 @@ class Refusal:
     """Why the order of the queue cannot."""
     tiers: str | None = None
     """Why host memory and the disk below the device cannot."""
+    disk: str | None = None
+    """Why the disk tier cannot."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -89,8 +96,11 @@ REFUSALS = (
     Refusal("radix_cache_backend", "--radix-cache-backend chooses another cache"),
     Refusal(
         "speculative_algorithm",
-        "speculative decoding keys the tree by token pairs",
-        "speculative decoding keeps KV of a second model",
+        chunks="speculative decoding keeps KV of a second model",
+        disk="speculative decoding keeps KV of a second model, which pages on disk do not have",
+        gate="speculative decoding is not verified",
+        copy_ahead="speculative decoding is not verified",
+        queue="speculative decoding is not verified",
     ),
     _for_both("enable_lmcache", "--enable-lmcache brings its own cache"),
     Refusal("enable_flexkv", "--enable-flexkv brings its own cache"),
@@ -108,19 +118,27 @@ REFUSALS = (
         "enable_encoder_swa_bounded_replay", chunks="the encoder replay rewrites the same batches"
     ),
     Refusal("use_ray", "--use-ray starts processes that load no plugins"),
-    Refusal("grpc_mode", f"--grpc-mode {_BYPASSES}"),
-    Refusal("smg_grpc_mode", f"--smg-grpc-mode {_BYPASSES}"),
+    Refusal("grpc_mode", gate=f"--grpc-mode {_NO_TICK}"),
+    Refusal("smg_grpc_mode", gate=f"--smg-grpc-mode {_NO_TICK}"),
     Refusal(
         "grpc_port",
-        "--grpc-port {}: SGLang's own gRPC server is not verified",
         refused=_other_than(),
         variable="SGLANG_GRPC_PORT",
+        gate="--grpc-port {}: gRPC clients are not told when to come back",
     ),
-    _for_both(
+    Refusal(
         "tokenizer_worker_num",
-        "--tokenizer-worker-num {} starts HTTP workers that load no plugins",
-        _above_one,
+        chunks="--tokenizer-worker-num {}: the workers do not share what they know of documents",
+        refused=_above_one,
         instead="use 1",
+        gate="--tokenizer-worker-num {}: the workers do not share what they know of sessions",
+    ),
+    Refusal(
+        None,
+        "SGLANG_HTTP_SERVER_APP_PATH={} names an HTTP application that loads no plugins",
+        refused=lambda value: value not in (None, *HTTP_APPS),
+        variable="SGLANG_HTTP_SERVER_APP_PATH",
+        instead="unset that variable",
     ),
     Refusal(
         "pp_size",
@@ -145,10 +163,15 @@ REFUSALS = (
         chunks="quantised weights are not supported yet",
         instead="serve the model unquantised",
     ),
-    _for_both(
+    Refusal(
         "disaggregation_mode",
-        "--disaggregation-mode {} is not verified",
-        _other_than("null"),
+        "--disaggregation-mode decode keeps SGLang's own order",
+        refused=lambda mode: mode == "decode",
+    ),
+    Refusal(
+        "disaggregation_mode",
+        refused=_other_than("null"),
+        **dict.fromkeys((CHUNKS, GATE, COPY_AHEAD, QUEUE, DISK), _DISAGGREGATED),
     ),
     Refusal(
         "hicache_write_policy",

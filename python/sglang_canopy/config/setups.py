@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, POLICIES, TIERS, unsupported
+from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, TIERS, unsupported
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
 the start stops with the reason; nothing refuses it, and nobody has tried it."""
 
-PARTS = ("device", "host", "disk", "chunks")
+FEATURES = {
+    "device": (POLICIES,),
+    "host": (POLICIES, TIERS),
+    "disk": (POLICIES, TIERS, DISK),
+    "chunks": (CHUNKS,),
+}
+"""What may be refused of each part."""
+PARTS = tuple(FEATURES)
 """Policies on the device, host memory and the disk, and reuse of documents' KV."""
 
 
@@ -59,8 +66,7 @@ class Setup:
 
 def refused(part: str, configured: Any) -> str | None:
     """Why ``part``, of ``PARTS``, cannot run with ``configured``; ``None`` if it can."""
-    features = {"device": (POLICIES,), "chunks": (CHUNKS,)}.get(part, (POLICIES, TIERS))
-    reasons = (unsupported(feature, configured, environment={}) for feature in features)
+    reasons = (unsupported(feature, configured, environment={}) for feature in FEATURES[part])
     return next((why for why in reasons if why is not None), None)
 
 
@@ -85,10 +91,14 @@ _TIERS = _served(
     "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
 )
 _TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _cache(
-    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
-)
+_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
+_STAGES = _served("test_pipeline_stages.py::test_stages_evict_alike_and_say_the_same")
 
+_USUAL = _served(
+    "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
+)
+_LORA = _served("test_lora_served.py::test_adapters_answer_alike_and_never_share_kv")
+_RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_write_a_stamp")
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
 _HYBRID = _cache(
@@ -135,12 +145,14 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
+        _STAGES,
+        _STAGES,
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
         applies=_above(1),
     ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, disk=_MLA),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
     Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
@@ -151,12 +163,15 @@ SETUPS = (
         _cache(
             "radix/test_images.py::test_prompts_with_different_images_part_where_the_image_begins"
         ),
+        _cache("radix/test_images.py::test_the_kv_of_another_image_is_never_found"),
     ),
     Setup(
         "LoRA adapters",
         "enable_lora",
         True,
-        disk=_cache("storage/test_namespace.py::test_an_adapter_is_known_by_its_content"),
+        _LORA,
+        _LORA,
+        _LORA,
     ),
     Setup(
         "pages of 1 token",
@@ -184,13 +199,14 @@ SETUPS = (
         "pages of 64 tokens",
         "page_size",
         64,
-        _cache("server/test_queue_in_scheduler.py::test_answers_survive_retraction"),
+        _USUAL,
         applies=_is(64),
     ),
     Setup(
         "the overlap schedule",
         "overlap_schedule",
         True,
+        _USUAL,
         chunks=_served(
             "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
@@ -207,6 +223,7 @@ SETUPS = (
         "`--enable-mixed-chunk`",
         "enable_mixed_chunk",
         True,
+        _USUAL,
         chunks=_served(
             "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
         ),
@@ -217,18 +234,43 @@ SETUPS = (
         True,
         _served("test_queue_order.py::test_short_ones_overtake_and_priorities_go_first"),
     ),
-    Setup("structured output", "structured_output", True),
-    Setup("speculative decoding", "speculative_algorithm", "EAGLE"),
+    Setup("structured output", "structured_output", True, _USUAL),
     Setup(
-        "`--disaggregation-mode`",
+        "`sglang.Engine` in Python",
+        "engine",
+        True,
+        _served("test_setups_served.py::test_an_engine_in_python_stamps_learns_and_says_the_same"),
+    ),
+    Setup(
+        "speculative decoding",
+        "speculative_algorithm",
+        "EAGLE",
+        _cache("radix/test_token_pairs.py::test_random_work_on_two_tiers_keeps_every_slot"),
+        _cache("radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host"),
+    ),
+    Setup(
+        "`--disaggregation-mode prefill`",
         "disaggregation_mode",
         "prefill",
-        applies=_is("prefill", "decode"),
+        _cache("radix/test_prefill_side.py::test_the_next_turn_tells_what_the_output_was"),
+        applies=_is("prefill"),
     ),
-    Setup("`--grpc-port`", "grpc_port", 30001),
-    Setup("`--grpc-mode`", "grpc_mode", True),
-    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True),
-    Setup("`--tokenizer-worker-num` above 1", "tokenizer_worker_num", 2, applies=_above(1)),
+    Setup("`--disaggregation-mode decode`", "disaggregation_mode", "decode", applies=_is("decode")),
+    Setup(
+        "`--grpc-port`",
+        "grpc_port",
+        30001,
+        _served("test_grpc_port.py::test_chats_over_grpc_are_stamped_and_answered_alike"),
+    ),
+    Setup("`--grpc-mode`", "grpc_mode", True, _RECEIVED),
+    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, _RECEIVED),
+    Setup(
+        "`--tokenizer-worker-num` above 1",
+        "tokenizer_worker_num",
+        2,
+        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
+        applies=_above(1),
+    ),
     Setup("`--use-ray`", "use_ray", True),
     Setup("`--enable-streaming-session`", "enable_streaming_session", True),
     Setup("`--enable-session-radix-cache`", "enable_session_radix_cache", True),

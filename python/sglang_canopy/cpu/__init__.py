@@ -1,4 +1,4 @@
-"""SGLang on a CPU: attention over new tokens only, short convolutions, and HiCache without CUDA.
+"""SGLang on a CPU: attention over new tokens only, short convolutions, HiCache and LoRA without CUDA.
 
 The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
 this package is imported. The import stand-ins are a distribution of their own, in
@@ -20,7 +20,12 @@ _POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
 _HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
 _CONV = "sglang.srt.layers.attention.mamba.causal_conv1d"
+_MLA_HOST = "sglang.srt.mem_cache.pool_host.mla"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
+_MLA_FORMS = (
+    "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.register"
+)
+_LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
 # What is replaced or relied on, and the parameters it must have: a release that moved one is
@@ -52,8 +57,12 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("x", "conv_state", "weight", "bias", "activation", "cache_seqlens"),
         *("conv_state_indices", "pad_slot_id"),
     ),
+    f"{_MLA_HOST}.MLATokenToKVPoolHost.load_to_device_per_layer": ("io_backend",),
+    f"{_MLA_HOST}.MLATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
+    _MLA_FORMS: ("backend_name", "handler_func"),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
+    _LORA: ("base_model", "lora_backend"),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
     "sglang.srt.arg_groups.overrides.resolving_view": (),
 }
@@ -84,19 +93,21 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_canopy.cpu import hicache, short_conv
+    from sglang_canopy.cpu import hicache, lora, short_conv
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
     HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
+    HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
     short_conv.stand_in_for_kernels()
     for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
         HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
-    module = importlib.import_module(_MHA_HOST)
-    for transfer in hicache.TRANSFERS:
-        if not hasattr(module, transfer.__name__):
-            setattr(module, transfer.__name__, transfer)
+    for name in (_MHA_HOST, _MLA_HOST):
+        module = importlib.import_module(name)
+        for transfer in hicache.TRANSFERS:
+            if not hasattr(module, transfer.__name__):
+                setattr(module, transfer.__name__, transfer)
     pool = importlib.import_module(_POOL_BASE)
     pool.HICACHE_HOST_MEMORY_RESERVE_BYTES = hicache.RESERVE_BYTES  # type: ignore[attr-defined]
     _installed = True
@@ -146,8 +157,11 @@ def _check_environment() -> None:
 
 
 def _new_tokens_backend(runner: Any) -> Any:
+    from sglang_canopy.cpu import mla
     from sglang_canopy.cpu.attention import NewTokensAttnBackend
 
+    if getattr(runner, "use_mla_backend", False):
+        mla.absorb()
     return NewTokensAttnBackend(runner)
 
 

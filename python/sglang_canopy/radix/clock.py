@@ -15,6 +15,7 @@ class RequestClock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def advance(self, time: float) -> None:
-        """A request was stamped ``time``; the clock never goes back."""
+    def advance(self, time: float) -> float:
+        """A request was stamped ``time``; the clock never goes back. Returns what it shows."""
         self.now = max(self.now, time)
+        return self.now

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.policy.cut import tokens_kept
+from sglang_canopy.radix.adapter_counts import AdapterCounts
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.copied_core import CopiedCore
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
@@ -57,6 +58,7 @@ class CanopyTreeCore(CopiedCore):
         self.shortfall: Scoped[Callable[[], int]] = Scoped()
         """Tokens that the allocation lacks for which SGLang walks over victims."""
         self.conversations = Conversations(self)
+        self.adapters = AdapterCounts()
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -85,12 +87,10 @@ class CanopyTreeCore(CopiedCore):
             return
         complete(request, req)
         self.finish(request)
-        self.counters.served(
-            request.label or request.category,
-            request.prompt_tokens,
-            (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
-            request.tenant,
-        )
+        hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
+        label = request.label or request.category
+        self.counters.served(label, request.prompt_tokens, hits, request.tenant)
+        self.adapters.served(getattr(req, "canopy_adapter", None), request.prompt_tokens, hits)
 
     def arrive(self, request: LiveRequest) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""
@@ -98,7 +98,8 @@ class CanopyTreeCore(CopiedCore):
         # it had then: the simulator, which serves one request at a time, does the same.
         self.evictable_device_leaves.admit_pending()
         self.evictable_host_leaves.admit_pending()
-        self.clock.advance(request.time)
+        # Requests of several HTTP processes, and long prompts, may come later than younger ones.
+        request.time = self.clock.advance(request.time)
         self.disk.request_arrived(request.epoch)
         if self.ttl_window is not None:
             table = self.ttl_window.request_arrived(self.clock.now, self.disk.capacity)

@@ -82,12 +82,19 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
 
 
 def complete(request: LiveRequest, req: Req) -> None:
-    """Write into ``request`` how ``req`` ended: its output, cached tokens and stop reason."""
+    """Write into ``request`` how ``req`` ended: its output, cached tokens and stop reason.
+
+    A server that only prefills (``--disaggregation-mode prefill``) knows neither output nor stop
+    reason: what the client said of them counts, and the next turn shows the rest.
+    """
     request.done = True
-    output = list(req.output_ids)
+    elsewhere = _goes_on_elsewhere(req)
+    output = [] if elsewhere else list(req.output_ids)
     request.output_tokens = len(output)
     request.cached_tokens = req.cached_tokens
-    request.stop = request.stop_hint or _stop_reason(req, request, output)
+    request.stop = request.stop_hint
+    if request.stop is None and not elsewhere:
+        request.stop = _stop_reason(req, request, output)
     covered = len(request.path) * request.block_tokens
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 
@@ -101,6 +108,17 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
         path.append(chain)
     request.hash = chain
+
+
+def _goes_on_elsewhere(req: Req) -> bool:
+    """Whether SGLang handed ``req`` to a decode server: it says so with a length of 0, though the
+    first token is computed."""
+    reason = req.finished_reason
+    return (
+        type(reason).__name__ == "FINISH_LENGTH"
+        and getattr(reason, "length", None) == 0
+        and len(req.output_ids) > 0
+    )
 
 
 def _stop_reason(req: Req, request: LiveRequest, output: list[int]) -> str:

@@ -8,10 +8,14 @@ from sglang_canopy.chunk.server import hooks as chunk_hooks
 from sglang_canopy.request.hints import KEY, unpack
 from sglang_canopy.server import queue
 from sglang_canopy.server.session_gate import gate_of, time_told
+from sglang_canopy.tenant import keep_adapters_apart
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler._create_generation_req``."""
+    if scheduler.enable_lora and _core(scheduler) is not None:
+        keep_adapters_apart(req)
+        req.canopy_adapter = recv_req.lora_name
     # Images become tokens of their own a little later: until then all images look alike.
     if recv_req.mm_inputs is None:
         _announce(scheduler, req)

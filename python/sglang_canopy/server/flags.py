@@ -17,7 +17,7 @@ from sglang_canopy.config import declared
 from sglang_canopy.config.declared import declare, from_args, option_of
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.queue import QueueFlags
-from sglang_canopy.config.refusals import COPY_AHEAD, unsupported
+from sglang_canopy.config.refusals import COPY_AHEAD, DISK, unsupported
 from sglang_canopy.config.tiers import (
     OTHERS,
     PolicyChoice,
@@ -144,6 +144,10 @@ def _check(
         raise CanopyError(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
         )
+    if storage:
+        refusal = unsupported(DISK, server_args)
+        if refusal:
+            raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
     unused = [name for name in ("ttl", "host_ttl") if getattr(tiers, name) is not None]
     if unused and not server_args.enable_hierarchical_cache:
         logger.warning("the plan's %s act on tiers that this server lacks", " and ".join(unused))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
-from sglang_canopy.server import entry
+from sglang_canopy.server import entry, tokenizer_workers
 from sglang_canopy.server.access_log import hide_queries
 from sglang_canopy.server.gate_http import Refusals
 from sglang_canopy.server.session_gate import TIME_KEY
@@ -36,11 +37,31 @@ _status_folder: Any = None
 
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
-    from sglang.srt.entrypoints.http_server import app
-
     global _status_folder
     _status_folder = status_file.make_folder()
     new_shown_key()
+    tokenizer_workers.use_our_application(server_args)
+    _add(server_args)
+
+
+def add_worker_routes(server_args: Any) -> None:
+    """The same in a tokenizer worker, which inherits the folder and the key of shown tenants.
+
+    SGLang checks no keys in its workers: here its own check is added for the administrator's, or
+    Canopy's routes would be open to all.
+    """
+    from sglang.srt.entrypoints.http_server import app
+
+    if server_args.admin_api_key:
+        from sglang.srt.utils.auth import add_api_key_middleware
+
+        add_api_key_middleware(app, api_key=None, admin_api_key=server_args.admin_api_key)
+    _add(server_args)
+
+
+def _add(server_args: Any) -> None:
+    from sglang.srt.entrypoints.http_server import app
+
     hide_queries()
     entry.hint_rule = client_hints.rule_of(server_args)
     gate = getattr(server_args, GATE_NOTE, None)
@@ -57,6 +78,7 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
             "client_hints": entry.hint_rule.mode,
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
+            "process": os.getpid(),
             "ranks": status_file.read_all(),
         }
 

@@ -14,6 +14,7 @@ from sglang_canopy.server import (
     entry,
     gate_http,
     queue,
+    received,
     routes,
     session_gate,
 )
@@ -76,6 +77,14 @@ SEAMS = (
         _build_cache,
         ("ctx",),
         "our cache, where the policy is ours; the same checks again",
+    ),
+    Seam(
+        _SRT
+        + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
+        "after",
+        received.requests_received,
+        ("self",),
+        "requests that came past the HTTP entry are stamped on the rank that receives them",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._create_generation_req",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -27,24 +26,11 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
+from sglang_canopy.telemetry import adapter_series
+from sglang_canopy.telemetry.metric import Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One series: what ``docs/reference/metrics.md`` says of it, and what Prometheus is told."""
-
-    name: str
-    """Without the ``canopy:`` before it. A counter's ends in ``_total``."""
-    kind: str
-    """``counter``, ``gauge`` or ``histogram``. The client's own histogram takes one observation at
-    a time; ours counts millions of tokens at once, so its ``_bucket``, ``_sum`` and ``_count`` are
-    gauges to the client. PromQL's ``histogram_quantile`` and ``rate`` read them alike."""
-    labels: tuple[str, ...]
-    """Its own labels, beside ``RANK_LABEL`` and the operator's (``--extra-metric-labels``)."""
-    meaning: str
 
 
 MAX_SERIES = 4 * MAX_CATEGORIES
@@ -151,6 +137,7 @@ METRICS = (
         "tokens next in line for eviction that are to have a copy (`wanted`) and that have one "
         "(`covered`)",
     ),
+    *adapter_series.METRICS,
     Metric(
         "rank_disagreements_total",
         "counter",
@@ -239,6 +226,7 @@ class Metrics:
         self._update_copies(status.get("copy_ahead"))
         for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
             self._count("queue_let_in_total", requests, by)
+        adapter_series.update(self._count, status)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 

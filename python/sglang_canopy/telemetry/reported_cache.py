@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.keep import Keeps, TokenBudget
+from sglang_canopy.radix.adapter_counts import AdapterCounts
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.ttl.table import TTLTable
 
@@ -76,6 +77,9 @@ class ReportedTree(Protocol):
 
     @property
     def counters(self) -> Counters: ...
+
+    @property
+    def adapters(self) -> AdapterCounts: ...
 
     @property
     def page_size(self) -> int: ...

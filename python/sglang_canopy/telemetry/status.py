@@ -96,6 +96,7 @@ class Status:
             "history_point_s": POINT_S,
             "tiers": self._tiers(rows, hits, last_minute[1:], disk),
             "categories": [self._category(row) for row in rows],
+            "adapters": self._adapters(),
             "groups": list(self._groups()),
             "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
             "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
@@ -137,6 +138,18 @@ class Status:
                 "evicted_tokens": {k: n * page for k, n in disk["evicted_pages"].items()},
             }
         return tiers
+
+    def _adapters(self) -> list[dict[str, Any]]:
+        """LoRA adapters in the order of their first use."""
+        return [
+            {
+                "adapter": name,
+                "requests": row.requests,
+                "prompt_tokens": row.prompt_tokens,
+                "hit_tokens": dict(zip(TIERS, row.hits)),
+            }
+            for name, row in list(self.cache.tree_core.adapters.rows.items())
+        ]
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of one token's KV on this rank."""

@@ -1,0 +1,45 @@
+"""LoRA without a GPU: SGLang pins what it copies to the device, which takes CUDA.
+
+On a CPU nothing is copied between memories, so pinning is left out: in the modules of SGLang that
+make pinned tensors for adapters, and in ``Tensor.pin_memory``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+
+MODULES = ("layers", "lora", "mem_pool", "backend.torch_backend")
+"""Of ``sglang.srt.lora``: those that pin where adapters are computed by torch."""
+_FACTORIES = ("tensor", "empty", "zeros", "ones", "full", "arange")
+
+
+class _Unpinned(ModuleType):
+    """torch, whose factories ignore ``pin_memory``."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in _FACTORIES:
+            return found
+
+        def unpinned(*args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("pin_memory", None)
+            return found(*args, **kwargs)
+
+        return unpinned
+
+
+def unpin(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of ``LoRAManager.__init__``: a server with adapters starts."""
+    for name in MODULES:
+        module = importlib.import_module(f"sglang.srt.lora.{name}")
+        module.torch = _Unpinned("torch")  # type: ignore[attr-defined]
+    torch.Tensor.pin_memory = _itself  # type: ignore[method-assign, assignment]
+    return args, kwargs
+
+
+def _itself(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    return tensor

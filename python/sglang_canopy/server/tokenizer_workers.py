@@ -1,0 +1,19 @@
+"""Which HTTP application several tokenizer workers import: SGLang lets a variable name it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang_canopy.config.refusals import HTTP_APPS
+
+VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
+SGLANGS, OURS = HTTP_APPS
+
+
+def use_our_application(server_args: Any) -> None:
+    """Have the workers that this process starts import ``http_worker``, unless the operator has
+    named an application."""
+    workers = getattr(server_args, "tokenizer_worker_num", None) or 1
+    if workers > 1 and os.environ.get(VARIABLE) in (None, "", SGLANGS):
+        os.environ[VARIABLE] = OURS

@@ -1,0 +1,60 @@
+"""SGLang's own gRPC server beside HTTP: its requests are stamped, and say the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sglang_canopy.bench.launch import free_port
+from support.small_models import LLAMA, write_model
+
+CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"
+
+
+def chat(port: int, body: dict[str, Any]) -> bytes:
+    """What the server answers to an OpenAI chat body. The request's only field is that body."""
+    import grpc
+
+    raw = json.dumps(body).encode()
+    size, length = len(raw), b""
+    while size >= 0x80:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream(
+            CHAT, request_serializer=lambda given: given, response_deserializer=lambda got: got
+        )
+        return b"".join(call(b"\x0a" + length + bytes([size]) + raw, timeout=120))
+
+
+@pytest.mark.long
+def test_chats_over_grpc_are_stamped_and_answered_alike(server, smollm2, tmp_path) -> None:
+    pytest.importorskip("grpc")
+    model = write_model(tmp_path / "model", smollm2, LLAMA)
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Plan a walk. " * 30}],
+        "max_tokens": 6,
+        "temperature": 0,
+        "custom_params": {"canopy_category": "agent", "canopy_turn": 2},
+    }
+    said = {}
+    for policy in ("lru", "wa"):
+        port = free_port()
+        options = ("--grpc-port", str(port), "--radix-eviction", policy)
+        with server(model, *options, kv_tokens=1024) as client:
+            first, again = chat(port, body), chat(port, body)
+            over_http = client.post("/v1/chat/completions", body)["choices"][0]["message"]
+            said[policy] = over_http["content"]
+            spoken = json.dumps(over_http["content"]).strip('"').encode()
+            assert spoken in first
+            assert spoken in again
+            if policy == "wa":
+                (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
+                rows = {row["category"]: row["requests"] for row in rank["categories"]}
+                assert rows == {"agent": 3}
+                refused = {**body, "custom_params": {"canopy_turn": -1}}
+                assert b"canopy_turn" in chat(port, refused)
+    assert said["wa"] == said["lru"]

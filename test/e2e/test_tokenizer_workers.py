@@ -1,0 +1,64 @@
+"""Several tokenizer workers: requests, hints and routes through each of them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from support.prompts import token_ids
+from support.small_models import LLAMA, write_model
+
+SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
+"""A worker that imports for longer than SGLang's ten seconds is killed and started anew."""
+WORKERS = ("--tokenizer-worker-num", "2")
+HEADS = [token_ids(200, seed) for seed in (1, 2, 3)]
+
+
+def asked(client: Any) -> list[Any]:
+    """Twenty-four requests on eight connections at a time; each is on one of the workers."""
+
+    def one(number: int) -> Any:
+        fields = {"canopy_category": "agent", "canopy_turn": 2, "canopy_conversation": f"c{number}"}
+        return client.generate(HEADS[number % 3] + token_ids(9, 50 + number), 6, fields)
+
+    with ThreadPoolExecutor(8) as pool:
+        return [answer["output_ids"] for answer in pool.map(one, range(24))]
+
+
+def workers_of(client: Any) -> list[dict[str, Any]]:
+    """The status of each worker, asked until both have answered."""
+    found: dict[int, dict[str, Any]] = {}
+    for _ in range(200):
+        status = json.loads(client.get("/canopy/status"))
+        found[status["process"]] = status
+        if len(found) == 2:
+            break
+    return list(found.values())
+
+
+@pytest.mark.long
+def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path) -> None:
+    model = write_model(tmp_path / "model", smollm2, LLAMA)
+    options = {"environment": SLOW_MACHINE}
+    with server(model, *WORKERS, "--radix-eviction", "lru", kv_tokens=4096, **options) as client:
+        expected = asked(client)
+    with server(model, *WORKERS, "--radix-eviction", "wa", kv_tokens=2048, **options) as client:
+        assert asked(client) == expected
+        statuses = workers_of(client)
+        assert len(statuses) == 2
+        (rank,) = statuses[-1]["ranks"]
+        agents = [row for row in rank["categories"] if row["category"].startswith("agent")]
+        assert sum(row["requests"] for row in agents) == 24
+        for turn in range(4):  # whichever worker a connection gets
+            old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
+            client.flush()
+            client.generate(old, custom_params={"canopy_conversation": f"old{turn}"})
+            client.generate(ended, custom_params={"canopy_conversation": f"ended{turn}"})
+            client.post("/canopy/hint", {"conversation": f"ended{turn}", "over": True})
+            client.generate(token_ids(1400, 33 + 10 * turn))
+            assert client.cached(old)["total"] > 400
+            assert client.cached(ended)["total"] < 250
+        assert "Traceback" not in client.server.log_text()

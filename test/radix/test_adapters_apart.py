@@ -1,0 +1,136 @@
+"""Requests with different LoRA adapters never find each other's KV, on any tier."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from uuid import uuid5
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from sglang.srt.lora.lora_registry import NAMESPACE_URL
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_canopy.radix.adapter_counts import MAX_ADAPTERS, AdapterCounts
+from sglang_canopy.radix.counters import OTHER
+from sglang_canopy.server import arrivals
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.status import Status
+from sglang_canopy.tenant import keep_adapters_apart, tenant_of, tenant_of_req
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree
+
+LAW, TAX = (uuid5(NAMESPACE_URL, name).hex for name in ("law", "tax"))
+TOKENS = list(range(100, 116))
+FORGED = (LAW, f"/{LAW}", f"{LAW}/", "a", "a/", f"a{LAW}", f"a/{LAW}", f"a/{LAW}/", "", None)
+"""Keys that a client may send in the hope to meet the KV of an adapter."""
+
+
+def req(
+    extra_key: str | None = None, lora_id: str | None = None, salt: str | None = None, **more
+) -> Req:
+    """SGLang's own ``Req``, as its scheduler makes it."""
+    params = SamplingParams(temperature=0, max_new_tokens=1)
+    made = Req("r", "", array("q", TOKENS), params, extra_key=extra_key, lora_id=lora_id, **more)
+    made.cache_salt = salt
+    return made
+
+
+def entered(tree: LiveTree, adapter: str | None = None, extra_key: str | None = None) -> Req:
+    made = req(extra_key, {"law": LAW, "tax": TAX, None: None}[adapter])
+    scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=True)
+    arrivals.request_created(made, scheduler, SimpleNamespace(mm_inputs=None, lora_name=adapter))
+    return made
+
+
+KEYS = st.one_of(st.sampled_from(FORGED), st.text(max_size=5), st.just(TAX))
+
+
+@given(st.lists(st.tuples(KEYS, st.sampled_from((LAW, TAX, None))), min_size=2, max_size=8))
+def test_keys_are_equal_for_equal_adapters_and_tenants_alone(who) -> None:
+    namespaces, tenants = {}, {}
+    for key, adapter in who:
+        made = req(key, adapter)
+        keep_adapters_apart(made)
+        assert tenant_of_req(made) == tenant_of(key, None)
+        same = namespaces.setdefault(made.extra_key, (key or None, adapter))
+        assert same == (key or None, adapter)
+        tenants.setdefault(key or None, set()).add(tenant_of_req(made))
+    assert all(len(names) == 1 for names in tenants.values())
+
+
+def test_sglangs_own_key_can_be_forged() -> None:
+    """The reason for all this; when it fails, SGLang has mended it."""
+    assert req(LAW).extra_key == req(None, LAW).extra_key
+
+
+def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
+    tree = DiskTree(tmp_path, tokens=16, host_tokens=64)
+    who = [("law", None), ("tax", None), (None, None), (None, LAW), ("law", TAX)]
+    keys = []
+    for time, (adapter, extra_key) in enumerate(who):  # each evicts the one before to the host
+        made = entered(tree, adapter, extra_key)
+        keys.append(made.extra_key)
+        assert tree.match(TOKENS, extra=made.extra_key) == 0
+        assert tree.fetch(TOKENS, made.extra_key) == 0
+        assert tree.load_back(TOKENS, made.extra_key) == 0
+        made.canopy.time = float(time)
+        made.canopy.done = True
+        tree.insert(TOKENS, made.canopy, extra=made.extra_key)
+    assert len(set(keys)) == len(who)
+    assert tree.load_back(TOKENS, keys[-2]) == len(TOKENS)  # from the host
+    tree.close()
+    again = DiskTree(tmp_path, tokens=16, host_tokens=64)
+    assert again.on_disk(TOKENS, keys[0]) == len(TOKENS)
+    assert again.on_disk(TOKENS, f"{TAX}{LAW}") == 0
+    again.close()
+
+
+def test_policies_learn_adapters_apart() -> None:
+    tree = LiveTree(64, "wa", {"block_tokens": 4})
+    law, tax, base, forged = (
+        entered(tree, *who).canopy.path for who in (("law",), ("tax",), (None,), (None, LAW))
+    )
+    assert len({law[0], tax[0], base[0], forged[0]}) == 4
+    assert entered(tree, "law").canopy.path == law
+
+
+def test_a_server_without_adapters_leaves_keys_as_they_are() -> None:
+    tree = LiveTree(64)
+    made = req("a/")
+    scheduler = SimpleNamespace(tree_cache=tree.cache, enable_lora=False)
+    arrivals.request_created(made, scheduler, SimpleNamespace(mm_inputs=None, lora_name=None))
+    assert made.extra_key == "a/"
+    assert tenant_of_req(made) == tenant_of("a/", None)
+
+
+def test_adapters_have_series_of_their_own() -> None:
+    tree = LiveTree(64)
+    for adapter, hits in (("law", 0), ("law", 8), ("tax", 4), (None, 2)):
+        made = entered(tree, adapter)
+        made.cached_tokens_device = hits
+        tree.core.finish_request(made)
+    registry = CollectorRegistry()
+    status = {**Status(tree.cache, 0).take(0.0), "reporting_s": 0.0}
+    Metrics(0, registry=registry).update(tree.core.counters, status)
+
+    def value(name: str, adapter: str, **labels: str) -> float | None:
+        return registry.get_sample_value(
+            f"canopy:adapter_{name}_total", {"dp_rank": "0", "adapter": adapter, **labels}
+        )
+
+    assert value("requests", "law") == 2
+    assert value("prompt_tokens", "law") == 2 * len(TOKENS)
+    assert value("hit_tokens", "law", tier="device") == 8
+    assert value("hit_tokens", "tax", tier="device") == 4
+    assert [row["adapter"] for row in status["adapters"]] == ["law", "tax"]
+
+
+def test_counts_of_adapters_are_bounded() -> None:
+    counts = AdapterCounts()
+    for number in range(3 * MAX_ADAPTERS):
+        counts.served(f"adapter-{number}", 2, (1, 0, 0))
+    assert len(counts.rows) == MAX_ADAPTERS + 1
+    assert counts.rows[OTHER].requests == 2 * MAX_ADAPTERS

@@ -1,0 +1,66 @@
+"""Policies on a server that only prefills: outputs are another server's, the next turn tells."""
+
+from __future__ import annotations
+
+from array import array
+
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from support.live_tree import LiveTree
+
+PROMPT = list(range(100, 116))
+OUTPUT = list(range(500, 508))
+
+
+def prefilled(
+    tree: LiveTree, tokens: list[int], time: float, reason: object, said: list[int], **stamp
+) -> Req:
+    """A request from its arrival to its end, as the scheduler leaves it."""
+    custom = {"canopy": {"time": time, "category": "chat", **stamp}}
+    params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom)
+    req = Req("r", "", array("q", tokens), params)
+    tree.core.request_of(req)
+    req.output_ids = array("q", said)
+    req.finished_reason = reason
+    tree.core.finish_request(req)
+    tree.insert(tokens, req.canopy)
+    return req
+
+
+def on_prefill(tree: LiveTree, tokens: list[int], time: float, **stamp) -> Req:
+    """SGLang's prefill side: one token computed, a length of 0 when the KV is handed over."""
+    return prefilled(tree, tokens, time, FINISH_LENGTH(length=0), OUTPUT[:1], **stamp)
+
+
+def test_a_handed_over_request_did_not_stop_at_a_length() -> None:
+    tree = LiveTree(64, "wa", {"block_tokens": 4})
+    request = on_prefill(tree, PROMPT, 1.0).canopy
+    assert request.stop is None
+    assert request.output_tokens == 0
+    assert len(request.path) == len(PROMPT) // 4
+    alone = prefilled(tree, PROMPT, 2.0, FINISH_LENGTH(length=8), OUTPUT).canopy
+    assert (alone.stop, alone.output_tokens) == ("length", 8)
+
+
+def test_what_the_client_says_of_the_end_counts() -> None:
+    tree = LiveTree(64, "wa", {"block_tokens": 4})
+    assert on_prefill(tree, PROMPT, 1.0, stop="tool").canopy.stop == "tool"
+
+
+def test_the_next_turn_tells_what_the_output_was() -> None:
+    """It is a return of the conversation here as it is on a server that does both."""
+    seen = {}
+    for side in ("prefill", "both"):
+        tree = LiveTree(128, "wa", {"block_tokens": 4})
+        model = tree.core.live.device_policy.model
+        if side == "prefill":
+            on_prefill(tree, PROMPT, 1.0)
+        else:
+            prefilled(tree, PROMPT, 1.0, FINISH_MATCHED_TOKEN(matched=2), OUTPUT)
+        again = [*PROMPT, *OUTPUT, *range(900, 908)]
+        on_prefill(tree, again, 6.0)
+        seen[side] = {one.label: sum(one.events) for one in model.categories if any(one.events)}
+        assert tree.match(again) == len(again)
+    assert seen["prefill"] == {"chat|-|turn1|out<64": 1.0}
+    assert seen["both"] == {"chat|end|turn1|out<64": 1.0}

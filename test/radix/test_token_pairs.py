@@ -1,0 +1,105 @@
+"""Keys of token pairs, as EAGLE and MTP have them, with a draft model's KV beside the target's."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_hicache_draft_sidecars
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.backend import CanopyStorage
+from support.kit_tree import CORES, FULL_CONFIGS, KitTree
+from support.live_tree import LiveTree, check
+
+PAIRS = [dataclasses.replace(cfg, is_eagle=True) for cfg in FULL_CONFIGS[:3]]
+CONFIGS = pytest.mark.parametrize("cfg", PAIRS, ids=lambda c: c.label)
+
+
+def found(tree: KitTree, *paths: list[int]) -> list[int]:
+    return [tree.match(path).device_prefix_len for path in paths]
+
+
+@CONFIGS
+def test_every_core_finds_what_sglangs_finds(kit_tree, cfg) -> None:
+    seen = {}
+    for core in CORES:
+        tree = kit_tree(cfg, core)
+        first = tree.steps._make_seq(1, 4)
+        second = first[: 2 * cfg.page_size + 1] + tree.steps._make_seq(5000, 2)
+        tree.insert(first)
+        tree.insert(second)
+        seen[core] = found(tree, first, second, first[: cfg.page_size + 1], first[:1])
+        tree.cache.sanity_check()
+    assert set(map(tuple, seen.values())) == {tuple(seen["sglang"])}
+    assert seen["sglang"][0] < 4 * cfg.page_size, "n tokens are n - 1 pairs"
+
+
+@pytest.mark.parametrize("core", CORES[1:])
+@pytest.mark.parametrize(("page", "host"), [(1, 0), (4, 0), (1, 192), (4, 192)])
+def test_random_work_on_two_tiers_keeps_every_slot(page: int, host: int, core: str) -> None:
+    """Recounted after every step; what is found holds what was computed there."""
+    tree = LiveTree(96, core, page_size=page, host_tokens=host, pairs=True)
+    rng, paths = random.Random(f"{page} {host} {core}"), [[]]
+    for step in range(60):
+        base = rng.choice(paths)
+        path = base[: rng.randrange(len(base) + 1)] + rng.sample(range(1000), rng.randint(2, 12))
+        path = path[:40]
+        paths = [*paths[-6:], path]
+        request = tree.request(float(step), prompt_tokens=len(path), category=rng.choice("ab"))
+        tree.load_back(path)
+        tree.core.finish(request)
+        tree.insert(path, request)
+        whole = (len(path) - 1) // page * page
+        assert tree.match(path) == whole
+        assert tree.kv(path) == path[:whole]
+        if rng.random() < 0.2:
+            tree.evict(rng.randrange(1, 40))
+            tree.settle()
+        check(tree)
+    assert sum(sum(row.tiers[0].evicted) for row in tree.core.counters.rows()) > 96
+
+
+def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:
+    """SGLang keeps a draft's KV at the target's slots; on the host it is a pool of its own."""
+    options = {"page_size": 2, "host_tokens": 128, "write_policy": "write_back", "pairs": True}
+    tree = LiveTree(32, "wa", {"block_tokens": 4}, **options)
+    draft = MHATokenToKVPool(
+        size=32,
+        page_size=2,
+        dtype=torch.float16,
+        head_num=1,
+        head_dim=4,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    made = build_hicache_draft_sidecars(draft_device_pools=(draft,), tree_cache=tree.cache)
+    for spec, entry in zip(*made, strict=True):
+        tree.cache.register_sidecar_pool(spec, entry)
+    first, second = list(range(1, 22)), list(range(501, 532))
+
+    def slots(path: list[int]) -> torch.Tensor:
+        hit = tree.cache.match_prefix(tree.asked(path))
+        return tree.core.collect_full_device_indices(hit.last_device_node, tree.core.root_node.id)
+
+    tree.insert(first, tree.request(0.0, prompt_tokens=len(first)))
+    computed = torch.arange(20, dtype=torch.float16) + 100
+    draft.k_buffer[0][slots(first)] = computed[:, None, None]
+    tree.cache.evict(EvictParams(num_tokens=20))
+    tree.settle()
+    draft.k_buffer[0].zero_()
+    tree.insert(second, tree.request(1.0, prompt_tokens=len(second)))
+    assert tree.load_back(first) == 20
+    assert tree.kv(first) == first[:20]
+    assert torch.equal(draft.k_buffer[0][slots(first)][:, 0, 0], computed)
+    check(tree)
+
+
+def test_the_disk_refuses_a_drafts_pool_by_name() -> None:
+    with pytest.raises(CanopyError, match="draft"):
+        CanopyStorage.register_mem_host_pool_v2(object.__new__(CanopyStorage), None, "draft")

@@ -1,0 +1,46 @@
+"""What SGLang's own scheduler answers with a small model, in one process without HTTP.
+
+    cd test && python -m support.scheduled_answers MODEL ARGUMENT... < PROMPTS
+
+Reads a JSON list of rounds, each a list of prompts (token ids) that come at once; between rounds
+everything settles. Prints ``answers`` and ``found`` (cached tokens by tier) of each prompt, in order,
+and the ``victims`` of the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from support.scheduler_worker import InProcess
+
+TOKENS = 6
+
+
+def main() -> None:
+    import torch
+
+    engine = InProcess(Path(sys.argv[1]), sys.argv[2:])
+    answers, found = [], []
+    with torch.no_grad():
+        for prompts in json.loads(sys.stdin.read()):
+            reqs = [engine.feed(ids, TOKENS) for ids in prompts]
+            engine.serve(reqs)
+            engine.step()
+            answers += [list(req.output_ids) for req in reqs]
+            found += [
+                [req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage]
+                for req in reqs
+            ]
+    core = engine.scheduler.tree_cache.tree_core
+    victims = core.counters.victims.sum[0] if hasattr(core, "counters") else None
+    engine.scheduler.tree_cache.sanity_check()
+    print(json.dumps({"answers": answers, "found": found, "victims": victims}))
+    sys.stdout.flush()
+    os._exit(0)  # SGLang's threads would keep the process
+
+
+if __name__ == "__main__":
+    main()
