@@ -30,6 +30,7 @@ ASKED = {
     "canopy_category": "chat",
     "canopy_conversation": "c",
     "canopy_over": True,
+    "canopy_parent": "p",
     "canopy_return_in_s": 5,
     "canopy_keep_s": 5,
     "canopy_ttl_s": 5,
@@ -42,7 +43,9 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     monkeypatch.setattr(entry, "hint_rule", rule)
     sent: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
-    obj = SimpleNamespace(sampling_params={"custom_params": dict(ASKED)})
+    asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
+    # A session of SGLang's says, beside its name, that its requests follow one another.
+    obj = SimpleNamespace(sampling_params={"custom_params": asked}, session_id="c")
     manager = SimpleNamespace(server_args=None)
     entry.generation_begins(
         lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request

@@ -102,6 +102,7 @@ class CanopyTreeCore(CopiedCore):
                 self.groups.replace_disk_table(table, self._node_arena.values())
                 self.disk.set_ttl(table)
         self._announce(request, "arrive")
+        self.conversations.arrived(request)
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""

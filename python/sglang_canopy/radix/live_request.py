@@ -19,6 +19,7 @@ from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 UNSTAMPED_S = 0.001
 """Seconds by which a request without a stamp comes after the last one: its order is right, and the
@@ -34,7 +35,10 @@ class LiveRequest(Request):
         "done",
         "epoch",
         "hash",
+        "left",
+        "linear",
         "number",
+        "parent",
         "pin_s",
         "stop_hint",
         "tool_marker",
@@ -55,6 +59,13 @@ class LiveRequest(Request):
         """How long the request asks its path to be kept below the device, in seconds."""
         self.pin_s: float | None = None
         """How long it asks its path to be pinned on disk, in seconds."""
+        self.parent: str | None = None
+        """The conversation that waits for this one, of the same tenant."""
+        self.linear = False
+        """Whether its conversation's name is one conversation's: each request goes on from the one
+        before, or leaves it."""
+        self.left: UnifiedTreeNode | None = None
+        """Where the conversation ended when this request came."""
 
 
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
@@ -72,6 +83,7 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         request.epoch = stamp.get("epoch", 0.0)
         request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = read_marker(params)
+        request.parent, request.linear = stamp.get("parent"), stamp.get("linear", False)
     request.tenant = tenant_of_req(req)
     request.block_tokens = block_tokens
     request.prompt_tokens = len(req.origin_input_ids)

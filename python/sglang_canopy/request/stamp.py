@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY, Request
-from sglang_canopy.request.fields import FIELDS, number
+from sglang_canopy.request.fields import FIELDS, flag, number
 
 STAMP_KEY = "canopy"
 """The key of ``custom_params`` that carries the stamp to the scheduler."""
@@ -86,6 +86,7 @@ _TIME = number(0.0, _FAR_S, "seconds")
 _STAMP: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
     "source": _source,
+    "linear": flag,
     "time": _TIME,
     "epoch": number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": number(0.0, _FAR_S, "seconds a token"),

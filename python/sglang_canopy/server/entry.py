@@ -13,13 +13,19 @@ from typing import Any
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request.client_hints import ClientHints
 from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
+from sglang_canopy.tenant import tenant_of
 
 hint_rule = ClientHints()
 """Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
+
+identities = Identities()
+"""Which names of conversations count; set likewise."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -30,7 +36,7 @@ def chat_converted(
 ) -> None:
     """After ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), _headers(raw_request))
+    stamp(adapted, infer_from_chat(request), raw_request)
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
@@ -41,7 +47,7 @@ def completion_converted(
     result: Any, _self: Any, _request: Any, raw_request: Any = None, *_: Any, **__: Any
 ) -> None:
     """After ``OpenAIServingCompletion._convert_to_internal_request``."""
-    stamp(result[0], {"category": "completion"}, _headers(raw_request))
+    stamp(result[0], {"category": "completion"}, raw_request)
 
 
 def generation_begins(
@@ -49,17 +55,18 @@ def generation_begins(
 ) -> Any:
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
-        stamp(obj, {"category": "generate"}, _headers(request))
+        stamp(obj, {"category": "generate"}, request)
     if getattr(self.server_args, GATE_NOTE, None) is not None:
         see_to_time(self)
     return original(self, obj, request, *args, **kwargs)
 
 
-def stamp(obj: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None = None) -> None:
+def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     """Check and stamp the sampling parameters of one request, or of a batch of them.
 
-    A request that is stamped already (by the route it came through) is left as it is. Hints
-    that ``headers`` do not entitle to are left out.
+    ``request``: the HTTP request that it came with, if any. A request that is stamped already (by
+    the route it came through) is left as it is. Hints that its headers do not entitle to are left
+    out.
     """
     if getattr(obj, "canopy_stamped", False):
         return
@@ -67,16 +74,38 @@ def stamp(obj: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None 
     if obj.sampling_params is None:
         obj.sampling_params = {}
     params = obj.sampling_params
-    for one in params if isinstance(params, list) else [params]:
-        if isinstance(one, dict):
-            one["custom_params"] = _stamped(one.get("custom_params"), inferred, headers)
+    headers = headers_of(request)
+    if isinstance(params, list):
+        for one in params:
+            if isinstance(one, dict):
+                one["custom_params"] = _stamped(one.get("custom_params"), inferred, {}, headers)
+    elif isinstance(params, dict):
+        named = _identity(obj, body_of(request), headers)
+        params["custom_params"] = _stamped(params.get("custom_params"), inferred, named, headers)
+
+
+def _identity(
+    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Which conversation a request says that it belongs to, beside our own fields."""
+    rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
+    if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
+        return {}  # a batch of several tenants
+    own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
+    return identities.fields({**own, **body}, headers or {}, rid, tenant_of(extra_key, salt))
 
 
 def _stamped(
-    custom: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None
+    custom: Any,
+    inferred: dict[str, Any],
+    named: dict[str, Any],
+    headers: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     """``custom_params`` with the stamp in it."""
-    fields = hint_rule.allowed(client_fields(custom), headers)
+    fields = client_fields(custom)
+    if "conversation" not in fields:
+        fields = {**named, **fields}
+    fields = hint_rule.allowed(fields, headers)
     made = make_stamp(inferred, fields, time.monotonic(), hint_rule.source(headers))
     line = ttft_fit.line()
     if line is not None:
@@ -95,11 +124,6 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
         ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
-
-
-def _headers(request: Any) -> Mapping[str, str] | None:
-    """The headers of an HTTP request; ``None`` for a call from inside the process."""
-    return getattr(request, "headers", None)
 
 
 def _tool_marker(serving: Any, request: Any) -> list[int]:

@@ -28,7 +28,7 @@ from sglang_canopy.config.tiers import (
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints
+from sglang_canopy.request import client_hints, identity
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
@@ -76,6 +76,16 @@ class RequestFlags:
         f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
         f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
         choices=client_hints.MODES,
+    )
+    identity_sources: tuple[str, ...] = declare(
+        identity.sources_of(identity.SESSIONS),
+        identity.FLAG,
+        "Which fields and headers of clients, agents and gateways name the conversation of a "
+        "request, beside canopy_conversation: sessions (those that name one conversation), all "
+        "(those that name a user, too), none, or some of them with commas between.",
+        metavar="LIST",
+        parse=identity.sources_of,
+        shown_default=identity.SESSIONS,
     )
 
 
