@@ -7,16 +7,19 @@ a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
+from sglang_canopy.request import breakpoints
 from sglang_canopy.request.client_hints import ClientHints
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.retention import MAX_RANGES, Retention, to_wire
+from sglang_canopy.request.retention_sources import CACHE_CONTROL, asked
 from sglang_canopy.request.sent import body_of, headers_of
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.stamp import MARKER_KEY, RETENTION_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
 from sglang_canopy.tenant import tenant_of
@@ -27,6 +30,9 @@ hint_rule = ClientHints()
 identities = Identities()
 """Which names of conversations count; set likewise."""
 
+retention_sources: tuple[str, ...] = ()
+"""Which fields of other systems' clients say how long a path stays; set likewise."""
+
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
 
@@ -36,7 +42,7 @@ def chat_converted(
 ) -> None:
     """After ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), raw_request)
+    stamp(adapted, infer_from_chat(request), raw_request, _breakpoints(self, adapted, raw_request))
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
@@ -61,10 +67,16 @@ def generation_begins(
     return original(self, obj, request, *args, **kwargs)
 
 
-def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
+def stamp(
+    obj: Any,
+    inferred: dict[str, Any],
+    request: Any = None,
+    retention: Sequence[Retention] = (),
+) -> None:
     """Check and stamp the sampling parameters of one request, or of a batch of them.
 
-    ``request``: the HTTP request that it came with, if any. A request that is stamped already (by
+    ``request``: the HTTP request that it came with, if any. ``retention``: what it asks for parts
+    of its prompt, beside what its body says for itself. A request that is stamped already (by
     the route it came through) is left as it is. Hints that its headers do not entitle to are left
     out.
     """
@@ -74,14 +86,16 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     if obj.sampling_params is None:
         obj.sampling_params = {}
     params = obj.sampling_params
-    headers = headers_of(request)
+    headers, body = headers_of(request), body_of(request)
+    wishes = to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
+    found: dict[str, Any] = {"retain": wishes} if wishes else {}
     if isinstance(params, list):
         for one in params:
             if isinstance(one, dict):
-                one["custom_params"] = _stamped(one.get("custom_params"), inferred, {}, headers)
+                one["custom_params"] = _stamped(one.get("custom_params"), inferred, found, headers)
     elif isinstance(params, dict):
-        named = _identity(obj, body_of(request), headers)
-        params["custom_params"] = _stamped(params.get("custom_params"), inferred, named, headers)
+        found |= _identity(obj, body, headers)
+        params["custom_params"] = _stamped(params.get("custom_params"), inferred, found, headers)
 
 
 def _identity(
@@ -98,19 +112,43 @@ def _identity(
 def _stamped(
     custom: Any,
     inferred: dict[str, Any],
-    named: dict[str, Any],
+    found: dict[str, Any],
     headers: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """``custom_params`` with the stamp in it."""
+    """``custom_params`` with the stamp in it. ``found``: what fields that are not ours say."""
     fields = client_fields(custom)
-    if "conversation" not in fields:
-        fields = {**named, **fields}
-    fields = hint_rule.allowed(fields, headers)
+    if "conversation" in fields:
+        found = {key: value for key, value in found.items() if key == "retain"}
+    fields = hint_rule.allowed({**found, **fields}, headers)
+    retain = fields.pop("retain", None)
     made = make_stamp(inferred, fields, time.monotonic(), hint_rule.source(headers))
     line = ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line
-    return {**(custom or {}), STAMP_KEY: made}
+    carried = {key: value for key, value in (custom or {}).items() if key not in _NOT_CARRIED}
+    if retain is not None:
+        carried[RETENTION_KEY] = retain
+    return {**carried, STAMP_KEY: made}
+
+
+_NOT_CARRIED = (RETENTION_KEY, "canopy_retain")
+"""What no client may write, and what SGLang cannot carry."""
+
+
+def _breakpoints(serving: Any, adapted: Any, request: Any) -> list[Retention]:
+    """What ``cache_control`` on parts of a chat's body asks for."""
+    tokenizer = serving.tokenizer_manager.tokenizer if CACHE_CONTROL in retention_sources else None
+    if tokenizer is None:
+        return []
+
+    def prompt() -> str:
+        text = getattr(adapted, "text", None)
+        return text if isinstance(text, str) else tokenizer.decode(adapted.input_ids)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return breakpoints.find(body_of(request), prompt, count)
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
