@@ -53,6 +53,7 @@ class LiveTree:
         tiers: TierOptions | None = None,
         storage: dict[str, Any] | None = None,
         sessions: bool = False,
+        events: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -94,6 +95,7 @@ class LiveTree:
             eviction_policy=policy,
             eviction_policy_config=config,
             enable_session_radix_cache=sessions,
+            enable_kv_cache_events=events,
         )
         if core is None:
             install_core()
