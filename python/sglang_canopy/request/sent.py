@@ -5,7 +5,9 @@ SGLang's models of bodies leave out every field that they do not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -33,3 +35,28 @@ def body_of(request: Any) -> Mapping[str, Any]:
     finally:
         step.close()
     return {}
+
+
+def metadata_fields(
+    body: Mapping[str, Any], known: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, Any]:
+    """Our keys among ``metadata``, which passes gateways that drop ``custom_params``.
+
+    ``known``: the keys that are taken, each with the check of its value, which raises
+    ``ValueError``. OpenAI's values there are strings: one that the check refuses is read as JSON.
+    """
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return {}
+    return {key: _value(metadata[key], known[key]) for key in known if key in metadata}
+
+
+def _value(given: Any, check: Callable[[Any], Any]) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        check(given)
+    except ValueError:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(given)
+    return given

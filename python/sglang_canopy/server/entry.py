@@ -6,6 +6,7 @@ a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,16 +14,19 @@ from typing import Any
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request import breakpoints
 from sglang_canopy.request.client_hints import ClientHints
-from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.owner import RequireTenant, settle
 from sglang_canopy.request.retention import MAX_RANGES, Retention, to_wire
 from sglang_canopy.request.retention_sources import CACHE_CONTROL, asked
-from sglang_canopy.request.sent import body_of, headers_of
+from sglang_canopy.request.sent import body_of, headers_of, metadata_fields
 from sglang_canopy.request.stamp import MARKER_KEY, RETENTION_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
 from sglang_canopy.tenant import tenant_of
+
+logger = logging.getLogger(__name__)
 
 hint_rule = ClientHints()
 """Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
@@ -32,6 +36,9 @@ identities = Identities()
 
 retention_sources: tuple[str, ...] = ()
 """Which fields of other systems' clients say how long a path stays; set likewise."""
+
+require_tenant = RequireTenant()
+"""What becomes of requests without a tenant; set likewise."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -87,15 +94,31 @@ def stamp(
         obj.sampling_params = {}
     params = obj.sampling_params
     headers, body = headers_of(request), body_of(request)
+    settle(obj, request)
+    warning = require_tenant.check(obj, headers)
+    if warning is not None:
+        logger.warning("canopy: %s", warning)
+    said = metadata_fields(body, _CHECKS)
     wishes = to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
     found: dict[str, Any] = {"retain": wishes} if wishes else {}
     if isinstance(params, list):
         for one in params:
             if isinstance(one, dict):
-                one["custom_params"] = _stamped(one.get("custom_params"), inferred, found, headers)
+                one["custom_params"] = _stamped(
+                    _with(one.get("custom_params"), said), inferred, found, headers
+                )
     elif isinstance(params, dict):
         found |= _identity(obj, body, headers)
-        params["custom_params"] = _stamped(params.get("custom_params"), inferred, found, headers)
+        custom = _with(params.get("custom_params"), said)
+        params["custom_params"] = _stamped(custom, inferred, found, headers)
+
+
+_CHECKS = {key: check for key, (_, check) in FIELDS.items()}
+
+
+def _with(custom: Any, said: dict[str, Any]) -> Any:
+    """``custom_params`` with what ``metadata`` says; the former wins."""
+    return {**said, **custom} if said and isinstance(custom, Mapping) else custom or said or None
 
 
 def _identity(

@@ -28,7 +28,7 @@ from sglang_canopy.config.tiers import (
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, identity, retention_sources
+from sglang_canopy.request import client_hints, identity, owner, retention_sources
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
@@ -96,6 +96,14 @@ class RequestFlags:
         metavar="LIST",
         parse=retention_sources.sources_of,
         shown_default=retention_sources.NONE,
+    )
+    require_tenant: str = declare(
+        owner.OFF,
+        owner.FLAG,
+        "What becomes of a generation request that names no tenant (cache_salt, extra_key), which a "
+        "gateway may have dropped: off warns once if other requests name one, warn warns once in "
+        "any case, on answers 400.",
+        choices=owner.MODES,
     )
 
 
