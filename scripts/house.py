@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {
         *("advise", "characterize", "chunk", "config", "doctor", "latency", "plan", "policy"),
-        *("profiling", "report", "sim", "telemetry", "trace", "ttl"),
+        *("profiling", "report", "request", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
 }

@@ -38,6 +38,7 @@ from sglang_canopy.config.tiers import TierFlags, TreeSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
+from sglang_canopy.request import identity, retention_sources
 from sglang_canopy.server import flags, seams
 from sglang_canopy.sim import hindsight
 from sglang_canopy.storage.settings import StorageSettings
@@ -61,6 +62,8 @@ REQUEST_MEANINGS = {
     "canopy_category": "The workload this request belongs to, such as `chat`, `agent` or `rag`.",
     "canopy_turn": "The turn of its conversation; 1 is the first.",
     "canopy_conversation": "An id that all turns of the conversation share.",
+    "canopy_parent": "The conversation that waits for this one, as an agent for its sub-agent: it is "
+    "kept on the device meanwhile, within the tenant's budget.",
     "canopy_stop": "Why the response will stop, if you know better than the server.",
     "canopy_over": "Nothing continues this conversation after this response.",
     "canopy_return_in_s": "When the conversation continues, counted from this request's arrival.",
@@ -70,6 +73,8 @@ REQUEST_MEANINGS = {
     "canopy_ttl_s": "How long the path stays below the device after its last use.",
     "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
     "within the budgets of pins.",
+    "canopy_retain": "How long ranges of the prompt stay, by priority "
+    "([what each does](clients.md#how-long-a-path-stays)).",
 }
 """What each field of a request says. A new field needs a line here."""
 
@@ -325,6 +330,21 @@ def chunk_request_fields() -> str:
     return table(["key", "value", "meaning"], rows)
 
 
+def identity_sources() -> str:
+    """Where a conversation's name may stand, in order."""
+    rows = [
+        [f"`{s.name}`", s.where, s.sent_by, "one conversation" if s.linear else "a user or a group"]
+        for s in identity.SOURCES
+    ]
+    return table(["source", "where", "who sends it", "names"], rows)
+
+
+def retention_rows() -> str:
+    """Where a lifetime may stand, and what becomes of it."""
+    rows = [[f"`{s.name}`", s.where, s.meaning] for s in retention_sources.SOURCES]
+    return table(["source", "where", "means"], rows)
+
+
 def _allowed(check: Callable[[Any], Any]) -> str:
     """What a check wants, in the words with which it refuses."""
     try:
@@ -392,6 +412,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "replay-flags": replay_flags,
     "request-fields": request_fields,
     "chunk-request-fields": chunk_request_fields,
+    "identity-sources": identity_sources,
+    "retention-sources": retention_rows,
     "metrics": metrics_table,
     "plan-keys": plan_keys,
     "ttl-table": lambda: options_table(TTLTable),

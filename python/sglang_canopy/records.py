@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CLIENT, GATEWAY = "client", "gateway"
-"""Sources of hints."""
+CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
+"""Sources of hints. ``INFERRED``: the server's own, from how a conversation goes on."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from sglang_canopy.request.client_hints import (
     gateway_secret,
     rule_of,
 )
-from sglang_canopy.request.stamp import STAMP_KEY
+from sglang_canopy.request.stamp import RETENTION_KEY, STAMP_KEY
 from sglang_canopy.server import entry
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
@@ -30,10 +30,12 @@ ASKED = {
     "canopy_category": "chat",
     "canopy_conversation": "c",
     "canopy_over": True,
+    "canopy_parent": "p",
     "canopy_return_in_s": 5,
     "canopy_keep_s": 5,
     "canopy_ttl_s": 5,
     "canopy_pin_s": 5,
+    "canopy_retain": [{"priority": 90, "duration_s": 5}],
 }
 
 
@@ -42,14 +44,18 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     monkeypatch.setattr(entry, "hint_rule", rule)
     sent: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
-    obj = SimpleNamespace(sampling_params={"custom_params": dict(ASKED)})
+    asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
+    # A session of SGLang's says, beside its name, that its requests follow one another.
+    obj = SimpleNamespace(sampling_params={"custom_params": asked}, session_id="c")
     manager = SimpleNamespace(server_args=None)
     entry.generation_begins(
         lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request
     )
-    stamp = sent[0].sampling_params["custom_params"][STAMP_KEY]
+    custom = sent[0].sampling_params["custom_params"]
+    stamp = custom[STAMP_KEY]
     assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
-    return PRIORITY_FIELDS & stamp.keys()
+    ranges = {"retain"} if RETENTION_KEY in custom else set()
+    return (PRIORITY_FIELDS & stamp.keys()) | ranges
 
 
 def test_every_field_counts_unless_the_server_says_otherwise(monkeypatch) -> None:

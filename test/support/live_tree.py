@@ -55,6 +55,7 @@ class LiveTree:
         storage: dict[str, Any] | None = None,
         sessions: bool = False,
         pairs: bool = False,
+        events: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -97,6 +98,7 @@ class LiveTree:
             eviction_policy_config=config,
             enable_session_radix_cache=sessions,
             is_eagle=pairs,
+            enable_kv_cache_events=events,
         )
         self.pairs = pairs
         if core is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
+from sglang_canopy.radix import retained_ranges
 from sglang_canopy.radix.counters import TTL
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ class CanopyFullComponent(FullComponent):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        core = self.tree_core
-        core.record_use(node, core.inserting.value)
+        core, request = self.tree_core, self.tree_core.inserting.value
+        if request is None or not request.done or not request.ranges:
+            core.record_use(node, request)
+            return
+        retained_ranges.split_at_ends(core, node, request, cache_actions)
+        core.record_use(node, request)
+        retained_ranges.apply(core, node, request)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int

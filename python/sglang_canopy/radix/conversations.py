@@ -1,32 +1,91 @@
-"""Where each conversation ends in the tree, for hints that come after its requests."""
+"""Where each conversation ends in the tree: for hints that come after its requests, for the parents
+of conversations under way, and for what a conversation has left behind."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.records import CLIENT, Request
+from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+    from sglang_canopy.radix.live_request import LiveRequest
     from sglang_canopy.radix.node_metadata import NodeMetadataCore
+
+PARENT_KEPT_S = 60.0
+"""How long after each request of a child its parent's path is kept on the device, within the
+tenant's budget of keeps."""
+_ROOM = 64
+
+
+@dataclass(slots=True)
+class End:
+    """Where the last request of a conversation ends."""
+
+    node: UnifiedTreeNode
+    first: int | None
+    """Hash of the first block of its prompt; ``None`` where that is shorter than a block."""
+    blocks: int
+    last: int | None
+    """How many full blocks its prompt has, and the hash of the last."""
+
+    def left_by(self, path: list[int]) -> bool:
+        """Whether a prompt of these blocks begins as this one did, but does not go on from it."""
+        if self.first is None or not path or path[0] != self.first:
+            return False
+        return len(path) < self.blocks or path[self.blocks - 1] != self.last
 
 
 class Conversations:
-    """The deepest node of each conversation; entries of removed nodes are purged as it grows."""
+    """The ends of all conversations that are named, by tenant. One conversation a name and tenant.
+
+    Bounded by the size of the tree: entries of removed nodes go first, then the oldest of the
+    tenant that has most.
+    """
 
     def __init__(self, tree: NodeMetadataCore) -> None:
         self.tree = tree
-        self._deepest: dict[tuple[Any, Any], UnifiedTreeNode] = {}
+        self._ends: dict[str | None, dict[Hashable, End]] = {}
+        self._count = 0
 
-    def remember(self, request: Request, node: UnifiedTreeNode) -> None:
+    def __len__(self) -> int:
+        return self._count
+
+    def arrived(self, request: LiveRequest) -> None:
+        """``request`` comes in, and its policies have heard of it."""
+        self._keep_parent(request)
+        if request.conversation is None or not request.linear:
+            return
+        end = self._end(request.tenant, request.conversation)
+        if end is None:
+            return
+        request.left = end.node
+        if request.over:  # its client may end a session with a small request of another prompt
+            said = {"tenant": request.tenant, "conversation": request.conversation}
+            self.apply_hint({**said, "time": request.time, "source": request.source, "over": True})
+            return
+        if end.left_by(request.path):  # type: ignore[arg-type]
+            for policy in self.tree.live.listeners:
+                who = request.tenant, request.conversation
+                policy.heard(who, INFERRED, request.time, True, None)
+
+    def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """``request``'s path ends in ``node``."""
         if request.conversation is None:
             return
-        if len(self._deepest) > 2 * len(self.tree._node_arena) + 64:
-            contains = self.tree.contains
-            self._deepest = {key: node for key, node in self._deepest.items() if contains(node)}
-        self._deepest[request.tenant, request.conversation] = node
+        if request.done:
+            self._keep_parent(request)
+            self._end_branch(request, node)
+        full = request.prompt_tokens // request.block_tokens
+        path = request.path[:full]
+        self._put(
+            request.tenant,
+            request.conversation,
+            End(node, path[0] if path else None, len(path), path[-1] if path else None),
+        )
 
     def apply_hint(self, hint: dict[str, Any]) -> None:
         """Apply what a client says of a conversation to what is cached of it already.
@@ -45,9 +104,10 @@ class Conversations:
                 hint.get("over", False),
                 hint.get("return_in_s"),
             )
-        node = self._deepest.get((hint["tenant"], hint["conversation"]))
-        if node is None or not tree.contains(node):
+        end = self._end(hint["tenant"], hint["conversation"])
+        if end is None:
             return
+        node = end.node
         return_in_s, keep_s = hint.get("return_in_s"), hint.get("keep_s")
         if keep_s is not None:
             tree.keep_path(node, hint["time"] + keep_s, node.canopy.tenant)
@@ -63,4 +123,73 @@ class Conversations:
 
     def clear(self) -> None:
         """The tree is being emptied."""
-        self._deepest.clear()
+        self._ends.clear()
+        self._count = 0
+
+    # ---- parents and branches ----
+
+    def _keep_parent(self, request: LiveRequest) -> None:
+        """While a conversation runs, the one that waits for it is kept."""
+        if request.parent is None:
+            return
+        end = self._end(request.tenant, request.parent)
+        if end is not None:
+            self.tree.keep_path(end.node, request.time + PARENT_KEPT_S, request.tenant)
+
+    def _end_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
+        """What of the conversation's last path is not on its new one is over, unless the two have
+        nothing in common: then it is another conversation of that name."""
+        tree, left, request.left = self.tree, request.left, None
+        if left is None or not tree.contains(left):
+            return
+        on_path = set()
+        while node is not tree.root_node:
+            on_path.add(node)
+            node = node.parent
+        branch = []
+        while left is not tree.root_node and left not in on_path:
+            branch.append(left)
+            left = left.parent
+        if left is tree.root_node:
+            return
+        for node in branch:
+            leaf: Leaf = node.canopy
+            own = leaf.conversation == request.conversation and leaf.tenant == request.tenant
+            if own and not leaf.shared and not leaf.over:
+                tree.readmit(node)
+                leaf.over, leaf.source = True, INFERRED
+
+    # ---- the ends ----
+
+    def _end(self, tenant: str | None, conversation: Hashable) -> End | None:
+        end = self._ends.get(tenant, {}).get(conversation)
+        return end if end is not None and self.tree.contains(end.node) else None
+
+    def _put(self, tenant: str | None, conversation: Hashable, end: End) -> None:
+        mine = self._ends.setdefault(tenant, {})
+        self._count -= mine.pop(conversation, None) is not None
+        mine[conversation] = end
+        self._count += 1
+        most = 2 * len(self.tree._node_arena) + _ROOM
+        if self._count > most:
+            self._purge(most - _ROOM // 2)
+
+    def _purge(self, most: int) -> None:
+        """Forget the ends of removed nodes, then the oldest of whoever has most."""
+        for tenant, ends in list(self._ends.items()):
+            alive = {name: end for name, end in ends.items() if self.tree.contains(end.node)}
+            if alive:
+                self._ends[tenant] = alive
+            else:
+                del self._ends[tenant]
+        self._count = sum(len(ends) for ends in self._ends.values())
+        while self._count > most:
+            largest = max(self._ends.values(), key=len)
+            second = sorted((len(ends) for ends in self._ends.values()), reverse=True)[1:2]
+            down_to = max([*second, len(largest) - (self._count - most), 1])
+            surplus = max(1, len(largest) - down_to)
+            for name in list(largest)[:surplus]:
+                del largest[name]
+            self._count -= surplus
+            if not largest:
+                self._ends = {tenant: ends for tenant, ends in self._ends.items() if ends}

@@ -109,6 +109,7 @@ class CanopyTreeCore(CopiedCore):
         self._announce(request, "arrive")
         if self.live.states is not None:
             self.live.states.arrive(request)
+        self.conversations.arrived(request)
 
     def finish(self, request: Request) -> None:
         """The request's output and stop reason are known."""
@@ -181,7 +182,8 @@ class CanopyTreeCore(CopiedCore):
         else:
             leaf.stamp(request)
             leaf.request_number = request.number
-        if leaf.ttl_s is not None or request.ttl_s is not None or request.pin_s is not None:
+        asks = request.ttl_s is not None or request.pin_s is not None or bool(request.ranges)
+        if leaf.ttl_s is not None or asks:
             leaf.set_retention(request)
         if self.groups.disk is not None or self.groups.host is not None:
             set_offsets(node)

@@ -28,7 +28,9 @@ SECRET_VARIABLE = "CANOPY_GATEWAY_SECRET"
 SECRET_FILE_VARIABLE = "CANOPY_GATEWAY_SECRET_FILE"
 MIN_SECRET, MAX_SECRET = 16, 1024
 
-PRIORITY_FIELDS = frozenset({"over", "return_in_s", "keep_s", "ttl_s", "pin_s"})
+PRIORITY_FIELDS = frozenset(
+    {"over", "return_in_s", "keep_s", "ttl_s", "pin_s", "retain", "parent", "linear"}
+)
 """What a request may ask for at the cost of others; its category, turn, conversation and stop
 reason only describe it."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.retention import ranges
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -41,7 +42,8 @@ def _turn(value: Any) -> int:
     return value
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """A check for booleans. It raises ``ValueError``."""
     if not isinstance(value, bool):
         raise ValueError("true or false")
     return value
@@ -69,13 +71,15 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_category": ("category", _name),
     "canopy_turn": ("turn", _turn),
     "canopy_conversation": ("conversation", _identity),
+    "canopy_parent": ("parent", _identity),
     "canopy_stop": ("stop", _stop),
-    "canopy_over": ("over", _flag),
+    "canopy_over": ("over", flag),
     "canopy_return_in_s": ("return_in_s", number(0, MAX_RETURN_S, "seconds")),
     "canopy_keep_s": ("keep_s", number(0, MAX_KEEP_S, "seconds")),
     "canopy_slo_ms": ("slo_ms", number(1, 1e7, "milliseconds")),
     "canopy_ttl_s": ("ttl_s", number(0, MAX_TTL_S, "seconds")),
     "canopy_pin_s": ("pin_s", number(0, MAX_PIN_S, "seconds")),
+    "canopy_retain": ("retain", ranges),
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 

@@ -1,4 +1,8 @@
-"""Whose HTTP request it is: the tenant's two fields, in the body, the query or the headers."""
+"""Whose HTTP request it is: the tenant's two fields, in the body, the query or the headers.
+
+Gateways drop what they do not know: ``sglang-router`` leaves both fields out of chat bodies and
+passes no header of ours on, but it passes ``metadata``, OpenAI's field for the caller's own use.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.sent import body_of, headers_of
+
+FLAG = "--canopy-require-tenant"
+ATTRIBUTE = "_canopy_require_tenant"
+"""Where the plugin notes the flag's value on ``ServerArgs``."""
+OFF, WARN, ON = "off", "warn", "on"
+MODES = (OFF, WARN, ON)
 
 HEADERS = {"extra_key": "X-Canopy-Extra-Key", "cache_salt": "X-Canopy-Cache-Salt"}
 """A gateway names the tenant here; a body or query that names another is refused."""
+METADATA = {"extra_key": "canopy_extra_key", "cache_salt": "canopy_cache_salt"}
+"""Keys of a body's ``metadata`` that name the tenant of a generation request."""
+GATEWAY_HEADERS = ("x-smg-routing-key", "x-smg-target-worker", "x-request-id")
+"""Headers that ``sglang-router`` and ``smg`` pass on or add."""
 
 
 def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
@@ -30,3 +45,77 @@ def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[s
             )
         found[field] = given.pop() if given else None
     return found
+
+
+def settle(obj: Any, request: Any) -> None:
+    """Write the tenant that headers or the body name into a generation request.
+
+    ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
+    on ``/v1/messages`` neither. ``request``: the HTTP request; ``None`` for a call from inside the
+    process. Raises ``CanopyError`` where a field is given twice and differently. A second call
+    changes nothing.
+    """
+    headers, body = headers_of(request), body_of(request)
+    if headers is None:
+        return
+    metadata = body.get("metadata")
+    given_there = metadata if isinstance(metadata, Mapping) else {}
+    for field, header in HEADERS.items():
+        own, in_body = getattr(obj, field, None), body.get(field)
+        places = [
+            headers.get(header),
+            given_there.get(METADATA[field]),
+            None if isinstance(in_body, list) else in_body,  # of a batch: ``own``
+        ]
+        if any(not isinstance(one, str | None) for one in places):
+            raise CanopyError(f"{field} and metadata.{METADATA[field]} must be strings")
+        names = {one for one in places if one}
+        if not names:
+            continue
+        names.update(one for one in (own if isinstance(own, list) else [own]) if one)
+        if len(names) > 1:
+            raise CanopyError(
+                f"{field} is given twice, and differently: in the body, its metadata "
+                f"({METADATA[field]}) and the header {header} it must be the same; give it once"
+            )
+        if not own:
+            setattr(obj, field, names.pop())
+
+
+class RequireTenant:
+    """What becomes of generation requests that name no tenant: ``--canopy-require-tenant``."""
+
+    def __init__(self, mode: str = OFF) -> None:
+        self.mode = mode
+        self._some_have_one = False
+        self._warned = False
+
+    def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
+        """A warning about ``obj``, settled, the first time that there is reason for one.
+
+        Without the flag the reason is that some requests name a tenant and others do not: that is
+        how it looks where a gateway drops the fields of one route and passes those of another.
+        Raises ``CanopyError`` where a tenant is required.
+        """
+        if headers is None:
+            return None
+        if any(getattr(obj, field, None) for field in HEADERS):
+            self._some_have_one = True
+            return None
+        if self.mode == ON:
+            raise CanopyError(f"this server runs with {FLAG} {ON}: {_MISSING}. {_HOW}")
+        if self._warned or (self.mode == OFF and not self._some_have_one):
+            return None
+        self._warned = True
+        passed = [name for name in GATEWAY_HEADERS if headers.get(name)]
+        through = f", and came through a gateway ({', '.join(passed)})" if passed else ""
+        others = ", though others do" if self._some_have_one else ""
+        return f"{_MISSING}{others}{through}: it shares KV with all such requests. {_HOW}"
+
+
+_MISSING = "a request names no tenant (cache_salt, extra_key)"
+_HOW = (
+    "A gateway may have dropped the fields: send them in metadata, as "
+    f"{METADATA['cache_salt']} and {METADATA['extra_key']}, or as the headers "
+    f"{HEADERS['cache_salt']} and {HEADERS['extra_key']}"
+)

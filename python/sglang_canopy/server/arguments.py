@@ -17,7 +17,7 @@ from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
 from sglang_canopy.config.tiers import PLAN_FLAG
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints
+from sglang_canopy.request import client_hints, identity, owner, retention_sources
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
@@ -84,6 +84,9 @@ def _note(server_args: Any, typed: flags.RequestFlags) -> None:
         )
     setattr(server_args, client_hints.ATTRIBUTE, typed.client_hints)
     client_hints.rule_of(server_args)
+    setattr(server_args, identity.ATTRIBUTE, typed.identity_sources)
+    setattr(server_args, retention_sources.ATTRIBUTE, typed.retention_sources)
+    setattr(server_args, owner.ATTRIBUTE, typed.require_tenant)
 
 
 def _note_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:

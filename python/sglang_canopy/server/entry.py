@@ -6,20 +6,39 @@ a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
+from sglang_canopy.request import breakpoints
 from sglang_canopy.request.client_hints import ClientHints
-from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.fields import FIELDS, client_fields
+from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.owner import RequireTenant, settle
+from sglang_canopy.request.retention import MAX_RANGES, Retention, to_wire
+from sglang_canopy.request.retention_sources import CACHE_CONTROL, asked
+from sglang_canopy.request.sent import body_of, headers_of, metadata_fields
+from sglang_canopy.request.stamp import MARKER_KEY, RETENTION_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
+from sglang_canopy.tenant import tenant_of
+
+logger = logging.getLogger(__name__)
 
 hint_rule = ClientHints()
 """Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
+
+identities = Identities()
+"""Which names of conversations count; set likewise."""
+
+retention_sources: tuple[str, ...] = ()
+"""Which fields of other systems' clients say how long a path stays; set likewise."""
+
+require_tenant = RequireTenant()
+"""What becomes of requests without a tenant; set likewise."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -30,7 +49,7 @@ def chat_converted(
 ) -> None:
     """After ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), _headers(raw_request))
+    stamp(adapted, infer_from_chat(request), raw_request, _breakpoints(self, adapted, raw_request))
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
@@ -41,7 +60,7 @@ def completion_converted(
     result: Any, _self: Any, _request: Any, raw_request: Any = None, *_: Any, **__: Any
 ) -> None:
     """After ``OpenAIServingCompletion._convert_to_internal_request``."""
-    stamp(result[0], {"category": "completion"}, _headers(raw_request))
+    stamp(result[0], {"category": "completion"}, raw_request)
 
 
 def generation_begins(
@@ -49,17 +68,24 @@ def generation_begins(
 ) -> Any:
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
-        stamp(obj, {"category": "generate"}, _headers(request))
+        stamp(obj, {"category": "generate"}, request)
     if getattr(self.server_args, GATE_NOTE, None) is not None:
         see_to_time(self)
     return original(self, obj, request, *args, **kwargs)
 
 
-def stamp(obj: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None = None) -> None:
+def stamp(
+    obj: Any,
+    inferred: dict[str, Any],
+    request: Any = None,
+    retention: Sequence[Retention] = (),
+) -> None:
     """Check and stamp the sampling parameters of one request, or of a batch of them.
 
-    A request that is stamped already (by the route it came through) is left as it is. Hints
-    that ``headers`` do not entitle to are left out.
+    ``request``: the HTTP request that it came with, if any. ``retention``: what it asks for parts
+    of its prompt, beside what its body says for itself. A request that is stamped already (by
+    the route it came through) is left as it is. Hints that its headers do not entitle to are left
+    out.
     """
     if getattr(obj, "canopy_stamped", False):
         return
@@ -67,21 +93,85 @@ def stamp(obj: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None 
     if obj.sampling_params is None:
         obj.sampling_params = {}
     params = obj.sampling_params
-    for one in params if isinstance(params, list) else [params]:
-        if isinstance(one, dict):
-            one["custom_params"] = _stamped(one.get("custom_params"), inferred, headers)
+    headers, body = headers_of(request), body_of(request)
+    settle(obj, request)
+    warning = require_tenant.check(obj, headers)
+    if warning is not None:
+        logger.warning("canopy: %s", warning)
+    said = metadata_fields(body, _CHECKS)
+    wishes = to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
+    found: dict[str, Any] = {"retain": wishes} if wishes else {}
+    if isinstance(params, list):
+        for one in params:
+            if isinstance(one, dict):
+                one["custom_params"] = _stamped(
+                    _with(one.get("custom_params"), said), inferred, found, headers
+                )
+    elif isinstance(params, dict):
+        found |= _identity(obj, body, headers)
+        custom = _with(params.get("custom_params"), said)
+        params["custom_params"] = _stamped(custom, inferred, found, headers)
+
+
+_CHECKS = {key: check for key, (_, check) in FIELDS.items()}
+
+
+def _with(custom: Any, said: dict[str, Any]) -> Any:
+    """``custom_params`` with what ``metadata`` says; the former wins."""
+    return {**said, **custom} if said and isinstance(custom, Mapping) else custom or said or None
+
+
+def _identity(
+    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Which conversation a request says that it belongs to, beside our own fields."""
+    rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
+    if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
+        return {}  # a batch of several tenants
+    own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
+    return identities.fields({**own, **body}, headers or {}, rid, tenant_of(extra_key, salt))
 
 
 def _stamped(
-    custom: Any, inferred: dict[str, Any], headers: Mapping[str, str] | None
+    custom: Any,
+    inferred: dict[str, Any],
+    found: dict[str, Any],
+    headers: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """``custom_params`` with the stamp in it."""
-    fields = hint_rule.allowed(client_fields(custom), headers)
+    """``custom_params`` with the stamp in it. ``found``: what fields that are not ours say."""
+    fields = client_fields(custom)
+    if "conversation" in fields:
+        found = {key: value for key, value in found.items() if key == "retain"}
+    fields = hint_rule.allowed({**found, **fields}, headers)
+    retain = fields.pop("retain", None)
     made = make_stamp(inferred, fields, time.monotonic(), hint_rule.source(headers))
     line = ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line
-    return {**(custom or {}), STAMP_KEY: made}
+    carried = {key: value for key, value in (custom or {}).items() if key not in _NOT_CARRIED}
+    if retain is not None:
+        carried[RETENTION_KEY] = retain
+    return {**carried, STAMP_KEY: made}
+
+
+_NOT_CARRIED = (RETENTION_KEY, "canopy_retain")
+"""What no client may write, and what SGLang cannot carry."""
+
+
+def _breakpoints(serving: Any, adapted: Any, request: Any) -> list[Retention]:
+    """What ``cache_control`` on parts of a chat's body asks for."""
+    tokenizer = serving.tokenizer_manager.tokenizer if CACHE_CONTROL in retention_sources else None
+    if tokenizer is None:
+        return []
+
+    def prompt() -> str:
+        text = getattr(adapted, "text", None)
+        return text if isinstance(text, str) else tokenizer.decode(adapted.input_ids)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return breakpoints.find(body_of(request), prompt, count)
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
@@ -95,11 +185,6 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
         ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
-
-
-def _headers(request: Any) -> Mapping[str, str] | None:
-    """The headers of an HTTP request; ``None`` for a call from inside the process."""
-    return getattr(request, "headers", None)
 
 
 def _tool_marker(serving: Any, request: Any) -> list[int]:

@@ -28,7 +28,7 @@ from sglang_canopy.config.tiers import (
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints
+from sglang_canopy.request import client_hints, identity, owner, retention_sources
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
@@ -71,11 +71,39 @@ class RequestFlags:
         client_hints.ON,
         client_hints.FLAG,
         "Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
-        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s and canopy_pin_s of requests): "
-        "everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
+        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s, canopy_pin_s, canopy_retain and "
+        "canopy_parent of requests, with what stands for them): everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
         f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
         f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
         choices=client_hints.MODES,
+    )
+    identity_sources: tuple[str, ...] = declare(
+        identity.sources_of(identity.SESSIONS),
+        identity.FLAG,
+        "Which fields and headers of clients, agents and gateways name the conversation of a "
+        "request, beside canopy_conversation: sessions (those that name one conversation), all "
+        "(those that name a user, too), none, or some of them with commas between.",
+        metavar="LIST",
+        parse=identity.sources_of,
+        shown_default=identity.SESSIONS,
+    )
+    retention_sources: tuple[str, ...] = declare(
+        (),
+        retention_sources.FLAG,
+        "Which fields of other systems' clients say how long a path stays, beside canopy_keep_s, "
+        "canopy_ttl_s, canopy_pin_s and canopy_retain: all, none, or some of "
+        f"{', '.join(s.name for s in retention_sources.SOURCES)}, with commas between.",
+        metavar="LIST",
+        parse=retention_sources.sources_of,
+        shown_default=retention_sources.NONE,
+    )
+    require_tenant: str = declare(
+        owner.OFF,
+        owner.FLAG,
+        "What becomes of a generation request that names no tenant (cache_salt, extra_key), which a "
+        "gateway may have dropped: off warns once if other requests name one, warn warns once in "
+        "any case, on answers 400.",
+        choices=owner.MODES,
     )
 
 

@@ -12,7 +12,7 @@ from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.chunk.server.options import COMMAND
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.request import access, client_hints
+from sglang_canopy.request import access, client_hints, identity, owner, retention_sources
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry, tokenizer_workers
@@ -64,6 +64,9 @@ def _add(server_args: Any) -> None:
 
     hide_queries()
     entry.hint_rule = client_hints.rule_of(server_args)
+    entry.identities = identity.rule_of(server_args)
+    entry.retention_sources = retention_sources.rule_of(server_args)
+    entry.require_tenant = owner.RequireTenant(getattr(server_args, owner.ATTRIBUTE, owner.OFF))
     gate = getattr(server_args, GATE_NOTE, None)
     if gate is not None and gate.mode == REJECT:
         app.add_middleware(Refusals)

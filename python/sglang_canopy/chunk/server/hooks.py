@@ -110,10 +110,12 @@ def _request_level(original: Any, streamer: Any, key: str) -> bool:
     return key == "canopy_chunks" or original(streamer, key)
 
 
-def _prepare(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
+def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := options_of(manager.server_args)) is not None:
         from sglang_canopy.chunk.server.http import entry
+        from sglang_canopy.request.owner import settle
 
+        settle(obj, request)  # documents are the tenant's, wherever it is named
         entry.prepare(manager, obj, on)
 
 

@@ -1,0 +1,129 @@
+"""``canopy hint``: one hint to every worker behind a gateway, which knows no ``/canopy/hint``.
+
+A gateway spreads a conversation over workers as it likes, so all of them hear the hint; those that
+hold nothing of the conversation ignore it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.client_hints import GATEWAY_HEADER, gateway_secret
+from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.owner import HEADERS
+
+TIMEOUT_S = 10.0
+MAX_WORKERS = 1024
+_AT_ONCE = 32
+_MAX_ANSWER_BYTES = 1 << 16
+_TENANT_VARIABLES = {"extra_key": "CANOPY_EXTRA_KEY", "cache_salt": "CANOPY_CACHE_SALT"}
+"""A tenant's name is a secret, and other users of the machine can read a command line."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("conversation", help="its name, as in the conversation's requests")
+    parser.add_argument(
+        "--workers",
+        required=True,
+        metavar="URL,URL",
+        help="the servers themselves, not the gateway: http://10.0.0.1:30000,http://10.0.0.2:30000",
+    )
+    parser.add_argument("--over", action="store_true", help="nothing continues the conversation")
+    parser.add_argument(
+        "--return-in-s", type=float, metavar="SECONDS", help="when the conversation continues"
+    )
+    parser.add_argument(
+        "--keep-s", type=float, metavar="SECONDS", help="keep it on the device for so long"
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("CANOPY_API_KEY"),
+        help="the servers' --admin-api-key, or --api-key (default: $CANOPY_API_KEY)",
+    )
+    parser.epilog = (
+        f"The tenant is read from ${_TENANT_VARIABLES['extra_key']} and "
+        f"${_TENANT_VARIABLES['cache_salt']}, the gateway's secret from $CANOPY_GATEWAY_SECRET or "
+        "the file $CANOPY_GATEWAY_SECRET_FILE. Exit status 1: some worker did not take the hint."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 if every worker took the hint, else 1. Raises ``CanopyError`` for bad arguments."""
+    workers = worker_urls(args.workers)
+    body = _body(args)
+    headers = _headers(args.api_key, os.environ)
+    with ThreadPoolExecutor(min(len(workers), _AT_ONCE)) as pool:
+        answers = list(pool.map(lambda url: send(url, body, headers), workers))
+    for url, trouble in zip(workers, answers):
+        print(f"{url}: {trouble or 'taken'}")
+    return int(any(answers))
+
+
+def worker_urls(text: str) -> list[str]:
+    """The addresses in a list with commas. Raises ``CanopyError`` for one that is none."""
+    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
+    for url in urls:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise CanopyError(f"--workers must be like http://10.0.0.1:30000, got {url[:80]!r}")
+    if not 1 <= len(urls) <= MAX_WORKERS:
+        raise CanopyError(f"--workers must name 1 to {MAX_WORKERS} servers, got {len(urls)}")
+    return list(dict.fromkeys(urls))
+
+
+def send(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """Post one hint. Returns ``None`` if it was taken, else what went wrong."""
+    request = urllib.request.Request(
+        f"{url}/canopy/hint",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **headers},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            answer.read(_MAX_ANSWER_BYTES)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return "404: no /canopy/hint here; is this a gateway, or a server without Canopy?"
+        return f"{error.code}: {_message(error.read(_MAX_ANSWER_BYTES))}"
+    except OSError as error:
+        return f"no answer ({getattr(error, 'reason', error)})"
+    return None
+
+
+def _body(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"over": args.over or None, "return_in_s": args.return_in_s, "keep_s": args.keep_s}
+    said = {key: value for key, value in given.items() if value is not None}
+    if not said:
+        raise CanopyError("say something: --over, --return-in-s or --keep-s")
+    body = {"conversation": args.conversation, **said}
+    client_fields({f"canopy_{key}": value for key, value in body.items()})
+    return body
+
+
+def _headers(api_key: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    headers = {}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    secret = gateway_secret(environment)
+    if secret is not None:
+        headers[GATEWAY_HEADER] = secret
+    for field, variable in _TENANT_VARIABLES.items():
+        if environment.get(variable):
+            headers[HEADERS[field]] = environment[variable]
+    return headers
+
+
+def _message(raw: bytes) -> str:
+    try:
+        return str(json.loads(raw)["error"]["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return raw[:100].decode(errors="replace").strip() or "refused"

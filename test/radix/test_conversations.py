@@ -1,0 +1,170 @@
+"""Conversations that are named: what they leave behind, who waits for whom, and how much is kept."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.live_tree import LiveTree, check, fake_req
+
+
+def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
+    """One whole request as SGLang's hooks would report it; the answer is two tokens."""
+    answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
+    req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
+    request = tree.core.request_of(req)
+    tree.core.finish_request(req)
+    tree.insert([*prompt, *answer], request, salt)
+    return request
+
+
+def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
+    tree = LiveTree(256, "wa")
+    for n in range(2000):
+        ask(tree, [1, 2, 3, 4], float(n), conversation=f"made-up-{n}")
+    assert len(tree.core.conversations) <= 2 * len(tree.core._node_arena) + 64
+    check(tree)
+
+
+def test_a_tenant_with_many_names_pushes_out_no_other_tenants() -> None:
+    tree = LiveTree(256, "wa")
+    ask(tree, [9, 8, 7], 0.0, "quiet", conversation="mine")
+    for n in range(2000):
+        ask(tree, [1, 2, 3, 4], 1.0 + n, "loud", conversation=f"made-up-{n}")
+    hint = {"tenant": "quiet", "conversation": "mine", "time": 3000.0, "over": True}
+    tree.core.hint(hint)
+    overs = [n.canopy for n in tree.core._node_arena.values() if n.canopy.over]
+    assert {leaf.tenant for leaf in overs} == {"quiet"}
+
+
+SYSTEM = list(range(100, 108))
+
+
+def branches(linear: bool, prompts: list[list[int]], **config: object) -> LiveTree:
+    tree = LiveTree(512, "wa", {"quantum_tokens": 1, "block_tokens": 4, **config})
+    for n, prompt in enumerate(prompts):
+        ask(tree, prompt, float(n), conversation="c", linear=linear)
+    return tree
+
+
+def over(tree: LiveTree) -> set[int]:
+    """The tokens that rank as over."""
+    nodes = tree.core._node_arena.values()
+    return {t for node in nodes if node.canopy.over for t in node.key.raw_token_ids()}
+
+
+TURN_1 = [*SYSTEM, *range(200, 220)]
+COMPACTED = [*SYSTEM, *range(300, 310)]
+
+
+def test_what_a_conversation_left_by_compaction_ranks_as_over() -> None:
+    tree = branches(True, [TURN_1, COMPACTED])
+    assert over(tree) >= set(range(200, 220))
+    assert not over(tree) & {*SYSTEM, *COMPACTED}
+    tree.evict(10)
+    assert tree.match(COMPACTED) == len(COMPACTED)
+    assert tree.match(TURN_1) < len(TURN_1)
+    check(tree)
+
+
+def test_a_name_of_a_user_says_nothing_of_branches() -> None:
+    assert not over(branches(False, [TURN_1, COMPACTED]))
+
+
+def test_a_conversation_that_goes_on_leaves_only_an_answer_that_was_not_sent_back() -> None:
+    answered = [*TURN_1, 500_219, 500_220, *range(400, 410)]
+    assert not over(branches(True, [TURN_1, answered]))
+    rewritten = [*TURN_1, *range(600, 610)]
+    assert over(branches(True, [TURN_1, rewritten])) == {500_219, 500_220}
+
+
+def test_a_request_that_shares_nothing_with_its_conversation_ends_no_branch() -> None:
+    side = list(range(900, 920))  # a title for the chat, say, under the same session id
+    assert not over(branches(True, [TURN_1, side]))
+
+
+def test_a_branch_that_others_use_is_not_over() -> None:
+    tree = LiveTree(512, "wa", {"quantum_tokens": 1, "block_tokens": 4})
+    ask(tree, TURN_1, 0.0, conversation="c", linear=True)
+    ask(tree, TURN_1, 1.0, conversation="another", linear=True)
+    ask(tree, COMPACTED, 2.0, conversation="c", linear=True)
+    assert not over(tree) & set(TURN_1)
+
+
+def test_who_goes_back_to_branches_it_left_is_soon_not_believed() -> None:
+    tree = branches(True, [], block_tokens=4)
+    now = 0.0
+    for round_ in range(40):
+        base = [*SYSTEM, *range(1000 * round_ + 2000, 1000 * round_ + 2020)]
+        for prompt in (base, [*SYSTEM, *range(1000 * round_ + 2500, 1000 * round_ + 2510)], base):
+            now += 1.0
+            ask(tree, [*prompt, int(now) + 900_000], now, conversation="c", linear=True)
+    trust = tree.core.live.device_policy.model.hints
+    assert not trust.over_trusted((None, "inferred"))
+    assert trust.over_trusted(None)  # what clients themselves say is counted apart
+    check(tree)
+
+
+def kept(tree: LiveTree) -> set[int]:
+    now = tree.core.clock.now
+    nodes = tree.core._node_arena.values()
+    return {
+        token
+        for node in nodes
+        if (node.canopy.keep_until or 0.0) > now
+        for token in node.key.raw_token_ids()
+    }
+
+
+def test_while_a_child_runs_its_parent_is_kept() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    ask(tree, TURN_1, 0.0, conversation="parent")
+    ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
+    assert kept(tree) >= set(TURN_1)
+    assert not kept(tree) & set(range(700, 710))
+    ask(tree, [5], 200.0)  # the child has not been heard of for minutes
+    assert not kept(tree)
+    check(tree)
+
+
+def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1, "keep_tenant_share": 0.05})
+    ask(tree, TURN_1, 0.0, "a", conversation="parent")
+    ask(tree, list(range(700, 710)), 1.0, "b", conversation="child", parent="parent")
+    assert not kept(tree)
+    for n in range(20):
+        mine = list(range(1000 * n + 5000, 1000 * n + 5020))
+        ask(tree, mine, 2.0 + n, "b", conversation=f"p{n}")
+        ask(tree, [n], 2.0 + n, "b", conversation=f"child-{n}", parent=f"p{n}")
+    assert 0 < tree.core.keeps.budget.tokens <= 50
+    check(tree)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", None]),
+            st.sampled_from(["x", "y", "z"]),
+            st.sampled_from(["x", "y", "nobody", None]),
+            st.booleans(),
+            st.lists(st.integers(0, 2), min_size=1, max_size=12),
+        ),
+        max_size=25,
+    )
+)
+def test_any_claims_leave_the_tree_sound_and_touch_no_other_tenant(asked: list) -> None:
+    tree = LiveTree(128, "wa", {"quantum_tokens": 1, "block_tokens": 2})
+    for n, (salt, name, parent, linear, prompt) in enumerate(asked):
+        before = {
+            id(node): (node.canopy.over, node.canopy.keep_until)
+            for node in tree.core._node_arena.values()
+            if node.canopy.tenant != salt
+        }
+        said = {"conversation": name, "linear": linear}
+        ask(tree, prompt, float(n), salt, **said, **({"parent": parent} if parent else {}))
+        for node in tree.core._node_arena.values():
+            if id(node) in before and node.canopy.tenant != salt:
+                assert before[id(node)] == (node.canopy.over, node.canopy.keep_until)
+        tree.core.keeps.check(node.canopy for node in tree.core._node_arena.values())
+        check(tree)

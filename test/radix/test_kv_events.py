@@ -1,0 +1,227 @@
+"""SGLang's KV events with our tree: whoever listens knows what is cached, and where."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sglang.srt.disaggregation.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    StorageMedium,
+    ZmqEventPublisher,
+)
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.request.retention import Retention
+from sglang_canopy.ttl.table import TTLTable
+from support.live_tree import LiveTree, check
+
+PAGE = 2
+GPU, CPU = StorageMedium.GPU.value, StorageMedium.CPU.value
+Cached = set[tuple[str | None, tuple[int, ...]]]
+
+
+class Listener:
+    """What a router knows of a worker from its events alone."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None]] = {}
+        self.held: dict[str, set[int]] = {GPU: set(), CPU: set()}
+        self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
+        self.next = 0
+
+    def hear(self, sequence: int, payload: bytes) -> None:
+        assert sequence == self.next, "a batch is missing"
+        self.next += 1
+        for event in self.decoder.decode(payload).events:
+            self.apply(event)
+
+    def apply(self, event: Any) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.blocks.clear()
+            for held in self.held.values():
+                held.clear()
+        elif isinstance(event, BlockStored):
+            parent, size = event.parent_block_hash, event.block_size
+            assert parent is None or parent in self.blocks, "stored below what is not there"
+            for i, block in enumerate(event.block_hashes):
+                tokens = tuple(event.token_ids[i * size : (i + 1) * size])
+                self.blocks[block] = (parent, tokens, event.cache_salt)
+                self.held[event.medium or GPU].add(block)
+                parent = block
+        elif isinstance(event, BlockRemoved):
+            held = self.held[event.medium or GPU]
+            assert held >= set(event.block_hashes), "removed what was not there"
+            held -= set(event.block_hashes)
+            everywhere = set().union(*self.held.values())
+            for block in set(event.block_hashes) - everywhere:
+                del self.blocks[block]
+
+    def cached(self, medium: str) -> Cached:
+        """Every cached prefix that ends at a page, with its salt."""
+        return {self._path(block) for block in self.held[medium]}
+
+    def _path(self, block: int) -> tuple[str | None, tuple[int, ...]]:
+        parent, tokens, salt = self.blocks[block]
+        return salt, tokens if parent is None else self._path(parent)[1] + tokens
+
+
+def cached(tree: LiveTree, medium: str) -> Cached:
+    """The same from the tree itself."""
+    found: Cached = set()
+
+    def visit(node: Any, above: tuple[int, ...]) -> None:
+        tokens = above + tuple(node.key.raw_token_ids() if node.parent is not None else ())
+        data = node.component_data[ComponentType.FULL]
+        here = data.value if medium == GPU else data.host_value
+        if node.parent is not None and here is not None:
+            ends = range(len(above) + PAGE, len(tokens) + 1, PAGE)
+            found.update((node.key.cache_salt, tokens[:end]) for end in ends)
+        for child in node.children.values():
+            visit(child, tokens)
+
+    visit(tree.core.root_node, ())
+    return found
+
+
+def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **asks: Any) -> None:
+    request = tree.made(time, prompt_tokens=len(tokens), tenant=salt, **asks)
+    tree.core.arrive(request)
+    tree.core.finish(request)
+    request.done = True
+    request.ranges = [Retention(("device",), 80, 9.0, 0, len(tokens) // 2)]
+    tree.insert(tokens, request, salt)
+
+
+def spread(run: list[int]) -> list[int]:
+    """Tokens of a path: equal beginnings are shared."""
+    return [100 * i + token for i, token in enumerate(run) for _ in range(PAGE)]
+
+
+runs = st.lists(st.integers(0, 2), min_size=1, max_size=7)
+
+
+class Events(RuleBasedStateMachine):
+    """Serve, cut, demote, load back, expire, flush: after each the listener knows the tree."""
+
+    @initialize(
+        policy=st.sampled_from(["canopy-lru", "wa", "s3fifo", "canopy-tlru"]),
+        host_tokens=st.sampled_from([0, 48]),
+        write=st.sampled_from(["write_through", "write_back"]),
+        ttl=st.sampled_from([None, 5.0]),
+        ahead=st.booleans(),
+    )
+    def start(self, policy, host_tokens, write, ttl, ahead) -> None:
+        table = TTLTable(residual_ttl_s=ttl) if ttl and host_tokens else None
+        copies = 8 if ahead and host_tokens and write == "write_back" else None
+        self.tree = LiveTree(
+            32,
+            policy,
+            {"quantum_tokens": 1},
+            PAGE,
+            host_tokens=host_tokens,
+            write_policy=write,
+            tiers=TierOptions(host_ttl=table, copy_ahead=copies),
+            events=True,
+        )
+        self.listener, self.time = Listener(), 0.0
+        self.encoder = msgspec.msgpack.Encoder()
+
+    @rule(run=runs, salt=st.sampled_from([None, None, "a"]), wait=st.sampled_from([0.5, 20.0]))
+    def serve(self, run, salt, wait) -> None:
+        self.time += wait
+        serve(self.tree, spread(run), self.time, salt)
+
+    @rule(tokens=st.integers(1, 40))
+    def evict(self, tokens) -> None:
+        self.tree.evict(tokens)
+
+    @rule(run=runs)
+    def look_up(self, run) -> None:
+        self.tree.match(spread(run))
+
+    @rule(run=runs)
+    def load_back(self, run) -> None:
+        self.tree.load_back(spread(run))
+
+    @rule()
+    def flush(self) -> None:
+        self.tree.settle()
+        self.tree.cache.reset()
+        self.tree.allocator.clear()
+
+    @invariant()
+    def the_listener_knows_the_tree(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        self.tree.settle()
+        batch = KVEventBatch(ts=self.time, events=self.tree.cache.take_events())
+        self.listener.hear(self.listener.next, self.encoder.encode(batch))
+        for medium in (GPU, CPU):
+            assert self.listener.cached(medium) == cached(self.tree, medium)
+        check(self.tree)
+
+
+TestEvents = Events.TestCase
+TestEvents.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def replayed(publisher: ZmqEventPublisher, batches: int) -> list[tuple[int, bytes]]:
+    """Every batch from the first, as the publisher's replay socket has them; asks until ``batches``
+    are there."""
+    with zmq.Context.instance().socket(zmq.DEALER) as asker:
+        asker.setsockopt(zmq.RCVTIMEO, 30_000)
+        asker.setsockopt(zmq.LINGER, 0)
+        asker.connect(publisher._local_replay_endpoint)
+        while True:
+            asker.send_multipart((b"", (0).to_bytes(8, "big")))
+            found = []
+            while True:
+                *_, sequence, payload = asker.recv_multipart()
+                if sequence == ZmqEventPublisher.END_SEQ:
+                    break
+                found.append((int.from_bytes(sequence, "big"), payload))
+            if len(found) >= batches:
+                return found
+
+
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_over_zmq_no_batch_is_missing_and_the_last_state_is_the_trees(write, tmp_path) -> None:
+    publisher = ZmqEventPublisher(
+        0, endpoint=f"ipc://{tmp_path}/pub", replay_endpoint=f"ipc://{tmp_path}/replay"
+    )
+    try:
+        tree = LiveTree(
+            64, "wa", {"quantum_tokens": 1}, PAGE, host_tokens=96, write_policy=write, events=True
+        )
+        draw, batches = random.Random(5), 0
+        for n in range(200):
+            run = [draw.randrange(3) for _ in range(draw.randrange(1, 9))]
+            serve(tree, spread(run), float(n), draw.choice([None, "a"]))
+            if draw.random() < 0.3:
+                tree.load_back(spread(run))
+            if draw.random() < 0.3:
+                tree.evict(draw.randrange(1, 30))
+            tree.settle()
+            events = tree.cache.take_events()
+            if events:
+                batches += 1
+                publisher.publish(KVEventBatch(ts=float(n), events=events))
+        listener = Listener()
+        for sequence, payload in replayed(publisher, batches):
+            listener.hear(sequence, payload)
+        assert listener.next == batches > 100
+        for medium in (GPU, CPU):
+            assert listener.cached(medium) == cached(tree, medium) != set()
+    finally:
+        publisher.shutdown()

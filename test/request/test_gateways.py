@@ -1,0 +1,290 @@
+"""What of a request reaches a worker behind the gateways that exist: the table of the docs, held
+against their packages, and what our entry makes of what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from sglang_canopy.cli import hint
+from sglang_canopy.cli.main import main
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.identity import Identities, sources_of
+from sglang_canopy.request.owner import METADATA, RequireTenant, settle
+from sglang_canopy.request.stamp import STAMP_KEY
+from sglang_canopy.server import entry
+from support.gateways import Worker, post, running
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
+
+FIELDS: dict[str, Any] = {
+    "cache_salt": "salt",
+    "extra_key": "key",
+    "custom_params": {"canopy_category": "agent"},
+    "session_id": "s",
+    "rid": "c_t2",
+    "priority": 3,
+    "prompt_cache_key": "k",
+    "safety_identifier": "i",
+    "user": "u",
+    "metadata": {"canopy_cache_salt": "salt"},
+    "previous_response_id": "resp_0",
+    "prompt_cache_retention": "24h",
+    "nvext": {"agent_hints": {"priority": 1}},
+    "kv_hints": {"protocol_version": "0.1", "message_id": "m", "actions": []},
+    "kv_cache_retention_config": {"decode_retention_priority": 50},
+}
+HEADERS = {
+    name: f"value-of-{name}"
+    for name in (
+        *("x-smg-routing-key", "x-request-id", "x-session-id", "x-dynamo-session-id"),
+        *("x-claude-code-session-id", "thread-id", "x-override-conversation-id"),
+        *("x-canopy-cache-salt", "x-canopy-gateway-secret"),
+    )
+}
+CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+USER = [{"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]}]
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 4}},
+    "/v1/messages": {"messages": USER, "max_tokens": 4},
+}
+YES, NO = "yes", "-"
+
+
+@pytest.fixture(scope="module")
+def workers():
+    pair = [Worker(), Worker()]
+    yield pair
+    for worker in pair:
+        worker.close()
+
+
+def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
+    """Route -> field or header -> whether it arrived as it was sent."""
+    found: dict[str, dict[str, str]] = {}
+    for route, body in ROUTES.items():
+        for worker in workers:
+            worker.seen.clear()
+        status, _ = post(url + route, {"model": "tiny", **FIELDS, **body}, HEADERS)
+        (seen,) = [one for worker in workers for one in worker.seen] or [None]
+        if seen is None:
+            assert status == 404
+            found[route] = dict.fromkeys([*FIELDS, *HEADERS, "cache_control"], str(status))
+            continue
+        _, headers, got = seen
+        rows = {f: YES if got.get(f) == value else NO for f, value in FIELDS.items()}
+        rows |= {h: YES if headers.get(h) == value else NO for h, value in HEADERS.items()}
+        if "messages" in got:
+            control = got["messages"][0]["content"][0].get("cache_control")
+            rows["cache_control"] = (
+                NO if control is None else YES if control.get("ttl") else "without `ttl`"
+            )
+        found[route] = rows
+    return found
+
+
+def documented() -> dict[str, dict[str, dict[str, str]]]:
+    """Field -> gateway -> route -> what the page says of it."""
+    section = PAGE.read_text(encoding="utf-8").split("## Behind gateways")[1]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    table: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        by_gateway = {}
+        for gateway, four in (("sglang-router", cells[1:5]), ("smg", cells[5:9])):
+            by_gateway[gateway] = dict(zip(ROUTES, four))
+        table[name.strip("`")] = by_gateway
+    return table
+
+
+@pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
+def test_the_page_says_what_passes_each_gateway(gateway, workers, tmp_path) -> None:
+    with running(gateway, [w.url for w in workers], tmp_path / "log") as url:
+        found = arrived(url, workers)
+        assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
+    said = documented()
+    assert set(said) == {*FIELDS, *HEADERS, "cache_control"}
+    for name, by_gateway in said.items():
+        for route, cell in by_gateway[gateway].items():
+            assert cell == found[route].get(name, NO), (gateway, route, name)
+
+
+def test_without_a_gateway_everything_arrives(workers) -> None:
+    found = arrived(workers[0].url, workers)
+    assert all(set(rows.values()) <= {YES} for rows in found.values())
+
+
+# ---- what our entry makes of it ----
+
+
+def http(body: Any, **headers: str) -> HttpRequest:
+    raw = json.dumps(body).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    lines = [(k.replace("_", "-").lower().encode(), v.encode()) for k, v in headers.items()]
+    request = HttpRequest({"type": "http", "method": "POST", "headers": lines}, receive)
+    asyncio.run(request.body())
+    return request
+
+
+def asked(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"extra_key": None, "cache_salt": None, "sampling_params": {}} | fields
+    )
+
+
+def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
+    for request in (
+        http({"metadata": {METADATA["cache_salt"]: "a"}}),
+        http({}, X_Canopy_Cache_Salt="a"),
+        http({"metadata": {METADATA["cache_salt"]: "a"}}, X_Canopy_Cache_Salt="a"),
+    ):
+        obj = asked()
+        settle(obj, request)
+        settle(obj, request)
+        assert (obj.extra_key, obj.cache_salt) == (None, "a")
+    settle(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
+    assert messages.cache_salt == "a"
+    settle(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
+    assert untouched.cache_salt == "own"
+
+
+@pytest.mark.parametrize(
+    ("own", "metadata", "headers"),
+    [
+        ("b", {METADATA["cache_salt"]: "a"}, {}),
+        (None, {METADATA["cache_salt"]: "a"}, {"X_Canopy_Cache_Salt": "b"}),
+        (["a", "b"], {}, {"X_Canopy_Cache_Salt": "a"}),
+    ],
+)
+def test_a_tenant_that_is_named_twice_and_differently_is_refused(own, metadata, headers) -> None:
+    with pytest.raises(CanopyError, match="twice, and differently"):
+        settle(asked(cache_salt=own), http({"metadata": metadata}, **headers))
+
+
+def test_a_tenant_that_is_no_string_is_refused() -> None:
+    with pytest.raises(CanopyError, match="must be strings"):
+        settle(asked(), http({"metadata": {METADATA["extra_key"]: 7}}))
+
+
+def test_our_keys_pass_in_metadata_where_custom_params_do_not() -> None:
+    metadata = {
+        "canopy_category": "agent",
+        "canopy_turn": "3",
+        "canopy_over": "true",
+        "canopy_conversation": "17",
+        "someone_elses": "x",
+    }
+    obj = asked()
+    entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
+    stamp = obj.sampling_params["custom_params"][STAMP_KEY]
+    said = {"category": "agent", "turn": 3, "over": True}
+    assert said.items() <= stamp.items()
+    own = asked(sampling_params={"custom_params": {"canopy_turn": 9}})
+    entry.stamp(own, {}, http({"metadata": metadata}))
+    assert own.sampling_params["custom_params"][STAMP_KEY]["turn"] == 9
+    with pytest.raises(CanopyError, match="canopy_turn"):
+        entry.stamp(asked(), {}, http({"metadata": {"canopy_turn": "soon"}}))
+
+
+def test_identities_that_pass_sglang_router_name_conversations_of_their_tenant() -> None:
+    rule = Identities(sources_of("all"))
+    left = {"prompt_cache_key": "k", "metadata": {"user_id": "u_session_9"}}
+    assert rule.fields(left, {})["conversation"] == "9"
+    assert rule.fields({"prompt_cache_key": "k"}, {})["conversation"] == "k"
+    assert rule.fields({}, {"x-request-id": "c_t2"})["conversation"] == "c"
+
+
+@pytest.fixture
+def rule(monkeypatch):
+    def of(mode: str) -> None:
+        monkeypatch.setattr(entry, "require_tenant", RequireTenant(mode))
+
+    return of
+
+
+def warnings(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for obj, request in requests:
+            entry.stamp(obj, {}, request)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_worker_warns_once_where_a_gateway_drops_what_others_pass_on(rule, caplog) -> None:
+    rule("off")
+    bare = http({}, X_Smg_Routing_Key="r")
+    assert warnings(caplog, (asked(), bare), (asked(), bare)) == []
+    said = warnings(caplog, (asked(cache_salt="a"), bare), *[(asked(), bare)] * 3)
+    assert len(said) == 1
+    assert "though others do" in said[0]
+    assert "x-smg-routing-key" in said[0]
+    assert METADATA["cache_salt"] in said[0]
+    rule("warn")
+    assert len(warnings(caplog, *[(asked(), http({}))] * 3)) == 1
+
+
+def test_a_required_tenant_is_asked_for_and_calls_from_inside_need_none(rule) -> None:
+    rule("on")
+    with pytest.raises(CanopyError, match="names no tenant"):
+        entry.stamp(asked(), {}, http({}))
+    entry.stamp(asked(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))
+    entry.stamp(asked(extra_key="k"), {}, http({}))
+    entry.stamp(asked(), {})
+
+
+# ---- a hint to every worker ----
+
+
+def test_a_hint_reaches_every_worker_with_its_tenant_and_keys(workers, capsys, monkeypatch) -> None:
+    for worker in workers:
+        worker.seen.clear()
+    monkeypatch.setenv("CANOPY_CACHE_SALT", "the-salt")
+    urls = ",".join(worker.url for worker in workers)
+    command = ["hint", "c-17", "--workers", urls, "--over", "--api-key", "key"]
+    assert main(command) == 0
+    for worker in workers:
+        ((path, headers, body),) = worker.seen
+        assert (path, body) == ("/canopy/hint", {"conversation": "c-17", "over": True})
+        assert headers["authorization"] == "Bearer key"
+        assert headers["x-canopy-cache-salt"] == "the-salt"
+    assert capsys.readouterr().out.count(": taken") == 2
+
+
+def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys) -> None:
+    workers[0].seen.clear()
+    gone = Worker()
+    gone.close()
+    urls = f"{gone.url},{workers[0].url}"
+    assert main(["hint", "c", "--workers", urls, "--return-in-s", "5"]) == 1
+    out = capsys.readouterr().out
+    assert f"{gone.url}: no answer" in out
+    assert f"{workers[0].url}: taken" in out
+    assert workers[0].seen[0][2] == {"conversation": "c", "return_in_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--workers", "http://a"], "say something"),
+        (["--workers", "a:1", "--over"], "must be like"),
+        (["--workers", ",", "--over"], "1 to"),
+        (["--workers", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),
+    ],
+)
+def test_a_hint_that_says_nothing_or_nonsense_is_refused(more, reason, capsys) -> None:
+    assert main(["hint", "c", *more]) == 2
+    assert re.search(reason, capsys.readouterr().err)
+    assert hint.worker_urls("http://a/,http://a, https://b") == ["http://a", "https://b"]
