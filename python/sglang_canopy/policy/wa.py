@@ -131,10 +131,10 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         if not self._learns:
             return super().finish(request)
-        sampled = self.duel is not None and self.duel.samples(self.model.origin(request))
+        origin = self.model.origin(request)
         request.label = self.model.finish(request)
-        if sampled and self.duel is not None:
-            self.duel.observe(request)
+        if self.duel is not None and self.duel.samples(origin):
+            self.duel.observe(request, origin)
         return request.label
 
     def heard(

@@ -87,6 +87,8 @@ class CanopyTreeCore(CopiedCore):
             (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage),
             request.tenant,
         )
+        if self.live.meter is not None:
+            self.live.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
 
     def arrive(self, request: LiveRequest) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""

@@ -15,6 +15,7 @@ from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
+from sglang_canopy.whatif.meter import Meter
 
 ReadProfile = Callable[[str], Any]
 """From a profile's path to its JSON; ``None`` where no run has saved it yet."""
@@ -24,6 +25,8 @@ ReadProfile = Callable[[str], Any]
 class LiveCache:
     """What one live tree needs to know: its policies and the tree's own settings."""
 
+    running: str
+    """The device policy's name, as ``--radix-eviction`` takes it."""
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
@@ -39,6 +42,8 @@ class LiveCache:
     """Where what the policy learns is saved; ``None`` on every rank but the first."""
     gate: SessionGate | None = None
     """Who may start, with ``--canopy-session-gate``."""
+    meter: Meter | None = None
+    """What other policies would hit, with ``--canopy-whatif``."""
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """From the tree core to the tier below the host."""
 
@@ -71,6 +76,7 @@ def live_cache(
     if _learns(disk) and not _learns(listeners[0]):
         listeners.insert(0, disk)
     return LiveCache(
+        policy,
         settings,
         device,
         host,

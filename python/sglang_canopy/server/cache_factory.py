@@ -29,6 +29,7 @@ from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
 from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.observer import meter_of
 from sglang_canopy.server.queue import options_of, refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
@@ -92,6 +93,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
     cache.canopy_queue = LiveQueue(cache, options_of(ctx.server_args))
     live.gate = session_gate(ctx.server_args, cache)
+    live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
 

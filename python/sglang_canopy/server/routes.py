@@ -20,6 +20,7 @@ from sglang_canopy.server.gate_http import Refusals
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
+from sglang_canopy.whatif.total import added_up, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,10 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     started = time.monotonic()
 
     async def status(_request: Any) -> dict[str, Any]:
+        ranks = status_file.read_all()
+        watched = status_file.read_all(status_file.OBSERVED)
+        meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
+        whatif = added_up(meters)
         return {
             "version": __version__,
             "policy": server_args.radix_eviction_policy,
@@ -57,7 +62,9 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
             "client_hints": entry.hint_rule.mode,
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
-            "ranks": status_file.read_all(),
+            "whatif": whatif,
+            "whatif_in_words": None if whatif is None else in_words(whatif),
+            "ranks": ranks,
         }
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)

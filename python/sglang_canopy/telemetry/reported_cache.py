@@ -10,6 +10,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.keep import Keeps, TokenBudget
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.ttl.table import TTLTable
+from sglang_canopy.whatif.meter import Meter
 
 
 class ReportedProfile(Protocol):
@@ -37,6 +38,9 @@ class ReportedPolicies(Protocol):
 
     @property
     def gate(self) -> ReportedGate | None: ...
+
+    @property
+    def meter(self) -> Meter | None: ...
 
     @property
     def device_policy(self) -> Policy: ...

@@ -103,6 +103,7 @@ class Status:
             "disk": disk,
             "session_gate": self._gate(),
             "queue": self._queue(),
+            "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
         }
@@ -171,6 +172,11 @@ class Status:
         """What the session gate says of itself; ``None`` without one."""
         gate = self.cache.tree_core.live.gate
         return None if gate is None else gate.stats()
+
+    def _whatif(self) -> dict[str, Any] | None:
+        """What other policies would hit; ``None`` without a meter."""
+        meter = self.cache.tree_core.live.meter
+        return None if meter is None else meter.stats()
 
     def _queue(self) -> dict[str, Any] | None:
         """Who is let in next, and why; ``None`` for a cache without a scheduler's queue."""
