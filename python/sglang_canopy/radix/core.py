@@ -18,6 +18,7 @@ from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.copied_core import CopiedCore
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
+from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
 from sglang_canopy.radix.scoped import Scoped
@@ -56,6 +57,7 @@ class CanopyTreeCore(CopiedCore):
         self.shortfall: Scoped[Callable[[], int]] = Scoped()
         """Tokens that the allocation lacks for which SGLang walks over victims."""
         self.conversations = Conversations(self)
+        self.exchange = Exchange(self)
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -97,6 +99,7 @@ class CanopyTreeCore(CopiedCore):
         self.evictable_device_leaves.admit_pending()
         self.evictable_host_leaves.admit_pending()
         self.clock.advance(request.time)
+        self.exchange.return_if_due()
         self.disk.request_arrived(request.epoch)
         if self.ttl_window is not None:
             table = self.ttl_window.request_arrived(self.clock.now, self.disk.capacity)

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.config.tiers import TREE_KEYS, TierOptions, TreeSettings, split_config
+from sglang_canopy.config.tiers import (
+    TREE_KEYS,
+    PolicyChoice,
+    TierOptions,
+    TreeSettings,
+    split_config,
+)
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
@@ -27,6 +33,8 @@ class LiveCache:
 
     running: str
     """The device policy's name, as ``--radix-eviction`` takes it."""
+    started: PolicyChoice
+    """The policy that the server started with, which the disk tier keeps."""
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
@@ -44,6 +52,10 @@ class LiveCache:
     """Who may start, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """What other policies would hit, with ``--canopy-whatif``."""
+    auto_return_s: float | None = None
+    """Seconds of a lead after which ``canopy-lru`` takes over; ``None``: never."""
+    device_tokens: int = 0
+    host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """From the tree core to the tier below the host."""
 
@@ -75,8 +87,10 @@ def live_cache(
     listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
     if _learns(disk) and not _learns(listeners[0]):
         listeners.insert(0, disk)
+    disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(
         policy,
+        tiers.disk or PolicyChoice(policy, disk_options),
         settings,
         device,
         host,

@@ -34,6 +34,7 @@ class NodeMetadataCore(OffsetWalkCore):
         settings = self.live.settings
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
         self.waiting = Awaited(device_tokens)
+        self.live.device_tokens = device_tokens
         self.live.device_policy.sized(device_tokens)
         super().__init__(params, components)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang_canopy.chunk.server import hooks as chunk_hooks
+from sglang_canopy.config.policy_change import KEY as POLICY_KEY
+from sglang_canopy.config.policy_change import unpacked
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.hints import KEY, unpack
 from sglang_canopy.server import queue
 from sglang_canopy.server.session_gate import gate_of, time_told
+
+logger = logging.getLogger(__name__)
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -29,6 +35,9 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     SGLang's own. One hook for all, since SGLang warns of two around one function."""
     if time_told(scheduler, recv_req.server_args):
         return _answer(True)
+    changes = [key for key in recv_req.server_args if key.startswith(POLICY_KEY)]
+    if changes:
+        return _answer(_exchange(scheduler, changes[-1]))
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
         return chunk_hooks.run_commands(original, scheduler, recv_req)
@@ -40,6 +49,18 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
                 if gate is not None and hint.get("over"):
                     gate.gate.hint_over(hint["tenant"], hint["conversation"])
     return _answer(core is not None)
+
+
+def _exchange(scheduler: Any, key: str) -> bool:
+    core, change = _core(scheduler), unpacked(key)
+    if core is None or change is None:
+        return False
+    try:
+        core.exchange.apply(change, "POST /canopy/policy")
+    except CanopyError:  # it was checked where it came in
+        logger.exception("canopy: the policy stays as it is")
+        return False
+    return True
 
 
 def _answer(updated: bool) -> Any:

@@ -44,6 +44,13 @@ def meter_of(
     return Meter(asked, memory, running, policy)
 
 
+def auto_return_s(server_args: Any) -> float | None:
+    """Seconds after which a better ``canopy-lru`` takes over; ``None``: never."""
+    flags: WhatifFlags | None = getattr(server_args, NOTE, None)
+    minutes = None if flags is None else flags.auto_return_min
+    return None if minutes is None else 60.0 * minutes
+
+
 def options_of(policy: Policy) -> dict[str, Any]:
     """The options with which a policy runs, its profile left out."""
     fields = getattr(type(policy.config), "__dataclass_fields__", {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,10 @@ class ReportedPolicies(Protocol):
     def gate(self) -> ReportedGate | None: ...
 
     @property
+    def running(self) -> str:
+        """The device policy's name, as ``--radix-eviction`` takes it."""
+
+    @property
     def meter(self) -> Meter | None: ...
 
     @property
@@ -75,6 +79,13 @@ class ReportedCopies(Protocol):
     def status(self) -> dict[str, int]: ...
 
 
+class ReportedExchange(Protocol):
+    """What was exchanged while the server ran."""
+
+    @property
+    def changes(self) -> Sequence[Any]: ...
+
+
 class ReportedTree(Protocol):
     """The tree core: its nodes, its policies, and what it counts."""
 
@@ -86,6 +97,9 @@ class ReportedTree(Protocol):
 
     @property
     def live(self) -> ReportedPolicies: ...
+
+    @property
+    def exchange(self) -> ReportedExchange: ...
 
     @property
     def groups(self) -> ReportedGroups: ...
