@@ -22,6 +22,7 @@ COMMANDS = {
     "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
+    "explain": "where a conversation's KV is, when it would go, and why the last of it went",
     "top": "a running server's tiers, hits and evictions, live",
     "calibrate": "measure which share of a document a server should recompute",
     "chunk-eval": "quality lost and time saved by reusing document KV, on a model",

@@ -136,6 +136,10 @@ class Canary(Policy):
     def state(self) -> Mapping[str, Any]:
         return self.base.state()
 
+    def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
+        policy = self._ranks(leaf)
+        return {"ranked_by": policy.name, **policy.explain(leaf, now)}
+
     def leaves(self) -> Iterator[Leaf]:
         return chain(self.base.leaves(), self.trial.leaves())
 

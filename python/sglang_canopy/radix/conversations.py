@@ -28,6 +28,24 @@ class Conversations:
             self._deepest = {key: node for key, node in self._deepest.items() if contains(node)}
         self._deepest[request.tenant, request.conversation] = node
 
+    def gone(self, node: UnifiedTreeNode) -> None:
+        """``node`` leaves the tree: where a conversation ended in it, it ends above."""
+        leaf = node.canopy
+        key = (leaf.tenant, leaf.conversation)
+        if self._deepest.get(key) is node and node.parent is not None:
+            self._deepest[key] = node.parent
+
+    def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
+        """Where a tenant's conversation ends in the tree; ``None`` where nothing of it is there."""
+        node = self._deepest.get((tenant, conversation))
+        if node is None or node is self.tree.root_node or not self.tree.contains(node):
+            return None
+        return node
+
+    def tenants_of(self, conversation: Any) -> list[Any]:
+        """Whoever has a conversation of this name in the tree."""
+        return [tenant for tenant, name in self._deepest if name == conversation]
+
     def apply_hint(self, hint: dict[str, Any]) -> None:
         """Apply what a client says of a conversation to what is cached of it already.
 

@@ -65,6 +65,10 @@ class CanopyTreeCore(CopiedCore):
         self.disk.tree_reset()
         self.conversations.clear()
 
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.conversations.gone(node)
+        super()._unregister_node(node)
+
     # ---- requests ----
 
     def request_of(self, req: Req) -> LiveRequest:

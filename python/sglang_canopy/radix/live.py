@@ -54,6 +54,8 @@ class LiveCache:
     """What other policies would hit, with ``--canopy-whatif``."""
     auto_return_s: float | None = None
     """Seconds of a lead after which ``canopy-lru`` takes over; ``None``: never."""
+    free_tokens: Callable[[], int] = int
+    """Free tokens of the device now."""
     device_tokens: int = 0
     host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier

@@ -19,6 +19,8 @@ from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry
 from sglang_canopy.server.access_log import hide_queries
+from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
+from sglang_canopy.server.explain_http import Explaining
 from sglang_canopy.server.gate_http import Refusals
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
@@ -72,6 +74,8 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
     access.add_change_route(app, "POST", "/canopy/policy", _policy)
+    explaining = Explaining(_send, server_args.admin_api_key)
+    access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
@@ -107,6 +111,7 @@ _OWN_KEYS = {
     COMMAND: "/canopy/chunks",
     TIME_KEY: "/canopy/status",
     POLICY_KEY: "/canopy/policy",
+    EXPLAIN_KEY: "/canopy/explain",
 }
 """How keys begin that only Canopy's own routes may send to the schedulers."""
 

@@ -133,6 +133,13 @@ def start(cache: ReportedCache, enable_metrics: bool) -> Reporter:
     return reporter
 
 
+def answer(name: str, what: Any) -> None:
+    """Leave an answer for the HTTP process; of tensor-parallel ranks the first does."""
+    rank, peer = _place()
+    if not peer:
+        status_file.write(rank, what, kind=status_file.ANSWER + name)
+
+
 def _place() -> tuple[int, str]:
     """This process's data-parallel rank, and which of its peers it is; empty for the first."""
     from sglang.srt.runtime_context import get_parallel

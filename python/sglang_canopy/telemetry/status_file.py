@@ -40,11 +40,12 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-RANKS, OBSERVED = "rank", "observed"
-"""Kinds of files: of a rank with a tree of ours, and of one that is only watched."""
+RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
+"""Kinds of files: of a rank with a tree of ours, of one that is only watched, and (with a name that
+follows) what was asked for once."""
 
 
-def write(rank: int, status: dict[str, Any], peer: str = "", kind: str = RANKS) -> None:
+def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
     """Replace the file of data-parallel rank ``rank``. Without a folder nothing is done.
 
     ``peer``: which of its tensor- and pipeline-parallel ranks writes, if not the first. Raises ``OSError`` where the folder is gone or its disk is full.
@@ -81,6 +82,19 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
         others = sorted(peers.get(number, {}).items())
         status["peers"] = [{"peer": name, **of} for name, of in others]
     return [found[number] for number in sorted(found)]
+
+
+def take(name: str) -> list[Any]:
+    """The answers that were left under ``name``, in order of rank. They are removed."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    found = []
+    for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
+        with contextlib.suppress(OSError, ValueError):
+            if path.stat().st_size <= MAX_FILE_BYTES:
+                found.append(json.loads(path.read_text("utf-8")))
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found
 
 
 def _remove_left_behind() -> None:
