@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
     "ttl": set(),
+    "whatif": {"policy", "reuse"},
     "schedule": set(),
     "admission": {"reuse"},
     "disk": {"policy", "ttl"},
@@ -33,9 +34,9 @@ ROOMS: dict[str, set[str]] = {
     "advise": {"characterize", "policy", "sim", "trace"},
     "plan": {"config", "policy", "sim", "trace", "ttl"},
     "report": {"advise", "characterize", "plan", "sim"},
-    "radix": {"admission", "config", "policy", "request", "reuse", "ttl"},
+    "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"policy", "radix", "ttl"},
+    "telemetry": {"policy", "radix", "ttl", "whatif"},
     "chunk": {"policy"},
     "chunk/server": {"chunk", "config", "request"},
     "bench": {"latency", "request", "trace"},
@@ -44,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "models": set(),
     "server": {
         *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
-        *("reuse", "schedule", "storage", "telemetry"),
+        *("reuse", "schedule", "storage", "telemetry", "whatif"),
     },
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {
@@ -57,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("advise", "admission", "config", "latency", "request", "schedule"),
+    *("advise", "admission", "config", "latency", "request", "schedule", "whatif"),
 )
 """Rooms that need neither torch nor sglang."""
 

@@ -35,6 +35,7 @@ from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierFlags, TreeSettings
+from sglang_canopy.config.whatif import WhatifFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
@@ -42,7 +43,7 @@ from sglang_canopy.request import identity, retention_sources
 from sglang_canopy.server import flags, seams
 from sglang_canopy.sim import hindsight
 from sglang_canopy.storage.settings import StorageSettings
-from sglang_canopy.telemetry import metrics
+from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,7 +233,7 @@ FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
 
 def canopy_flags() -> str:
     short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
-    kinds = (flags.RequestFlags, QueueFlags, TierFlags, GateFlags)
+    kinds = (flags.RequestFlags, QueueFlags, TierFlags, GateFlags, WhatifFlags)
     return table(FLAG_COLUMNS, [short, *declared_flags(*kinds)])
 
 
@@ -357,12 +358,12 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 def metrics_table() -> str:
     rows = [
         [
-            f"`{metrics.PREFIX}{m.name}`",
+            f"`{series.PREFIX}{m.name}`",
             m.kind,
             ", ".join(f"`{label}`" for label in m.labels),
             m.meaning,
         ]
-        for m in metrics.METRICS
+        for m in series.METRICS
     ]
     return table(["metric", "type", "labels", "meaning"], rows)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.sampled_caches import SampledCaches
 from sglang_canopy.sim.driver import distinct_blocks, simulate
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.overlay import overlay
@@ -50,7 +51,7 @@ def row(data: Path, name: str, share: float, one_in: int) -> dict[str, Any]:
     policies = {"lru": make_policy("lru")}
     policies |= {arm: make_policy("wa", {"model": arm}) for arm in (*ARMS, "duel")}
     duel: Any = policies["duel"]
-    duel.duel.one_in = one_in
+    duel.duel.caches = SampledCaches(None if one_in == 1 else one_in)
     for arm, policy in policies.items():
         hits[arm] = 100 * simulate(requests, policy, max(1, int(blocks * share))).token_hit_ratio
     stats = duel.stats()["duel"]

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sglang_canopy.telemetry.metrics import METRICS, PREFIX
+from sglang_canopy.telemetry.series import METRICS, PREFIX
 from sglang_canopy.telemetry.status_file import FOLDER_VARIABLE
 from sglang_canopy.telemetry.top_source import fetch
 

@@ -10,6 +10,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.duel import Duel
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.sampled_caches import MOST_BLOCKS, Arm, SampledCaches
 from sglang_canopy.policy.shadow_cache import ShadowCache
 from sglang_canopy.records import Request
 
@@ -128,8 +129,8 @@ def test_dense_traffic_is_sampled_by_whole_conversations_and_smaller_samples_are
     assert len(before) == 1000
     for step in range(4000):
         if duel.samples(step % 1000):
-            duel.observe(request(step * 0.1, (step % 1000, 7)))
-    assert duel.one_in == 16  # 10 requests a second, at most 1 of them
+            duel.observe(request(step * 0.1, (step % 1000, 7)), step % 1000)
+    assert duel.caches.one_in == 16  # 10 requests a second, at most 1 of them
     after = {who for who in range(1000) if duel.samples(who)}
     assert after < before
     assert 30 < len(after) < 100
@@ -137,11 +138,43 @@ def test_dense_traffic_is_sampled_by_whole_conversations_and_smaller_samples_are
 
 def test_the_shadow_caches_of_a_sample_are_smaller_by_as_much():
     duel = Duel({"lru": lambda: make_policy("lru")})
+    duel.caches = SampledCaches(one_in=8)
     duel.sized(64 * BLOCK)
-    duel.one_in = 8
     for step in range(300):
-        duel.observe(request(float(step), (step,)))
-    assert len(duel._caches["lru"]) == 8
+        duel.observe(request(float(step), (step,)), step)
+    assert duel.caches.blocks() == {"lru": 8}
+
+
+def test_what_all_conversations_share_takes_a_samples_part_of_the_room():
+    """One in 8 of 64 conversations, each of 4 blocks behind 40 shared ones, in room for 100."""
+    caches = SampledCaches(one_in=8)
+    caches.add("lru", Arm(lambda: make_policy("lru"), 100 * BLOCK))
+    for step in range(64):
+        path = (*range(40), *(1000 * step + i for i in range(4)))
+        caches.observe(request(float(step), path), step)
+    # A cache of 100 blocks holds the shared ones and 15 conversations; 1/8 of them is 40 + 7 blocks.
+    assert 40 + 7 <= caches.blocks()["lru"] <= 40 + 8
+
+
+def test_thinning_out_keeps_what_is_cached_as_far_as_it_fits():
+    caches = SampledCaches(most_per_s=1.0)
+    caches.add("lru", Arm(lambda: make_policy("lru"), 64 * BLOCK))
+    for step in range(50):
+        caches.observe(request(step / 10, (step,)), step)
+    assert caches.one_in == 1
+    assert caches.blocks()["lru"] == 50
+    for step in range(50, 62):
+        caches.observe(request(step / 10, (step,)), step)
+    assert caches.one_in == 2
+    assert caches.blocks()["lru"] == 32
+
+
+def test_caches_too_large_to_shadow_are_sampled_from_the_start():
+    caches = SampledCaches()
+    caches.add("lru", Arm(lambda: make_policy("lru"), 10**9))
+    for step in range(20):
+        caches.observe(request(float(step), (step,)), step)
+    assert caches.one_in * MOST_BLOCKS * BLOCK >= 10**9
 
 
 def test_the_tail_policy_does_not_duel_for_hits():

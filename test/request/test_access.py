@@ -17,9 +17,10 @@ from sglang_canopy.request.hints import Waiting, unpack
 from sglang_canopy.tenant import tenant_of
 
 USER, ADMIN = "a user's key", "the administrator's key"
-READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"))
+READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
 CHANGES = (
     ("POST", "/canopy/hint"),
+    ("POST", "/canopy/policy"),
     ("POST", "/canopy/chunks"),
     ("DELETE", "/canopy/chunks/abc"),
     ("POST", "/canopy/chunks/abc/pin"),

@@ -85,3 +85,11 @@ def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(tmp_path
     assert first == second
     assert first["ahead"]["used"] > 0
     assert first["victims"][0] > 10
+
+
+def test_ranks_exchange_their_policies_at_the_same_request(tmp_path: Path) -> None:
+    first, second = on_two_ranks("exchanges", tmp_path)
+    assert first == second
+    assert first["changes"][-1] == "canopy-lru"  # by the meter
+    assert len(first["changes"]) == 7
+    assert first["victims"][-1][0] > 0

@@ -198,6 +198,49 @@ def copies(rank: int, folder: Path) -> Any:
     return {"hits": hits, "victims": counters.victims.sum, "ahead": ahead.status()}
 
 
+def exchanges(rank: int, folder: Path) -> Any:
+    """Policies are exchanged at the same requests, by hand and by the meter, on ranks whose nodes
+    lie at different addresses."""
+    from sglang_canopy.config.policy_change import change_of
+    from sglang_canopy.whatif.meter import Asked, Memory, Meter
+
+    ballast = [object() for _ in range(1000 * rank)]
+    tree = tree_of(rank, folder, policy="wa")
+    live, rng = tree.core.live, random.Random(7)
+    live.meter = Meter(Asked(), Memory(live.device_tokens), "wa", live.device_policy)
+    live.auto_return_s = 60.0
+    names, hits, victims = ("canopy-lru", "wa", "s3fifo", "wa"), [], []
+    for i in range(240):
+        if i % 40 == 20:
+            body: dict[str, Any] = {"device": names[i // 40 % 4]}
+            if i // 40 % 2:
+                body["canary"] = 0.5
+            tree.core.exchange.apply(change_of(body), "test")
+        prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
+        request = tree.request(
+            float(i),
+            prompt_tokens=len(prompt),
+            path=tuple(prompt),
+            block_tokens=1,
+            tenant=rng.choice("ab"),
+        )
+        hits.append(tree.match(prompt))
+        tree.core.finish(request)
+        live.meter.ended(request, hits[-1])
+        if i == 230:
+            live.meter.lru_ahead_since = 100.0
+        tree.insert(prompt, request)
+        victims.append(tree.core.counters.victims.sum)
+    said = live.meter.stats()
+    del said["spent_s"], ballast
+    return {
+        "hits": hits,
+        "victims": victims,
+        "meter": said,
+        "changes": [change.after for change in tree.core.exchange.changes],
+    }
+
+
 def main() -> None:
     scenario, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     torch.distributed.init_process_group(

@@ -52,6 +52,10 @@ class Policy(abc.ABC):
     takes_tail_target: ClassVar[bool] = False
     """Whether it aims at a tail: one of the options ``TAIL_TARGETS``."""
 
+    admits_alike: ClassVar[bool] = False
+    """Whether a leaf that is dropped and admitted again, unchanged, ranks as before: then the order
+    of eviction can be looked at without a trace."""
+
     def arrive(self, request: Request) -> str:
         """A request comes in. Returns the category label its nodes will carry."""
         return request.category
@@ -116,6 +120,11 @@ class Policy(abc.ABC):
         tree announces each request to both.
         """
         return type(self)(self.config)
+
+    def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
+        """What is believed of ``leaf``, for operators; admitted or not. In the scheduler's
+        thread, on every rank at the same point: labels may be looked up, and so be made."""
+        return {}
 
     def stats(self) -> Mapping[str, Any]:
         """What an operator may want to see: learnt curves, queue sizes, fitted models."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ class RankedPolicy(Policy):
     def victim(self, now: float) -> Victim | None:
         leaf = self._heap.least()
         return None if leaf is None else Victim(leaf)
+
+    def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
+        return {"rank": str(self.rank(leaf)), "idle_s": round(now - leaf.last_access, 3)}
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(self._heap)

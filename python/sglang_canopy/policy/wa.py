@@ -33,6 +33,7 @@ from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.exponential import CDF_COUNTS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.reuse.survival import still_returns
 
 _MODELS = ("survival", "exponential", "recency", "duel")
 _ARMS = ("survival", "exponential", "recency")
@@ -97,6 +98,7 @@ class WorkloadAware(Policy):
 
     name: ClassVar[str] = "wa"
     Config: ClassVar[type] = Config
+    admits_alike: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -131,10 +133,10 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         if not self._learns:
             return super().finish(request)
-        sampled = self.duel is not None and self.duel.samples(self.model.origin(request))
+        origin = self.model.origin(request)
         request.label = self.model.finish(request)
-        if sampled and self.duel is not None:
-            self.duel.observe(request)
+        if self.duel is not None and self.duel.samples(origin):
+            self.duel.observe(request, origin)
         return request.label
 
     def heard(
@@ -306,6 +308,24 @@ class WorkloadAware(Policy):
     def _keep(self, leaf: Leaf) -> int:
         """Tokens of the victim that are worth more than the rest of it."""
         return 0
+
+    def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
+        category = self._category(leaf)
+        idle_s = now - leaf.last_access
+        weight = self._weight(category, self._bucket(leaf, category))
+        return {
+            "category": category.label,
+            "idle_s": round(idle_s, 3),
+            "still_returns": round(still_returns(category.curve, idle_s), 4),
+            "rank": weight * self._cells.rank(category, leaf.last_access, now),
+            **({"said_to_be": "over"} if leaf.over else {}),
+            **({} if leaf.return_at is None else {"said_to_return_in_s": leaf.return_at - now}),
+            **({"kept_for_s": leaf.protected_until() - now} if self._is_kept(leaf, now) else {}),
+        }
+
+    @staticmethod
+    def _is_kept(leaf: Leaf, now: float) -> bool:
+        return leaf.protected_until() > now
 
     def stats(self) -> Mapping[str, Any]:
         queues = {f"{c.key}": len(c) for c in self._cells.cells()}

@@ -87,6 +87,28 @@ class Conversations:
             End(node, path[0] if path else None, len(path), path[-1] if path else None),
         )
 
+    def gone(self, node: UnifiedTreeNode) -> None:
+        """``node`` leaves the tree: where a conversation ended in it, it ends above."""
+        leaf = node.canopy
+        mine = self._ends.get(leaf.tenant, {})
+        end = mine.get(leaf.conversation)
+        if end is None or end.node is not node:
+            return
+        if node.parent is None or node.parent is self.tree.root_node:
+            del mine[leaf.conversation]
+            self._count -= 1
+        else:
+            end.node = node.parent
+
+    def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
+        """Where a tenant's conversation ends in the tree; ``None`` where nothing of it is there."""
+        end = self._end(tenant, conversation)
+        return None if end is None else end.node
+
+    def tenants_of(self, conversation: Any) -> list[Any]:
+        """Whoever has a conversation of this name in the tree."""
+        return [tenant for tenant, ends in self._ends.items() if conversation in ends]
+
     def apply_hint(self, hint: dict[str, Any]) -> None:
         """Apply what a client says of a conversation to what is cached of it already.
 

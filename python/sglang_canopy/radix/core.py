@@ -19,6 +19,7 @@ from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.copied_core import CopiedCore
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
+from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
 from sglang_canopy.radix.match_end import can_end_after
@@ -59,6 +60,7 @@ class CanopyTreeCore(CopiedCore):
         """Tokens that the allocation lacks for which SGLang walks over victims."""
         self.conversations = Conversations(self)
         self.adapters = AdapterCounts()
+        self.exchange = Exchange(self)
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -68,6 +70,10 @@ class CanopyTreeCore(CopiedCore):
         if self.live.states is not None:
             for state in list(self.live.states.states()):
                 self.live.states.drop(state)
+
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.conversations.gone(node)
+        super()._unregister_node(node)
 
     # ---- requests ----
 
@@ -91,6 +97,8 @@ class CanopyTreeCore(CopiedCore):
         label = request.label or request.category
         self.counters.served(label, request.prompt_tokens, hits, request.tenant)
         self.adapters.served(getattr(req, "canopy_adapter", None), request.prompt_tokens, hits)
+        if self.live.meter is not None:
+            self.live.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
 
     def arrive(self, request: LiveRequest) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""
@@ -100,6 +108,7 @@ class CanopyTreeCore(CopiedCore):
         self.evictable_host_leaves.admit_pending()
         # Requests of several HTTP processes, and long prompts, may come later than younger ones.
         request.time = self.clock.advance(request.time)
+        self.exchange.return_if_due()
         self.disk.request_arrived(request.epoch)
         if self.ttl_window is not None:
             table = self.ttl_window.request_arrived(self.clock.now, self.disk.capacity)

@@ -76,6 +76,17 @@ class EvictableLeaves(set):
                 self.policy.drop(node.canopy)
             self.pending[node] = self.clock.now
 
+    def rank_by(self, policy: Policy) -> None:
+        """From now on ``policy`` ranks these leaves; it hears of all of them, the oldest first."""
+        pending, now = self.pending, self.clock.now
+        for node in self:
+            if node not in pending:
+                self.policy.drop(node.canopy)
+        # In an order that does not depend on addresses: ranks must agree on ties, too.
+        nodes = sorted(self, key=lambda node: node.id)
+        self.pending = {node: pending.get(node, now) for node in nodes}
+        self.policy = policy
+
     def admit_pending(self) -> None:
         """Tell the policy of every node added since the last time."""
         if not self.pending:

@@ -10,6 +10,7 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.tiers import (
     SGLANG_STATES,
     TREE_KEYS,
+    PolicyChoice,
     TierOptions,
     TreeSettings,
     split_config,
@@ -22,6 +23,7 @@ from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
+from sglang_canopy.whatif.meter import Meter
 
 ReadProfile = Callable[[str], Any]
 """From a profile's path to its JSON; ``None`` where no run has saved it yet."""
@@ -31,6 +33,10 @@ ReadProfile = Callable[[str], Any]
 class LiveCache:
     """What one live tree needs to know: its policies and the tree's own settings."""
 
+    running: str
+    """The device policy's name, as ``--radix-eviction`` takes it."""
+    started: PolicyChoice
+    """The policy that the server started with, which the disk tier keeps."""
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
@@ -48,6 +54,14 @@ class LiveCache:
     """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
     """Who may start, with ``--canopy-session-gate``."""
+    meter: Meter | None = None
+    """What other policies would hit, with ``--canopy-whatif``."""
+    auto_return_s: float | None = None
+    """Seconds of a lead after which ``canopy-lru`` takes over; ``None``: never."""
+    free_tokens: Callable[[], int] = int
+    """Free tokens of the device now."""
+    device_tokens: int = 0
+    host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """From the tree core to the tier below the host."""
 
@@ -79,7 +93,10 @@ def live_cache(
     listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
     if _learns(disk) and not _learns(listeners[0]):
         listeners.insert(0, disk)
+    disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(
+        policy,
+        tiers.disk or PolicyChoice(policy, disk_options),
         settings,
         device,
         host,

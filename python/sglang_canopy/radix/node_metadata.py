@@ -35,6 +35,8 @@ class NodeMetadataCore(OffsetWalkCore):
         settings = self.live.settings
         self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
         self.waiting = Awaited(device_tokens)
+        self.live.device_tokens = device_tokens
+        self.live.free_tokens = params.token_to_kv_pool_allocator.available_size
         self.live.device_policy.sized(device_tokens)
         super().__init__(params, components)
 

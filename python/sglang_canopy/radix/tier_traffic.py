@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.disaggregation.kv_events import StorageMedium
 
 from sglang_canopy.radix.counters import DEVICE, HOST
+from sglang_canopy.radix.decisions import Decision, Decisions
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.radix.node_metadata import NodeMetadataCore
 from sglang_canopy.radix.scoped import Scoped
@@ -24,6 +25,7 @@ class TierTrafficCore(NodeMetadataCore):
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
         self.counters = params.canopy.counters
+        self.decisions = Decisions()
         self.inserting: Scoped[LiveRequest] = Scoped()
         """The request whose KV is being inserted."""
         super().__init__(params, components)
@@ -101,6 +103,22 @@ class TierTrafficCore(NodeMetadataCore):
         leaf = node.canopy
         self.counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())
         since = leaf.device_since if tier == DEVICE else leaf.host_since
+        policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
+        self.decisions.add(
+            Decision(
+                self.clock.now,
+                tier,
+                leaf.tenant,
+                leaf.conversation,
+                leaf.category,
+                leaf.offset,
+                len(node.key),
+                leaf.eviction_reason,
+                policy.name,
+                self.clock.now - leaf.last_access,
+                demoted,
+            )
+        )
         self.counters.evicted(
             tier,
             leaf.category,

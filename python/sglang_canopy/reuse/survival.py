@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_canopy.reuse.bins import BINS, EDGES
+from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 
 
 def survival_curve(
@@ -41,6 +41,15 @@ def survival_curve(
         curve.append(alive)
         at_risk -= events[i] + censored[i]
     return curve
+
+
+def still_returns(curve: Sequence[float], age_s: float) -> float:
+    """Probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0 without a
+    curve."""
+    at = min(age_bin(age_s), len(curve) - 1)
+    if at < 0 or curve[at] <= 0.0:
+        return 0.0
+    return (curve[at] - curve[-1]) / curve[at]
 
 
 def gittins_rank(curve: Sequence[float]) -> list[float]:

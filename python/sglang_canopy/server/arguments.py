@@ -15,6 +15,8 @@ from sglang_canopy.config.gate import GateFlags, gate_settings
 from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
 from sglang_canopy.config.tiers import PLAN_FLAG
+from sglang_canopy.config.whatif import NOTE as WHATIF_NOTE
+from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints, identity, owner, retention_sources
@@ -70,6 +72,8 @@ def check(server_args: Any, args: Any) -> None:
             _check_policy(server_args)
         flags.apply(server_args, args, ours)
         queue.note(server_args, args, ours)
+        whatif = whatif_flags(from_args(WhatifFlags, args), ours)
+        setattr(server_args, WHATIF_NOTE, whatif)
         _note_gate(server_args, gate_settings(GateFlags(**from_args(GateFlags, args))), ours)
     except CanopyError as error:
         stop(str(error))

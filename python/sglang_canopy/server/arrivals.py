@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang_canopy.chunk.server import hooks as chunk_hooks
+from sglang_canopy.config.policy_change import KEY as POLICY_KEY
+from sglang_canopy.config.policy_change import unpacked
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.hints import KEY, unpack
 from sglang_canopy.server import queue
+from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
 from sglang_canopy.server.session_gate import gate_of, time_told
 from sglang_canopy.tenant import keep_adapters_apart
+
+logger = logging.getLogger(__name__)
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -33,6 +40,12 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     SGLang's own. One hook for all, since SGLang warns of two around one function."""
     if time_told(scheduler, recv_req.server_args):
         return _answer(True)
+    questions = [key for key in recv_req.server_args if key.startswith(EXPLAIN_KEY)]
+    if questions:
+        return _answer(_explain(scheduler, questions[-1]))
+    changes = [key for key in recv_req.server_args if key.startswith(POLICY_KEY)]
+    if changes:
+        return _answer(_exchange(scheduler, changes[-1]))
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
         return chunk_hooks.run_commands(original, scheduler, recv_req)
@@ -44,6 +57,34 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
                 if gate is not None and hint.get("over"):
                     gate.gate.hint_over(hint["tenant"], hint["conversation"])
     return _answer(core is not None)
+
+
+def _explain(scheduler: Any, key: str) -> bool:
+    from sglang_canopy.radix.explain import asked, explain
+    from sglang_canopy.telemetry import reporter
+
+    core, question = _core(scheduler), asked(key)
+    if core is None or question is None:
+        return False
+    name, body = question
+    try:
+        reporter.answer(name, explain(core, body))
+    except OSError:
+        logger.warning("canopy: no answer could be written", exc_info=True)
+        return False
+    return True
+
+
+def _exchange(scheduler: Any, key: str) -> bool:
+    core, change = _core(scheduler), unpacked(key)
+    if core is None or change is None:
+        return False
+    try:
+        core.exchange.apply(change, "POST /canopy/policy")
+    except CanopyError:  # it was checked where it came in
+        logger.exception("canopy: the policy stays as it is")
+        return False
+    return True
 
 
 def _answer(updated: bool) -> Any:

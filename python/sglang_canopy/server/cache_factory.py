@@ -30,6 +30,7 @@ from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
 from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.observer import auto_return_s, meter_of
 from sglang_canopy.server.queue import options_of, refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
@@ -87,7 +88,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
         _claim(live.profile)
-        atexit.register(live.profile.save, live.device_policy)
+        atexit.register(lambda: live.profile.save(live.device_policy))
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.storage import mooncake
 
@@ -100,6 +101,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         step if step > 0 else ctx.server_args.max_prefill_tokens,
     )
     live.gate = session_gate(ctx.server_args, cache)
+    live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
+    live.auto_return_s = auto_return_s(ctx.server_args)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
 

@@ -26,6 +26,7 @@ from sglang_canopy.config.tiers import (
     split_config,
     tier_options,
 )
+from sglang_canopy.config.whatif import WhatifFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints, identity, owner, retention_sources
@@ -113,6 +114,7 @@ def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Act
     declared.add_flags(group, QueueFlags)
     declared.add_flags(group, TierFlags)
     declared.add_flags(group, GateFlags)
+    declared.add_flags(group, WhatifFlags)
     backend = options.get("--hicache-storage-backend")
     if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
         backend.choices = [*backend.choices, BACKEND]

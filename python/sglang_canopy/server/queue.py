@@ -9,6 +9,7 @@ from sglang_canopy.config.declared import from_args, option_of
 from sglang_canopy.config.queue import FLAG, RESPONSE_RATIO, QueueFlags
 from sglang_canopy.config.refusals import QUEUE, unsupported
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.server import observer
 
 if TYPE_CHECKING:
     from sglang_canopy.server.live_queue import LiveQueue
@@ -87,6 +88,9 @@ def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any)
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.orders:
         queue.computed(batch, scheduler.chunked_req)
+    observed = observer.observer_of(scheduler)
+    if observed is not None:
+        observed.computed(batch)
 
 
 def _urgency(policy: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``/canopy/hint`` and ``/canopy/status``, and how hints are sent to the schedulers."""
+"""``/canopy/hint``, ``/canopy/policy`` and ``/canopy/status``, and how schedulers are told."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.chunk.server.options import COMMAND
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
+from sglang_canopy.config.policy_change import KEY as POLICY_KEY
+from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
+from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.request import access, client_hints, identity, owner, retention_sources
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry, tokenizer_workers
 from sglang_canopy.server.access_log import hide_queries
+from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
+from sglang_canopy.server.explain_http import Explaining
 from sglang_canopy.server.gate_http import Refusals
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
+from sglang_canopy.whatif.total import added_up, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +42,7 @@ _status_folder: Any = None
 
 
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    """Before ``launch_server``: Canopy's own two routes, beside SGLang's."""
+    """Before ``launch_server``: Canopy's own routes, beside SGLang's."""
     global _status_folder
     _status_folder = status_file.make_folder()
     new_shown_key()
@@ -73,23 +79,65 @@ def _add(server_args: Any) -> None:
     started = time.monotonic()
 
     async def status(_request: Any) -> dict[str, Any]:
+        ranks = status_file.read_all()
+        watched = status_file.read_all(status_file.OBSERVED)
+        meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
+        whatif = added_up(meters)
         return {
             "version": __version__,
-            "policy": server_args.radix_eviction_policy,
+            "policy": ranks[0]["running"] if ranks else server_args.radix_eviction_policy,
             "policy_config": server_args.radix_eviction_policy_config or {},
             "ttft_model": entry.ttft_fit.stats(),
             "client_hints": entry.hint_rule.mode,
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
-            "ranks": status_file.read_all(),
+            "whatif": whatif,
+            "whatif_in_words": None if whatif is None else in_words(whatif),
+            "ranks": ranks,
         }
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
+    access.add_change_route(app, "POST", "/canopy/policy", _policy)
+    explaining = Explaining(_send, server_args.admin_api_key)
+    access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
 
-_OWN_KEYS = {KEY: "/canopy/hint", COMMAND: "/canopy/chunks", TIME_KEY: "/canopy/status"}
+async def _policy(request: Any) -> dict[str, Any]:
+    """``POST /canopy/policy``: other policies on every scheduler, at the same point on all ranks."""
+    if not status_file.read_all():
+        raise access.Refused(
+            409,
+            "this server runs a policy of SGLang's own, which cannot be exchanged; start it with "
+            "--radix-eviction canopy-lru, which is SGLang's order on Canopy's tree",
+        )
+    change = change_of(await access.read_json(request, MAX_CHANGE_BYTES, "a change of policy"))
+    answers = await _send(change.message())
+    if not all(answer.updated for answer in answers):
+        raise access.Refused(500, "a scheduler could not exchange its policy; see its log")
+    return {"device": change.device.name, "canary": change.canary, "replicas": len(answers)}
+
+
+async def _send(key: str) -> list[Any]:
+    """Send one message to every scheduler; the answers, one a replica."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    manager = http_server._global_state.tokenizer_manager
+    manager.auto_create_handle_loop()
+    request = SetInternalStateReq(server_args={key: 1})
+    answers: list[Any] = await manager.set_internal_state_communicator(request)
+    return answers
+
+
+_OWN_KEYS = {
+    KEY: "/canopy/hint",
+    COMMAND: "/canopy/chunks",
+    TIME_KEY: "/canopy/status",
+    POLICY_KEY: "/canopy/policy",
+    EXPLAIN_KEY: "/canopy/explain",
+}
 """How keys begin that only Canopy's own routes may send to the schedulers."""
 
 
@@ -141,16 +189,7 @@ def _see_to_delivery() -> None:
 
 
 async def _deliver() -> None:
-    from sglang.srt.entrypoints import http_server
-    from sglang.srt.managers.io_struct import SetInternalStateReq
-
-    manager = http_server._global_state.tokenizer_manager
-    manager.auto_create_handle_loop()
-
-    async def send(key: str) -> None:
-        await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
-
     try:
-        await deliver(hints, send)
+        await deliver(hints, _send)
     except Exception:
         logger.exception("canopy: hints could not be sent; they go with the next one")

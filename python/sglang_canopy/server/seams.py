@@ -113,7 +113,7 @@ SEAMS = (
         "after",
         queue.batch_computed,
         ("self", "batch", "result"),
-        "what a prefill costs, for the queue's order",
+        "what a prefill costs, for the queue's order; `--canopy-observe` hears of what has ended",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",

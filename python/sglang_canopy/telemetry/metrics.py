@@ -27,7 +27,7 @@ from sglang_canopy.radix.counters import (
     Row,
 )
 from sglang_canopy.telemetry import adapter_series
-from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.series import METRICS, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -40,147 +40,6 @@ _Reported = dict[tuple[str, tuple[str, ...]], Any]
 
 _LE = (*(str(float(edge)) for edge in EDGES_S), "+Inf")
 """Upper edges of the residency histogram's buckets, as Prometheus writes them."""
-
-PREFIX = "canopy:"
-RANK_LABEL = "dp_rank"
-
-METRICS = (
-    Metric("requests_total", "counter", ("category",), "requests that finished"),
-    Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
-    Metric(
-        "hit_tokens_total",
-        "counter",
-        ("tier", "category"),
-        "prompt tokens that were found in the tier",
-    ),
-    Metric("miss_tokens_total", "counter", ("category",), "prompt tokens that no tier had"),
-    Metric(
-        "entered_tokens_total",
-        "counter",
-        ("tier", "category"),
-        "tokens that came into the tier: computed, copied down to it or brought up to it",
-    ),
-    Metric(
-        "evicted_tokens_total",
-        "counter",
-        ("tier", "category", "reason"),
-        "tokens that left the tier, and why",
-    ),
-    Metric(
-        "demoted_tokens_total",
-        "counter",
-        ("tier", "category"),
-        "the part of the device's evicted tokens that the host still has",
-    ),
-    Metric(
-        "residency_seconds",
-        "histogram",
-        ("tier", "category"),
-        "how long tokens stayed in the tier before they were evicted; a token counts once",
-    ),
-    Metric("capacity_bytes", "gauge", ("tier",), "what the tier can hold, on this rank"),
-    Metric("used_bytes", "gauge", ("tier",), "what is not free, on this rank"),
-    Metric(
-        "held_tokens",
-        "gauge",
-        ("tier", "category"),
-        "cached tokens by the category of their last user; counted every 5 s or less often",
-    ),
-    Metric("kv_bytes_per_token", "gauge", (), "bytes of one token's KV, on this rank"),
-    Metric("tree_nodes", "gauge", (), "nodes of the radix tree"),
-    Metric(
-        "group_ttl_seconds",
-        "gauge",
-        ("tier", "group"),
-        "TTL of a subtree group, by its index in the table (`residual`: all other prefixes); "
-        "`+Inf` never expires, `NaN` is a group of an older table",
-    ),
-    Metric(
-        "disk_read_bytes_total", "counter", (), "bytes read from the disk store, after compression"
-    ),
-    Metric(
-        "disk_written_bytes_total",
-        "counter",
-        (),
-        "bytes written to the disk store, after compression",
-    ),
-    Metric(
-        "disk_faults_total",
-        "counter",
-        ("kind",),
-        "faults of the disk tier that were answered by recomputation",
-    ),
-    Metric(
-        "copy_ahead_tokens_total",
-        "counter",
-        ("outcome",),
-        "tokens that `--canopy-copy-ahead` copied to the host (`copied`); of these, evicted without "
-        "a wait (`used`) and given up by the host before (`wasted`); copied for the disk alone "
-        "(`for_disk`)",
-    ),
-    Metric(
-        "copy_ahead_stalls_total",
-        "counter",
-        (),
-        "evictions that waited for a copy, since none was ready",
-    ),
-    Metric(
-        "copy_ahead_passed_over_total",
-        "counter",
-        (),
-        "evictions that took a leaf with a copy before one of lower rank without",
-    ),
-    Metric(
-        "copy_ahead_window_tokens",
-        "gauge",
-        ("part",),
-        "tokens next in line for eviction that are to have a copy (`wanted`) and that have one "
-        "(`covered`)",
-    ),
-    *adapter_series.METRICS,
-    Metric(
-        "rank_disagreements_total",
-        "counter",
-        (),
-        "disk reads whose records differed between tensor-parallel ranks, times of use left out; "
-        "all ranks then use the first rank's",
-    ),
-    Metric(
-        "queue_let_in_total", "counter", ("by",), "requests let in: by their rank, or their age"
-    ),
-    Metric(
-        "gate_waiting_sessions",
-        "gauge",
-        (),
-        "sessions that the session gate holds, or has refused and keeps a place for",
-    ),
-    Metric("gate_active_sessions", "gauge", (), "sessions that it has admitted and not forgotten"),
-    Metric("gate_footprint_tokens", "gauge", (), "KV that these are expected to need"),
-    Metric("gate_budget_tokens", "gauge", (), "what that may add up to"),
-    Metric("gate_admitted_sessions_total", "counter", (), "sessions that it admitted"),
-    Metric("gate_delayed_sessions_total", "counter", (), "those of them that had to wait"),
-    Metric("gate_wait_seconds_total", "counter", (), "their waits added up"),
-    Metric("gate_refused_requests_total", "counter", (), "requests answered with status 429"),
-    Metric(
-        "gate_revoked_sessions_total",
-        "counter",
-        (),
-        "sessions of tenants above their share that lost their place to another tenant's",
-    ),
-    Metric(
-        "gate_forgotten_sessions_total",
-        "counter",
-        (),
-        "sessions taken for over after a silence, or because there were too many",
-    ),
-    Metric(
-        "reporting_seconds_total",
-        "counter",
-        (),
-        "CPU time of the thread that makes these numbers",
-    ),
-)
-"""Every series, in the order of ``docs/reference/metrics.md``."""
 
 
 class Metrics:
@@ -204,6 +63,7 @@ class Metrics:
         self._categories: set[str] = {OTHER}
         self._series: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._groups: set[tuple[str, str]] = set()
+        self._arms: set[tuple[str, str]] = set()
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Bring every series to what ``counters`` and ``Status.take`` say."""
@@ -224,6 +84,7 @@ class Metrics:
         self._update_disk(status.get("disk"), status["page_tokens"])
         self._update_gate(status.get("session_gate"))
         self._update_copies(status.get("copy_ahead"))
+        self.update_whatif(status.get("whatif"))
         for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
             self._count("queue_let_in_total", requests, by)
         adapter_series.update(self._count, status)
@@ -302,6 +163,22 @@ class Metrics:
             *("revoked_sessions", "forgotten_sessions"),
         ):
             self._count(f"gate_{name}_total", gate[name])
+
+    def update_whatif(self, meter: Mapping[str, Any] | None) -> None:
+        """Bring the meter's series to what it says; the only ones without a tree of ours."""
+        if meter is None:
+            return
+        gone = set(self._arms)
+        for arm in meter["arms"]:
+            labels = (arm["policy"], arm["capacity"])
+            self._set("whatif_hit_ratio", arm["hit_ratio"], *labels)
+            self._arms.add(labels)
+            gone.discard(labels)
+        for labels in gone:
+            self._set("whatif_hit_ratio", math.nan, *labels)
+            self._arms.discard(labels)
+        self._count("whatif_sampled_requests_total", meter["sampled_requests"])
+        self._count("whatif_seconds_total", meter["spent_s"])
 
     def _update_copies(self, ahead: Mapping[str, int] | None) -> None:
         if ahead is None:

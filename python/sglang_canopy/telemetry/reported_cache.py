@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from sglang_canopy.policy.keep import Keeps, TokenBudget
 from sglang_canopy.radix.adapter_counts import AdapterCounts
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.ttl.table import TTLTable
+from sglang_canopy.whatif.meter import Meter
 
 
 class ReportedProfile(Protocol):
@@ -38,6 +39,13 @@ class ReportedPolicies(Protocol):
 
     @property
     def gate(self) -> ReportedGate | None: ...
+
+    @property
+    def running(self) -> str:
+        """The device policy's name, as ``--radix-eviction`` takes it."""
+
+    @property
+    def meter(self) -> Meter | None: ...
 
     @property
     def device_policy(self) -> Policy: ...
@@ -72,6 +80,13 @@ class ReportedCopies(Protocol):
     def status(self) -> dict[str, int]: ...
 
 
+class ReportedExchange(Protocol):
+    """What was exchanged while the server ran."""
+
+    @property
+    def changes(self) -> Sequence[Any]: ...
+
+
 class ReportedTree(Protocol):
     """The tree core: its nodes, its policies, and what it counts."""
 
@@ -86,6 +101,9 @@ class ReportedTree(Protocol):
 
     @property
     def live(self) -> ReportedPolicies: ...
+
+    @property
+    def exchange(self) -> ReportedExchange: ...
 
     @property
     def groups(self) -> ReportedGroups: ...

@@ -15,6 +15,7 @@ from sglang_canopy.telemetry import status_file
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reported_cache import ReportedCache
 from sglang_canopy.telemetry.status import Status, agreement
+from sglang_canopy.whatif.meter import Meter
 
 logger = logging.getLogger(__name__)
 
@@ -22,19 +23,10 @@ EVERY_S = 1.0
 _SLICE_PAUSE_S = 0.002
 
 
-class Reporter:
-    """Reports on one cache until the process ends (or ``stop``).
+class _Every:
+    """A thread that calls ``report`` every ``EVERY_S`` until the process ends (or ``stop``)."""
 
-    ``peer``: set on the tensor- and pipeline-parallel ranks whose trees have the same nodes as
-    the first one's and would count the same again. They show only what must be equal on all.
-    """
-
-    def __init__(
-        self, cache: ReportedCache, rank: int, metrics: Metrics | None, peer: str = ""
-    ) -> None:
-        self.status = Status(cache, rank)
-        self.metrics = metrics
-        self.peer = peer
+    def __init__(self) -> None:
         self.spent_s = 0.0
         """CPU seconds of this thread."""
         self._failed = False
@@ -47,6 +39,35 @@ class Reporter:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+
+    def report(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            try:
+                self.report()
+            except Exception:  # nothing here is worth a server
+                if not self._failed:
+                    self._failed = True
+                    logger.warning("canopy: cannot report (said once)", exc_info=True)
+            self.spent_s = time.thread_time()
+
+
+class Reporter(_Every):
+    """Reports on one cache until the process ends (or ``stop``).
+
+    ``peer``: set on the tensor- and pipeline-parallel ranks whose trees have the same nodes as
+    the first one's and would count the same again. They show only what must be equal on all.
+    """
+
+    def __init__(
+        self, cache: ReportedCache, rank: int, metrics: Metrics | None, peer: str = ""
+    ) -> None:
+        self.status = Status(cache, rank)
+        self.metrics = metrics
+        self.peer = peer
+        super().__init__()
 
     def report(self) -> dict[str, Any]:
         """One report, now. Returns the status."""
@@ -62,15 +83,37 @@ class Reporter:
             self.metrics.update(self.status.counters, status)
         return status
 
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY_S):
-            try:
-                self.report()
-            except Exception:  # nothing here is worth a server
-                if not self._failed:
-                    self._failed = True
-                    logger.warning("canopy: cannot report (said once)", exc_info=True)
-            self.spent_s = time.thread_time()
+
+class Watcher(_Every):
+    """Reports what a meter says of a cache that is not ours."""
+
+    def __init__(self, meter: Meter, rank: int, metrics: Metrics | None) -> None:
+        self.meter = meter
+        self.rank = rank
+        self.metrics = metrics
+        super().__init__()
+
+    def report(self) -> dict[str, Any]:
+        """One report, now."""
+        stats = self.meter.stats()
+        status = {"rank": self.rank, "whatif": stats}
+        status_file.write(self.rank, status, kind=status_file.OBSERVED)
+        if self.metrics is not None:
+            self.metrics.update_whatif(stats)
+        return status
+
+
+def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
+    """Report on a meter of a cache that is not ours; only the first of tensor-parallel ranks does."""
+    from sglang.srt.runtime_context import get_observability
+
+    rank, peer = _place()
+    if peer:
+        return None
+    metrics = Metrics(rank, get_observability().extra_metric_labels) if enable_metrics else None
+    watcher = Watcher(meter, rank, metrics)
+    watcher.start()
+    return watcher
 
 
 def start(cache: ReportedCache, enable_metrics: bool) -> Reporter:
@@ -79,15 +122,29 @@ def start(cache: ReportedCache, enable_metrics: bool) -> Reporter:
     Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the
     others show what must be equal. Data-parallel replicas speak for themselves.
     """
-    from sglang.srt.runtime_context import get_observability, get_parallel
+    from sglang.srt.runtime_context import get_observability
 
-    parallel = get_parallel()
-    rank = parallel.dp_rank if parallel.dp_rank is not None else parallel.attn_dp_rank
-    place = {"pp": parallel.pp_rank, "cp": parallel.attn_cp_rank, "tp": parallel.attn_tp_rank}
-    peer = "-".join(f"{name}{number}" for name, number in place.items() if number)
+    rank, peer = _place()
     metrics = None
     if enable_metrics and not peer:
         metrics = Metrics(rank, get_observability().extra_metric_labels)
     reporter = Reporter(cache, rank, metrics, peer)
     reporter.start()
     return reporter
+
+
+def answer(name: str, what: Any) -> None:
+    """Leave an answer for the HTTP process; of tensor-parallel ranks the first does."""
+    rank, peer = _place()
+    if not peer:
+        status_file.write(rank, what, kind=status_file.ANSWER + name)
+
+
+def _place() -> tuple[int, str]:
+    """This process's data-parallel rank, and which of its peers it is; empty for the first."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    rank = parallel.dp_rank if parallel.dp_rank is not None else parallel.attn_dp_rank
+    place = {"pp": parallel.pp_rank, "cp": parallel.attn_cp_rank, "tp": parallel.attn_tp_rank}
+    return rank, "-".join(f"{name}{number}" for name, number in place.items() if number)

@@ -6,11 +6,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
@@ -87,6 +88,9 @@ class Status:
             "time": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
+            "running": self.cache.tree_core.live.running,
+            "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
+            "canary": self._canary(),
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
@@ -104,6 +108,7 @@ class Status:
             "disk": disk,
             "session_gate": self._gate(),
             "queue": self._queue(),
+            "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
         }
@@ -184,6 +189,16 @@ class Status:
         """What the session gate says of itself; ``None`` without one."""
         gate = self.cache.tree_core.live.gate
         return None if gate is None else gate.stats()
+
+    def _canary(self) -> dict[str, Any] | None:
+        """What each side of a trial hit; ``None`` without one."""
+        policy = self.cache.tree_core.live.device_policy
+        return {"share": policy.share, **policy.stats()} if isinstance(policy, Canary) else None
+
+    def _whatif(self) -> dict[str, Any] | None:
+        """What other policies would hit; ``None`` without a meter."""
+        meter = self.cache.tree_core.live.meter
+        return None if meter is None else meter.stats()
 
     def _queue(self) -> dict[str, Any] | None:
         """Who is let in next, and why; ``None`` for a cache without a scheduler's queue."""

@@ -40,7 +40,12 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def write(rank: int, status: dict[str, Any], peer: str = "") -> None:
+RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
+"""Kinds of files: of a rank with a tree of ours, of one that is only watched, and (with a name that
+follows) what was asked for once."""
+
+
+def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
     """Replace the file of data-parallel rank ``rank``. Without a folder nothing is done.
 
     ``peer``: which of its tensor- and pipeline-parallel ranks writes, if not the first. Raises ``OSError`` where the folder is gone or its disk is full.
@@ -48,11 +53,11 @@ def write(rank: int, status: dict[str, Any], peer: str = "") -> None:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
-    name = f"rank-{rank}.{peer}.json" if peer else f"rank-{rank}.json"
+    name = f"{kind}-{rank}.{peer}.json" if peer else f"{kind}-{rank}.json"
     replace_file(Path(folder) / name, json.dumps(status))
 
 
-def read_all() -> list[dict[str, Any]]:
+def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     """What every rank wrote last, in order of rank; empty where no rank counts.
 
     ``peers`` of each: what its other tensor- and pipeline-parallel ranks on this machine wrote.
@@ -62,12 +67,12 @@ def read_all() -> list[dict[str, Any]]:
         return []
     found: dict[int, dict[str, Any]] = {}
     peers: dict[int, dict[str, dict[str, Any]]] = {}
-    for path in Path(folder).glob("rank-*.json"):
+    for path in Path(folder).glob(f"{kind}-*.json"):
         # A file may be replaced or go between two of these calls.
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_size > MAX_FILE_BYTES:
                 continue
-            rank, _, peer = path.stem.removeprefix("rank-").partition(".")
+            rank, _, peer = path.stem.removeprefix(f"{kind}-").partition(".")
             status = json.loads(path.read_text("utf-8"))
             if peer:
                 peers.setdefault(int(rank), {})[peer] = status
@@ -77,6 +82,19 @@ def read_all() -> list[dict[str, Any]]:
         others = sorted(peers.get(number, {}).items())
         status["peers"] = [{"peer": name, **of} for name, of in others]
     return [found[number] for number in sorted(found)]
+
+
+def take(name: str) -> list[Any]:
+    """The answers that were left under ``name``, in order of rank. They are removed."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    found = []
+    for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
+        with contextlib.suppress(OSError, ValueError):
+            if path.stat().st_size <= MAX_FILE_BYTES:
+                found.append(json.loads(path.read_text("utf-8")))
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found
 
 
 def _remove_left_behind() -> None:

@@ -22,10 +22,13 @@ _COLOURS = {"device": "green", "host": "cyan", "disk": "magenta"}
 def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableType:
     """Everything about one status; ``trouble`` is a line about why it is not fresh."""
     empty = Text()
-    lines: list[RenderableType] = [_header(status), empty, _hit_ratios(status)]
-    lines += [empty, _tiers(status), empty, _categories(status)]
-    if status["groups"]:
+    lines: list[RenderableType] = [_header(status)]
+    if status["ranks"]:
+        lines += [empty, _hit_ratios(status), empty, _tiers(status), empty, _categories(status)]
+    if status.get("groups"):
         lines += [empty, _groups(status["groups"])]
+    if status.get("whatif"):
+        lines += [empty, _whatif(status["whatif"])]
     footer = _footer(status, trouble)
     if footer:
         lines += [empty, footer]
@@ -167,9 +170,33 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _whatif(meter: Mapping[str, Any]) -> Table:
+    """What each policy would hit at each capacity; the running one's as measured."""
+    arms = meter["arms"]
+    capacities = list(dict.fromkeys(arm["capacity"] for arm in arms))
+    table = _table("what if", *capacities)
+    table.columns[0].justify = "left"
+    for policy in dict.fromkeys(arm["policy"] for arm in arms):
+        cells = []
+        for capacity in capacities:
+            for arm in arms:
+                if (arm["policy"], arm["capacity"]) == (policy, capacity):
+                    ratio, error = 100 * arm["hit_ratio"], 200 * arm["standard_error"]
+                    style = "bold" if arm["running"] else ""
+                    near = "" if arm["running"] else f" ± {error:.1f}"
+                    cells.append(Text(f"{ratio:.1f} %{near}", style=style))
+        table.add_row(plain(policy, 20), *cells)
+    table.caption = (
+        f"share of prompt tokens hit; {plain(meter['running'])} runs and hits "
+        f"{100 * meter['hit_ratio']:.1f} %; {size(meter['sampled_requests'])} sampled requests, "
+        f"one conversation in {meter['one_conversation_in']}"
+    )
+    return table
+
+
 def _footer(status: Mapping[str, Any], trouble: str | None) -> Text | None:
     line = Text()
-    faults = {kind: n for kind, n in status["faults"].items() if n}
+    faults = {kind: n for kind, n in status.get("faults", {}).items() if n}
     if faults:
         counts = ", ".join(f"{plain(kind)} {size(n)}" for kind, n in faults.items())
         line.append(f"disk faults answered by recomputation: {counts}  ", style="red")

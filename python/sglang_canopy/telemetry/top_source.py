@@ -58,6 +58,8 @@ def _refusal(url: str, code: int) -> str:
 def _added_up(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
     ranks = status.get("ranks")
     if not ranks:
+        if status.get("whatif"):
+            return {}
         policy = status["policy"]
         if policy in live_names():
             raise CanopyError(f"the server at {url} has not counted anything yet; try again")

@@ -1,0 +1,110 @@
+"""What the what-if meter says beside the full simulation, and what it costs.
+
+    python benchmark/whatif/meter.py --data DIR [--out FILE]
+
+A trace is simulated in full under the running policy (LRU) at one capacity; the meter hears of
+every request with what it hit there, as in a server. Its arms are compared with full simulations of
+the same policies and capacities. Printed in % of prompt tokens; `error` is the meter's minus the
+simulation's, over the whole trace. `us` is what the meter took per request of the trace, on the
+thread that serves; `share` is that at the trace's own rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.sim.driver import distinct_blocks, simulate
+from sglang_canopy.trace.open import open_trace
+from sglang_canopy.trace.overlay import overlay
+from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.whatif.meter import LRU, NOW, Asked, Memory, Meter, Question
+
+TRACES = ("conversation", "synthetic", "agentic-60", "agentic-400")
+CAPACITIES = (0.02, 0.05, 0.1)
+SAMPLES = (None, 2, 8, 32)
+POLICIES = (LRU, "wa")
+
+
+@lru_cache(1)
+def trace(data: Path, name: str) -> tuple[list[TraceRequest], int]:
+    """A trace's requests and its distinct blocks."""
+    kind, _, users = name.partition("-")
+    if kind == "agentic":
+        archive = data / "agentic_coding" / "traces_500.tar.xz"
+        requests = list(overlay(archive, int(users), 7200.0, 1))
+    else:
+        files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
+        requests = list(open_trace(data / "mooncake" / files[kind], "mooncake"))
+    return requests, distinct_blocks(requests)
+
+
+def measured(requests: list[TraceRequest], blocks: int, one_in: int | None) -> Meter:
+    """A meter that heard of the whole trace, served under LRU."""
+    memory = Memory(blocks * requests[0].block_tokens)
+    meter = Meter(Asked(POLICIES, (1.0, 2.0), one_in), memory, LRU)
+    simulate(requests, make_policy("lru"), blocks, on_request=meter.ended)
+    return meter
+
+
+def rows(data: Path, name: str, share: float, samples: tuple[int | None, ...]) -> list[dict]:
+    requests, distinct = trace(data, name)
+    blocks = max(1, int(distinct * share))
+    truth = {
+        Question(policy, capacity): 100
+        * simulate(requests, make_policy(policy), factor * blocks).token_hit_ratio
+        for policy in POLICIES
+        for capacity, factor in ((NOW, 1), ("device x2", 2))
+    }
+    span_s = requests[-1].time_s - requests[0].time_s
+    found = []
+    for one_in in samples:
+        meter = measured(requests, blocks, one_in)
+        caches = meter.caches
+        ratio = {q: 100 * caches.saved_ever[q] / (caches.asked_ever or 1) for q in truth}
+        shift = truth[LRU, NOW] - ratio[LRU, NOW]
+        row: dict[str, Any] = {
+            "trace": name,
+            "capacity": share,
+            "one_in": "auto" if one_in is None else one_in,
+            "sampled": caches.seen,
+            "us": round(1e6 * meter.spent_s / len(requests), 1),
+            "share": round(100 * meter.spent_s / span_s, 3),
+        }
+        for question in truth:
+            if question != (LRU, NOW):
+                label = f"{question.policy} {question.capacity}"
+                row[label] = round(truth[question], 2)
+                row[f"{label} error"] = round(ratio[question] + shift - truth[question], 2)
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--trace", choices=TRACES, nargs="*", default=TRACES)
+    parser.add_argument("--capacity", type=float, nargs="*", default=CAPACITIES)
+    parser.add_argument("--one-in", type=int, nargs="*", help="0: auto")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    samples = SAMPLES if args.one_in is None else tuple(n or None for n in args.one_in)
+    found: list[dict[str, Any]] = []
+    begin = time.perf_counter()
+    for name in args.trace:
+        for share in args.capacity:
+            for row in rows(args.data, name, share, samples):
+                found.append(row)
+                print(json.dumps(row), flush=True)
+    print(f"{time.perf_counter() - begin:.0f} s")
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What ``POST /canopy/policy`` asks for: other policies on a server that runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.config.tiers import TREE_KEYS, PolicyChoice
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names, make_policy
+
+KEY = "canopy_policy:"
+"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
+MAX_BYTES = 16384
+_KEYS = ("device", "device_config", "host", "host_config", "canary")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """Another policy for the device, and for the host."""
+
+    device: PolicyChoice
+    host: PolicyChoice | None = None
+    """``None``: the device's, with what it learns."""
+    canary: float | None = None
+    """Share of the tenants for whom it is; ``None``: for all."""
+
+    def message(self) -> str:
+        """The key that carries it to the schedulers."""
+        host = self.host
+        body: dict[str, Any] = {"device": self.device.name, "device_config": self.device.config}
+        if host is not None:
+            body |= {"host": host.name, "host_config": host.config}
+        if self.canary is not None:
+            body["canary"] = self.canary
+        return KEY + json.dumps(body)
+
+
+def change_of(body: Any) -> PolicyChange:
+    """The change that a body asks for. Raises ``CanopyError`` naming what is wrong."""
+    if not isinstance(body, Mapping) or not isinstance(body.get("device"), str):
+        raise CanopyError('a change of policy is a JSON object, such as {"device": "canopy-lru"}')
+    unknown = sorted(map(str, body.keys() - set(_KEYS)))
+    if unknown:
+        raise CanopyError(f"unknown key {unknown[0][:60]!r}; allowed: {', '.join(_KEYS)}")
+    canary = body.get("canary")
+    if canary is not None and (
+        isinstance(canary, bool) or not isinstance(canary, int | float) or not 0 < canary < 1
+    ):
+        raise CanopyError(f"canary must be a share of the tenants, between 0 and 1; got {canary!r}")
+    if body.get("host") is None and body.get("host_config") is not None:
+        raise CanopyError("host_config needs host: say which policy the options are for")
+    device = _choice("device", body)
+    return PolicyChange(
+        device,
+        None if body.get("host") is None else _choice("host", body),
+        None if canary is None else float(canary),
+    )
+
+
+def unpacked(key: str) -> PolicyChange | None:
+    """The change that ``message`` put into ``key``; ``None`` for anything else."""
+    try:
+        return change_of(json.loads(key.removeprefix(KEY)))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _choice(tier: str, body: Mapping[str, Any]) -> PolicyChoice:
+    name, config = body[tier], body.get(f"{tier}_config") or {}
+    if name not in live_names():
+        raise CanopyError(f"{tier} must be one of {', '.join(live_names())}, got {name!r:.60}")
+    if not isinstance(config, Mapping):
+        raise CanopyError(f"{tier}_config must be a JSON object, got {config!r:.60}")
+    for key in (*TREE_KEYS, "profile"):
+        if key in config:
+            raise CanopyError(f"{tier}_config: key {key!r} cannot change while a server runs")
+    policy = make_policy(name, config)
+    if getattr(policy.config, "caching", None) == "optional":
+        raise CanopyError(f"{tier}_config: key 'caching' must be 'forced' on a server")
+    return PolicyChoice(name, dict(config))

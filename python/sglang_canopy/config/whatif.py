@@ -1,0 +1,120 @@
+"""The flags of the what-if meter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.config import declared
+from sglang_canopy.config.declared import declare, option_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names, make_policy
+
+FLAG, OBSERVE_FLAG = "--canopy-whatif", "--canopy-observe"
+NOTE = "_canopy_whatif"
+"""Where the options are noted on ``ServerArgs``; ``None`` without a meter."""
+DEFAULT = ("canopy-lru", "wa")
+MAX_POLICIES, MAX_FACTORS, MAX_FACTOR = 4, 4, 64.0
+"""Every policy at every capacity is one shadow cache."""
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if names == ("auto",):
+        return DEFAULT
+    if not 1 <= len(names) <= MAX_POLICIES:
+        raise CanopyError(f"must name 1 to {MAX_POLICIES} policies, or auto; got {text:.80}")
+    for name in names:
+        if name not in live_names():
+            raise CanopyError(
+                f"must name policies of {', '.join(live_names())}, or be auto; got {name:.60}"
+            )
+        make_policy(name)  # one that needs options cannot be asked about
+    return names
+
+
+def _factors(text: str) -> tuple[float, ...]:
+    try:
+        factors = tuple(dict.fromkeys(float(one) for one in text.split(",")))
+    except ValueError:
+        factors = ()
+    if not 1 <= len(factors) <= MAX_FACTORS or not all(1 / 64 <= f <= MAX_FACTOR for f in factors):
+        raise CanopyError(
+            f"must be 1 to {MAX_FACTORS} numbers from {1 / 64:g} to {MAX_FACTOR:g} with commas "
+            f"between them, such as 1,2; got {text:.60}"
+        )
+    return factors
+
+
+@dataclass(frozen=True, slots=True)
+class WhatifFlags:
+    """The flags of the meter, as they were typed."""
+
+    policies: tuple[str, ...] | None = declare(
+        None,
+        FLAG,
+        "Measure in small shadow caches what other policies and capacities would hit on this "
+        "server's requests: names with commas between them, or auto for canopy-lru,wa. The policy "
+        "that runs is always among them.",
+        metavar="NAMES",
+        parse=_policies,
+    )
+    factors: tuple[float, ...] = declare(
+        (1.0, 2.0),
+        f"{FLAG}-capacity",
+        "Capacities to ask about, as multiples of the host tier, or of the device where there is "
+        "no host tier.",
+        metavar="FACTORS",
+        parse=_factors,
+        shown_default="1,2",
+    )
+    one_in: int | None = declare(
+        None,
+        f"{FLAG}-one-in",
+        "Sample one conversation of so many.",
+        metavar="N",
+        low=1,
+        high=1 << 20,
+        shown_default="all, and half of them whenever that is above 8 requests a second",
+    )
+    observe: bool = declare(
+        False,
+        OBSERVE_FLAG,
+        "The same under SGLang's own eviction policies, of which nothing is changed: only watch, "
+        "to see what Canopy would win here.",
+    )
+    auto_return_min: float | None = declare(
+        None,
+        "--canopy-auto-return",
+        "Go back to canopy-lru when the meter has found it surely better than the running policy "
+        "for so many minutes without a break.",
+        metavar="MINUTES",
+        low=1,
+        high=10080,
+    )
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+def whatif_flags(given: Mapping[str, Any], ours: bool) -> WhatifFlags | None:
+    """The meter's options, ``None`` without one. ``given``: the fields that were typed; ``ours``:
+    whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the flag."""
+    flags = WhatifFlags(**given)
+    if flags.observe and ours:
+        raise CanopyError(
+            f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {FLAG} auto"
+        )
+    if flags.policies is not None and not (ours or flags.observe):
+        raise CanopyError(
+            f"{FLAG} needs --radix-eviction with a policy of Canopy's, or {OBSERVE_FLAG} to watch "
+            "one of SGLang's"
+        )
+    if flags.policies is None and not flags.observe:
+        for name in given:
+            raise CanopyError(f"{option_of(WhatifFlags, name).flag} needs {FLAG}: say auto")
+        return None
+    if flags.auto_return_min is not None and not ours:
+        raise CanopyError("--canopy-auto-return needs --radix-eviction with a policy of Canopy's")
+    return flags

@@ -1,0 +1,141 @@
+"""Where a conversation's KV is, what the policy believes of it, and when it would go."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+
+from sglang_canopy.radix.counters import DEVICE, REASONS, TIERS
+from sglang_canopy.tenant import shown_tenant
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+KEY = "canopy_explain:"
+"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
+MAX_NODES = 256
+MAX_TENANTS = 16
+LOOKED_AHEAD_TOKENS = 1 << 16
+"""How far ahead the order of eviction is looked at."""
+
+
+def asked(key: str) -> tuple[str, dict[str, Any]] | None:
+    """The name under which an answer is wanted, and what is asked: ``conversation``, and
+    ``tenant``, absent for all tenants. ``None`` for a message that asks nothing."""
+    try:
+        body = json.loads(key.removeprefix(KEY))
+        name = str(body.pop("answer"))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
+    ok = name.isalnum() and isinstance(body.get("conversation"), str)
+    return (name, body) if ok and isinstance(body.get("tenant"), str | None) else None
+
+
+def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """One entry for each tenant that is asked about and has, or had, such a conversation.
+
+    Every rank of a replica has to be asked at the same point: the policy's order is looked at,
+    which may tidy it.
+    """
+    conversation = body["conversation"]
+    if "tenant" in body:
+        tenants = [body["tenant"]]
+    else:
+        tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
+    return [_of_tenant(core, tenant, conversation) for tenant in tenants]
+
+
+def _of_tenant(core: CanopyTreeCore, tenant: str | None, conversation: Hashable) -> dict[str, Any]:
+    now = core.clock.now
+    end = core.conversations.deepest(tenant, conversation)
+    nodes = [] if end is None else _path(core, end)
+    tokens = dict.fromkeys(TIERS, 0)
+    for row in nodes:
+        for tier in row["tiers"]:
+            tokens[tier] += row["tokens"]
+    last = max((n.canopy.last_access for n in _above(core, end)), default=None)
+    return {
+        "tenant": shown_tenant(tenant),
+        "conversation": conversation,
+        "cached": bool(nodes),
+        "tokens": tokens,
+        "last_use_s": None if last is None else round(now - last, 3),
+        "nodes": nodes[:MAX_NODES],
+        "policy": core.live.device_policy.name,
+        "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
+        "next_to_go": None if end is None else _turn(core, end),
+        "evicted": [
+            {
+                "s_ago": round(now - one.time, 3),
+                "tier": TIERS[one.tier],
+                "tokens": one.tokens,
+                "offset": one.offset,
+                "reason": REASONS[one.reason],
+                "by": one.policy,
+                "category": one.category,
+                "idle_s": round(one.idle_s, 3),
+                "demoted": one.demoted,
+            }
+            for one in core.decisions.of(tenant, conversation)
+        ],
+    }
+
+
+def _above(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
+    """``node`` and what is above it, deepest first."""
+    found = []
+    while node is not None and node is not core.root_node:
+        found.append(node)
+        node = node.parent
+    return found
+
+
+def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
+    now, offset, rows = core.clock.now, 0, []
+    for node in reversed(_above(core, end)):
+        data, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
+        held = (data.value is not None, data.host_value is not None, leaf.on_disk)
+        rows.append(
+            {
+                "offset": offset,
+                "tokens": len(node.key),
+                "tiers": [tier for tier, has in zip(TIERS, held) if has],
+                "category": leaf.category,
+                "last_use_s": round(now - leaf.last_access, 3),
+                "uses": leaf.hits,
+                "shared": leaf.shared,
+            }
+        )
+        offset += len(node.key)
+    return rows
+
+
+def _turn(core: CanopyTreeCore, end: UnifiedTreeNode) -> dict[str, Any]:
+    """How many other tokens leave the device before this path's last node on it does.
+
+    Not looked at under a policy whose order would change by it.
+    """
+    leaves, on_device = core.evictable_device_leaves, set()
+    for node in _above(core, end):
+        if node.component_data[BASE_COMPONENT_TYPE].value is not None:
+            on_device.add(node)
+    rate = core.decisions.rate(DEVICE, core.clock.now)
+    ahead = 0
+    free = core.live.free_tokens()
+    if on_device and core.live.device_policy.admits_alike:
+        for node, keep in leaves.lowest_ranked(LOOKED_AHEAD_TOKENS):
+            if node in on_device:
+                seconds = (ahead + free) / rate if rate > 0 else math.inf
+                return {
+                    "tokens_before": ahead,
+                    "free_tokens": free,
+                    "seconds": None if math.isinf(seconds) else round(seconds, 1),
+                }
+            ahead += len(node.key) - keep
+    return {"tokens_before": None, "looked_at_tokens": ahead, "free_tokens": free, "seconds": None}

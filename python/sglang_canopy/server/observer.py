@@ -1,0 +1,103 @@
+"""The what-if meter in a scheduler, and ``--canopy-observe``: watching SGLang's own cache.
+
+Only what has ended is looked at: its tokens, its stamp and what it hit. Nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_canopy.config.whatif import NOTE, WhatifFlags
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.radix.live_request import complete, live_request
+from sglang_canopy.whatif.meter import Asked, Memory, Meter
+
+logger = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 64
+"""Tokens of the blocks of paths, as ``block_tokens`` is by default."""
+_ATTRIBUTE = "canopy_observer"
+_SEEN = "canopy_observed"
+
+
+def meter_of(
+    server_args: Any, cache: Any, running: str, policy: Policy | None = None
+) -> Meter | None:
+    """The meter for a scheduler with this cache, if its server has one."""
+    flags: WhatifFlags | None = getattr(server_args, NOTE, None)
+    if flags is None:
+        return None
+    controller = getattr(cache, "cache_controller", None)
+    pool = getattr(controller, "mem_pool_host", None)
+    memory = Memory(
+        int(cache.token_to_kv_pool_allocator.size),
+        0 if pool is None else int(pool.size),
+        exclusive=server_args.hicache_write_policy == "write_back",
+    )
+    asked = Asked(
+        flags.policies or Asked().policies,
+        flags.factors,
+        flags.one_in,
+        {} if policy is None else {running: options_of(policy)},
+    )
+    return Meter(asked, memory, running, policy)
+
+
+def auto_return_s(server_args: Any) -> float | None:
+    """Seconds after which a better ``canopy-lru`` takes over; ``None``: never."""
+    flags: WhatifFlags | None = getattr(server_args, NOTE, None)
+    minutes = None if flags is None else flags.auto_return_min
+    return None if minutes is None else 60.0 * minutes
+
+
+def options_of(policy: Policy) -> dict[str, Any]:
+    """The options with which a policy runs, its profile left out."""
+    fields = getattr(type(policy.config), "__dataclass_fields__", {})
+    return {name: getattr(policy.config, name) for name in fields if name != "profile"}
+
+
+class Observer:
+    """One scheduler's meter under a policy of SGLang's."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self._now = 0.0
+        self._failed = False
+
+    def computed(self, batch: Any) -> None:
+        """A batch has been computed: tell the meter of the requests in it that have ended."""
+        for req in batch.reqs:
+            if req.finished() and not hasattr(req, _SEEN):
+                setattr(req, _SEEN, True)
+                try:
+                    self._ended(req)
+                except Exception:  # whoever only watches must not end a server
+                    if not self._failed:
+                        self._failed = True
+                        logger.exception("canopy: cannot watch (said once)")
+
+    def _ended(self, req: Any) -> None:
+        request = live_request(req, self._now, BLOCK_TOKENS)
+        complete(request, req)
+        self._now = max(self._now, request.time)
+        self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
+
+
+def observer_of(scheduler: Any) -> Observer | None:
+    """The scheduler's observer; ``None`` without ``--canopy-observe``."""
+    found: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
+    if found is None and not hasattr(scheduler, _ATTRIBUTE):
+        args: Any = getattr(scheduler, "server_args", None)
+        flags: WhatifFlags | None = getattr(args, NOTE, None)
+        if flags is not None and flags.observe:
+            from sglang_canopy.telemetry import reporter
+
+            running = str(args.radix_eviction_policy)
+            meter = meter_of(args, scheduler.tree_cache, running)
+            assert meter is not None
+            found = Observer(meter)
+            enabled = bool(getattr(args, "enable_metrics", False))
+            reporter.start_watching(meter, enabled)
+        setattr(scheduler, _ATTRIBUTE, found)
+    return found

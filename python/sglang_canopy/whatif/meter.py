@@ -1,0 +1,264 @@
+"""What other policies, and other capacities, would hit on the requests that a server serves.
+
+Shadow caches (``policy/sampled_caches.py``) serve a sample of the conversations. They know nothing
+of requests in flight, of pages or of what a tier loads; so the difference that they show, between
+an arm and the policy that runs, is added to what the server really hit (a control variate).
+Only the requests and their stamps count: all tensor-parallel ranks hold the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.duel import surely_ahead
+from sglang_canopy.policy.registry import live_names, make_policy
+from sglang_canopy.policy.sampled_caches import MEMORY_REQUESTS, Arm, SampledCaches
+from sglang_canopy.policy.shadow_cache import as_sampled
+from sglang_canopy.records import Request
+from sglang_canopy.whatif.origins import Origins
+
+NOW = "now"
+"""The capacity that the server has."""
+LRU = "canopy-lru"
+SGLANGS_LRU = "lru"
+
+
+class Question(NamedTuple):
+    """One arm: a policy's name and a capacity's."""
+
+    policy: str
+    capacity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The tiers in memory, in tokens."""
+
+    device_tokens: int
+    host_tokens: int = 0
+    exclusive: bool = False
+    """Whether the host holds only what the device has not (``write_back``)."""
+
+    def total(self, factor: float = 1.0) -> int:
+        """Different tokens that fit, with ``factor`` times the host (the device, where there is no
+        host)."""
+        device, host = self.device_tokens, self.host_tokens
+        if not host:
+            return int(device * factor)
+        host = int(host * factor)
+        return device + host if self.exclusive else max(device, host)
+
+    def label(self, factor: float) -> str:
+        """What the capacity is called in metrics."""
+        if factor == 1.0:
+            return NOW
+        return f"{'host' if self.host_tokens else 'device'} x{factor:g}"
+
+
+@dataclass(slots=True)
+class Served:
+    """What the server itself hit; recent requests weigh most. In prompt tokens."""
+
+    asked: float = 0.0
+    hit: float = 0.0
+
+    def add(self, asked: int, hit: int, memory: float) -> None:
+        keep = 1.0 - 1.0 / memory
+        self.asked = self.asked * keep + asked
+        self.hit = self.hit * keep + hit
+
+    @property
+    def ratio(self) -> float:
+        return self.hit / (self.asked or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which arms a meter has, and how it samples."""
+
+    policies: Sequence[str] = (LRU, "wa")
+    """Names as ``--radix-eviction`` takes them."""
+    factors: Sequence[float] = (1.0, 2.0)
+    one_in: int | None = None
+    """``None``: as many conversations as are few enough."""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options of policies, by name."""
+
+
+class Meter:
+    """The meter of one cache. All calls from the scheduler's thread, but for ``rows`` and ``stats``.
+
+    ``running``: the name of the policy that ranks the device, SGLang's own names too. ``policy``:
+    that policy itself; where it duels, its shadow caches are used and fed by it.
+    """
+
+    def __init__(
+        self, asked: Asked, memory: Memory, running: str, policy: Policy | None = None
+    ) -> None:
+        self.asked = asked
+        self.memory = memory
+        self.spent_s = 0.0
+        """CPU seconds in the scheduler's thread."""
+        self.changed: float | None = None
+        """When the running policy was last exchanged, on the requests' clock."""
+        self.lru_ahead_since: float | None = None
+        """Since when ``canopy-lru`` has been surely ahead of the running policy, without a break."""
+        self._origins = Origins()
+        self._served = Served()
+        self._sampled = Served()
+        self._teachers: dict[str, Policy] = {}
+        self._own: SampledCaches | None = None
+        """The caches that this meter feeds; ``None`` where a duel does."""
+        self._seen = 0
+        self._run(running, policy)
+
+    def runs(self, running: str, policy: Policy, now: float) -> None:
+        """From now on the server runs another policy."""
+        self.changed = now
+        self.lru_ahead_since = None
+        self._served, self._sampled = Served(), Served()
+        self._run(running, policy)
+
+    def ended(self, request: Request, hit_tokens: int) -> None:
+        """A request ended; ``hit_tokens`` of its prompt were on the device or the host."""
+        begin = time.thread_time()
+        asked = request.prompt_tokens
+        caches = self.caches
+        self._served.add(asked, hit_tokens, MEMORY_REQUESTS * caches.one_in)
+        if self._own is None:
+            sampled, self._seen = caches.seen > self._seen, caches.seen
+        else:
+            sampled = self._observe(request)
+        if sampled:
+            self._sampled.add(asked, hit_tokens, MEMORY_REQUESTS)
+            self._compare(request.time)
+        self.spent_s += time.thread_time() - begin
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each arm's estimated hit ratio, and the running policy's own, which is measured."""
+        control = self._control()
+        shift = self._served.ratio - control
+        return [
+            {
+                "policy": name.policy,
+                "capacity": name.capacity,
+                "tokens": self._tokens[name.capacity],
+                "hit_ratio": round(min(1.0, max(0.0, ratio + shift)), 5),
+                "sampled_hit_ratio": round(ratio, 5),
+                "standard_error": round(self._error(name), 5),
+                "running": name == (self.running, NOW),
+            }
+            for name, ratio in ((n, self.caches.hit_ratio(n)) for n in self._questions)
+        ]
+
+    def stats(self) -> dict[str, Any]:
+        """Everything, for operators."""
+        return {
+            "running": self.running,
+            "hit_ratio": round(self._served.ratio, 5),
+            "arms": self.rows(),
+            "one_conversation_in": self.caches.one_in,
+            "sampled_requests": self.caches.seen,
+            "spent_s": round(self.spent_s, 4),
+            "lru_ahead_since": self.lru_ahead_since,
+        }
+
+    def learnt(self, name: str) -> Mapping[str, Any]:
+        """What the arm of policy ``name`` has learnt, for ``Policy.restore``."""
+        teacher = self._teachers.get(name)
+        return {} if teacher is None else teacher.state()
+
+    # ---- arms ----
+
+    def _run(self, running: str, policy: Policy | None) -> None:
+        self.running = running
+        duel = getattr(policy, "duel", None)
+        if duel is not None:
+            self._own = None
+            self.caches: SampledCaches = duel.caches
+        else:
+            self._own = self._own or SampledCaches(self.asked.one_in)
+            self.caches = self._own
+        caches = self.caches
+        self._seen = caches.seen
+        self._tokens = {self.memory.label(f): self.memory.total(f) for f in self.asked.factors}
+        self._tokens = {NOW: self.memory.total(), **self._tokens}
+        self._questions: list[Question] = []
+        names = dict.fromkeys((running, *self.asked.policies))
+        for name in names:
+            whole_nodes = name == SGLANGS_LRU
+            if name not in live_names() and not whole_nodes:
+                continue  # a policy of SGLang's that has no equal here
+            if duel is not None and name == running:
+                assert policy is not None
+                teacher = policy
+            else:
+                teacher = self._teacher(name)
+            for capacity, tokens in self._tokens.items():
+                question = Question(name, capacity)
+                self._questions.append(question)
+                caches.add(question, Arm(teacher.twin, tokens, whole_nodes))
+
+    def _teacher(self, name: str) -> Policy:
+        teacher = self._teachers.get(name)
+        if teacher is None:
+            teacher = make_policy(name, self.asked.configs.get(name, {}))
+            self._teachers[name] = teacher
+        return teacher
+
+    def _observe(self, request: Request) -> bool:
+        """Serve a request in the shadow caches, if it is in the sample."""
+        if not request.path:
+            return False
+        origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
+        if not self.caches.samples(origin):
+            return False
+        copy = as_sampled(request, origin)
+        copy.category = request.category
+        copy.label = _labelled(self._teachers.values(), copy)
+        return bool(self.caches.observe(copy, origin))
+
+    def _control(self) -> float:
+        """The sample's hit ratio under the running policy: in a shadow cache, or as served."""
+        running = Question(self.running, NOW)
+        if running in self._questions:
+            return self.caches.hit_ratio(running)
+        return self._sampled.ratio
+
+    def _error(self, name: Question) -> float:
+        """Of the difference between an arm and the running policy, as a share of the prompts."""
+        running = Question(self.running, NOW)
+        if running not in self._questions:
+            running = name
+        return self.caches.ahead(name, running)[1] / (self.caches.asked or 1.0)
+
+    def _compare(self, now: float) -> None:
+        lru, running = Question(LRU, NOW), Question(self.running, NOW)
+        if lru == running or lru not in self._questions or running not in self._questions:
+            return
+        if surely_ahead(*self.caches.ahead(lru, running), self.caches.seen):
+            if self.lru_ahead_since is None:
+                self.lru_ahead_since = now
+        else:
+            self.lru_ahead_since = None
+
+
+def _labelled(teachers: Iterable[Policy], request: Request) -> str:
+    """Let every policy learn from a request that has ended; the label of the first that refines it."""
+    label = None
+    path = request.path
+    asked = -(-request.prompt_tokens // request.block_tokens)
+    for teacher in teachers:
+        if type(teacher).arrive is Policy.arrive:
+            continue
+        request.label = None
+        request.path = path[:asked]
+        request.label = teacher.arrive(request)
+        request.path = path
+        given = teacher.finish(request)
+        label = given if label is None else label
+    return label or request.category

@@ -1,0 +1,52 @@
+"""What the meters of several replicas say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """One meter's ``stats`` for all, each replica weighing by its sampled requests; ``None``
+    without any. Estimates of a replica that has sampled nothing count for nothing."""
+    if not meters:
+        return None
+    weights = [meter["sampled_requests"] for meter in meters]
+    whole = sum(weights)
+
+    def mean(values: Sequence[float]) -> float:
+        if not whole:
+            return 0.0
+        return round(sum(v * w for v, w in zip(values, weights)) / whole, 5)
+
+    first = meters[0]
+    arms = []
+    for arm in first["arms"]:
+        name = (arm["policy"], arm["capacity"])
+        same = [
+            next((a for a in m["arms"] if (a["policy"], a["capacity"]) == name), arm)
+            for m in meters
+        ]
+        shares = {
+            key: mean([a[key] for a in same])
+            for key in ("hit_ratio", "sampled_hit_ratio", "standard_error")
+        }
+        arms.append({**arm, **shares, "tokens": sum(a["tokens"] for a in same)})
+    return {
+        "running": first["running"],
+        "hit_ratio": mean([m["hit_ratio"] for m in meters]),
+        "arms": arms,
+        "one_conversation_in": max(m["one_conversation_in"] for m in meters),
+        "sampled_requests": whole,
+        "spent_s": round(sum(m["spent_s"] for m in meters), 4),
+    }
+
+
+def in_words(meter: Mapping[str, Any]) -> str:
+    """One sentence: what runs, and what each other arm would hit."""
+    said = [f"{meter['running']} hits {100 * meter['hit_ratio']:.1f} %"]
+    for arm in meter["arms"]:
+        if not arm["running"]:
+            where = "" if arm["capacity"] == "now" else f" with {arm['capacity']}"
+            said.append(f"{arm['policy']}{where} would hit {100 * arm['hit_ratio']:.1f} %")
+    return ", ".join(said)

@@ -1,0 +1,219 @@
+"""Policies are exchanged on a tree that is in use: nothing is lost, and the new one ranks everything."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.config.policy_change import PolicyChange, change_of, unpacked
+from sglang_canopy.config.tiers import PolicyChoice
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.canary import Canary
+from sglang_canopy.radix.exchange import MAX_CHANGES
+from sglang_canopy.whatif.meter import Asked, Memory, Meter
+from support.live_tree import LiveTree, check
+
+POLICIES = ("canopy-lru", "wa", "canopy-slru", "s3fifo", "canopy-fifo", "etlru", "gdfs")
+
+
+def to(name, host=None, canary=None, **config):
+    return PolicyChange(
+        PolicyChoice(name, config), None if host is None else PolicyChoice(host), canary
+    )
+
+
+def prompts(seed, count, tenants=1):
+    """Growing conversations, and who asks."""
+    draw, talks = random.Random(seed), {}
+    for step in range(count):
+        who = draw.randrange(8)
+        talk = talks.setdefault(who, [1000 + who % tenants])
+        if len(talk) > 40:
+            talk[1:] = []
+        talk.extend(draw.randrange(100) + 100 * who for _ in range(draw.randint(2, 8)))
+        yield list(talk), float(step), f"t{who % tenants}"
+
+
+def chained(tokens):
+    """Ids of blocks of one token that name the path to them."""
+    return {"path": [hash(tuple(tokens[: n + 1])) for n in range(len(tokens))], "block_tokens": 1}
+
+
+def nodes(tree):
+    """What is where: every node's path end, tokens and tiers."""
+    found = []
+    for node in tree.core._node_arena.values():
+        if node is not tree.core.root_node:
+            data = node.component_data[0]
+            value = data.value is not None, data.host_value is not None
+            found.append((node.canopy.offset, tuple(node.key.token_ids), *value))
+    return sorted(found)
+
+
+def evicted_order(tree):
+    """Paths' ends in the order in which the device gives them up, a token at a time or more."""
+    order = []
+    while tree.allocator.available_size() < tree.allocator.size:
+        choice = tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
+        assert choice is not None
+        order.append((choice[0].canopy.offset, choice[0].key.token_ids[-1]))
+        tree.evict(1)
+    return order
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.sampled_from(POLICIES), st.sampled_from((None, *POLICIES))), max_size=4),
+    st.sampled_from((0, 160)),
+)
+def test_every_leaf_is_ranked_by_the_new_policy_and_none_is_lost(seed, changes, host_tokens):
+    tree = LiveTree(96, "wa", {"quantum_tokens": 1}, host_tokens=host_tokens)
+    asked = iter(prompts(seed, 120))
+    for name, host in changes:
+        for tokens, time, _ in (next(asked) for _ in range(20)):
+            tree.serve(tokens, time)
+        before = nodes(tree)
+        tree.core.exchange.apply(to(name, host if host_tokens else None), "test")
+        assert nodes(tree) == before
+        assert tree.core.live.device_policy is tree.core.evictable_device_leaves.policy
+        assert tree.core.live.host_policy is tree.core.evictable_host_leaves.policy
+        check(tree)
+        tree.core.evictable_device_leaves.admit_pending()
+        tree.core.evictable_host_leaves.admit_pending()
+        check(tree)
+        assert set(tree.core.live.device_policy.leaves()) == {
+            node.canopy for node in tree.core.evictable_device_leaves
+        }
+    for tokens, time, _ in (next(asked) for _ in range(20)):
+        tree.serve(tokens, time)
+        assert tree.kv(tokens) == tokens
+        check(tree)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(POLICIES))
+def test_after_a_return_to_lru_the_order_is_that_of_a_tree_that_always_had_it(seed, policy):
+    """Room for all, so that both trees hold the same."""
+    trees = [LiveTree(1024, name, {"quantum_tokens": 1}) for name in (policy, "canopy-lru")]
+    for tokens, time, _ in prompts(seed, 40):
+        for tree in trees:
+            tree.serve(tokens, time)
+    trees[0].core.exchange.apply(to("canopy-lru"), "test")
+    assert evicted_order(trees[0]) == evicted_order(trees[1])
+
+
+def test_what_wa_had_learnt_is_there_again_after_it_was_away():
+    tree = LiveTree(96, "wa")
+    for tokens, time, _ in prompts(1, 200):
+        tree.serve(tokens, time, **chained(tokens))
+    learnt = tree.core.live.device_policy.state()
+    assert learnt
+    tree.core.exchange.apply(to("canopy-lru"), "test")
+    tree.core.exchange.apply(to("wa"), "test")
+    policy = tree.core.live.device_policy
+    assert policy.model.categories.root.all_events
+    assert sum(policy.model.categories.root.all_events) > 0
+
+
+def test_wa_starts_from_what_the_meter_has_learnt():
+    tree = LiveTree(96, "canopy-lru")
+    live = tree.core.live
+    live.meter = Meter(Asked(), Memory(96), "canopy-lru", live.device_policy)
+    for tokens, time, _ in prompts(1, 200):
+        request = tree.request(time, prompt_tokens=len(tokens), **chained(tokens))
+        tree.core.finish(request)
+        live.meter.ended(request, tree.match(tokens))
+        tree.insert(tokens, request)
+    tree.core.exchange.apply(to("wa"), "test")
+    assert sum(live.device_policy.model.categories.root.all_events) > 0
+    assert live.meter.running == "wa"
+
+
+def test_the_last_changes_are_remembered():
+    tree = LiveTree(96, "wa")
+    for number in range(MAX_CHANGES + 5):
+        tree.core.exchange.apply(to("wa" if number % 2 else "canopy-lru"), f"number {number}")
+    changes = tree.core.exchange.changes
+    assert len(changes) == MAX_CHANGES
+    last = changes[-1]
+    assert (last.before, last.after, last.why) == ("wa", "canopy-lru", "number 20")
+
+
+# ---- back to LRU by itself ----
+
+
+def test_lru_comes_back_when_it_has_been_ahead_for_long_enough():
+    tree = LiveTree(96, "wa")
+    live = tree.core.live
+    live.meter = Meter(Asked(), Memory(96), "wa", live.device_policy)
+    live.auto_return_s = 3600.0
+    live.meter.lru_ahead_since = 100.0
+    tree.request(3600.0)
+    assert live.running == "wa"
+    tree.request(3700.0)
+    assert live.running == "canopy-lru"
+    assert "canopy-lru was ahead for 60 minutes" in tree.core.exchange.changes[-1].why
+    tree.request(9000.0)
+    assert len(tree.core.exchange.changes) == 1
+
+
+# ---- a trial on a share of the tenants ----
+
+
+def test_a_trial_ranks_its_tenants_leaves_and_no_others():
+    tree = LiveTree(96, "canopy-lru", {"quantum_tokens": 1}, host_tokens=64)
+    served = prompts(2, 300, tenants=8)
+    for _ in range(50):
+        tokens, time, who = next(served)
+        tree.serve(tokens, time, tenant=who)
+    tree.core.exchange.apply(to("wa", canary=0.5), "trial")
+    policy = tree.core.live.device_policy
+    assert isinstance(policy, Canary)
+    tenants = {f"t{n}": policy.is_trial(f"t{n}") for n in range(8)}
+    assert set(tenants.values()) == {True, False}
+    for tokens, time, who in served:
+        tree.serve(tokens, time, tenant=who)
+        check(tree)
+    for side, name in ((policy.trial, True), (policy.base, False)):
+        assert {tenants[leaf.tenant] for leaf in side.leaves()} <= {name}
+    # Each side gives up what it brings in.
+    brought = [side.computed for side in policy.sides]
+    gone = policy._evicted
+    assert min(gone) > 0
+    assert gone[0] / brought[0] == pytest.approx(gone[1] / brought[1], abs=0.1)
+    tree.core.exchange.apply(to("wa"), "for all")
+    assert tree.core.live.running == "wa"
+    check(tree)
+
+
+# ---- what may be asked for ----
+
+
+def test_a_change_travels_as_it_was_asked_for():
+    change = change_of({"device": "wa", "device_config": {"model": "duel"}, "canary": 0.25})
+    assert unpacked(change.message()) == change
+    change = change_of({"device": "canopy-lru", "host": "wa"})
+    assert unpacked(change.message()) == change
+    assert unpacked("canopy_policy:[") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ([], "JSON object"),
+        ({"device": "lru"}, "must be one of"),
+        ({"device": "wa", "devise": 1}, "unknown key 'devise'"),
+        ({"device": "wa", "device_config": {"block_tokens": 16}}, "cannot change while"),
+        ({"device": "wa", "device_config": {"profile": "/etc/passwd"}}, "cannot change while"),
+        ({"device": "wa", "device_config": {"model": "magic"}}, "must be one of"),
+        ({"device": "wa", "host_config": {}}, "host_config needs host"),
+        ({"device": "wa", "canary": 1}, "between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(body, said):
+    with pytest.raises(CanopyError, match=said):
+        change_of(body)

@@ -1,0 +1,149 @@
+"""What is said of a conversation is what the tree has, and what was decided about it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from sglang_canopy.radix.decisions import MOST, Decision, Decisions
+from sglang_canopy.radix.explain import KEY, asked, explain
+from sglang_canopy.reuse.survival import still_returns
+from sglang_canopy.telemetry.explained import lines
+from sglang_canopy.tenant import shown_tenant
+from support.live_tree import LiveTree, check
+
+
+def ask(tree, conversation, **body):
+    return explain(tree.core, {"conversation": conversation, **body})
+
+
+def text(found):
+    return "\n".join(lines({"replicas": [found]}))
+
+
+def test_a_conversation_is_where_its_tokens_are():
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1}, host_tokens=128)
+    tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
+    tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
+    tree.request(20.0)
+    (one,) = ask(tree, "a", tenant=None)
+    assert one["cached"]
+    assert one["tokens"]["device"] == 16
+    assert one["last_use_s"] == 15.0
+    assert [(row["offset"], row["tokens"]) for row in one["nodes"]] == [(0, 10), (10, 6)]
+    assert one["belief"]["category"].startswith("chat")
+    assert one["next_to_go"]["tokens_before"] == 0
+    assert one["next_to_go"]["free_tokens"] == 48
+    assert one["evicted"] == []
+    assert "device 16" in text([one])
+    assert "wa believes: category chat" in text([one])
+
+
+def test_who_evicted_it_and_why_is_remembered():
+    tree = LiveTree(32, "canopy-lru", {"quantum_tokens": 1})
+    tree.serve(list(range(16)), 1.0, conversation="a", category="chat")
+    tree.serve(list(range(100, 124)), 4.0, conversation="b")
+    (one,) = ask(tree, "a", tenant=None)
+    assert one["tokens"]["device"] == 8
+    (gone,) = one["evicted"]
+    assert gone == {
+        "s_ago": 0.0,
+        "tier": "device",
+        "tokens": 8,
+        "offset": 8,
+        "reason": "capacity",
+        "by": "lru",
+        "category": "chat",
+        "idle_s": 3.0,
+        "demoted": False,
+    }
+    tree.serve(list(range(200, 232)), 9.0, conversation="c")
+    (one,) = ask(tree, "a", tenant=None)
+    assert not one["cached"]
+    assert one["next_to_go"] is None
+    assert len(one["evicted"]) == 2
+    said = text([one])
+    assert "nothing of it is cached" in said
+    assert "lru evicted 8 tokens from 8 on from the device (capacity), unused for 3 s" in said
+
+
+def test_a_tenant_is_told_of_its_own_conversations_and_an_administrator_of_all():
+    tree = LiveTree(64, "canopy-lru")
+    tree.serve(list(range(8)), 1.0, conversation="a", tenant="x")
+    tree.serve(list(range(100, 108)), 2.0, conversation="a", tenant="y")
+    for tenant in ("x", "y"):
+        (one,) = ask(tree, "a", tenant=tenant)
+        assert one["tokens"]["device"] == 8
+        assert one["tenant"] == shown_tenant(tenant) != tenant
+    (public,) = ask(tree, "a", tenant=None)
+    assert not public["cached"]
+    assert {one["tenant"] for one in ask(tree, "a")} == {shown_tenant("x"), shown_tenant("y")}
+    assert ask(tree, "unheard of") == []
+    assert "no tenant has" in text([])
+
+
+@pytest.mark.parametrize("policy", ["wa", "canopy-lru", "s3fifo", "canopy-slru", "gdfs"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_asking_moves_nothing(seed, policy):
+    draw = random.Random(seed)
+    trees = [LiveTree(64, policy, {"quantum_tokens": 1}, host_tokens=64) for _ in range(2)]
+    for step in range(60):
+        who = draw.randrange(5)
+        tokens = [100 * who + i for i in range(draw.randint(1, 30))]
+        for tree in trees:
+            tree.serve(tokens, float(step), conversation=str(who))
+        if step % 7 == 0:
+            (one,) = ask(trees[0], str(who), tenant=None)
+            held = [row for row in one["nodes"] if "device" in row["tiers"]]
+            assert one["tokens"]["device"] == sum(row["tokens"] for row in held) > 0
+            json.dumps(one)
+            check(trees[0])
+    sums = [tree.core.counters.victims.sum for tree in trees]
+    assert sums[0] == sums[1]
+
+
+def test_the_next_to_go_is_the_next_victim():
+    tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1})
+    for who in range(6):
+        tree.serve([100 * who + i for i in range(10)], float(who), conversation=str(who))
+    for who in range(6):
+        (one,) = ask(tree, str(who), tenant=None)
+        assert one["next_to_go"]["tokens_before"] == 10 * who
+
+
+def decision(**more):
+    given = {"time": 0.0, "tier": 0, "tenant": None, "conversation": "a", "category": "chat"}
+    rest = {"offset": 0, "tokens": 10, "reason": 0, "policy": "wa", "idle_s": 1.0}
+    return Decision(**{**given, **rest, "demoted": False, **more})
+
+
+def test_decisions_are_bounded_and_the_newest_come_first():
+    ring = Decisions()
+    for number in range(MOST + 10):
+        ring.add(decision(time=float(number), tokens=number))
+    assert len(ring) == MOST
+    assert [one.tokens for one in ring.of(None, "a", most=2)] == [MOST + 9, MOST + 8]
+    assert ring.of("other tenant", "a") == []
+
+
+def test_the_rate_is_of_what_was_evicted_of_late():
+    ring = Decisions()
+    assert ring.rate(0, 1000.0) == 0.0
+    ring.add(decision(time=100.0, tokens=10**6))
+    ring.add(decision(time=900.0, tokens=300))
+    ring.add(decision(time=950.0, tokens=300))
+    ring.add(decision(time=960.0, tokens=999, tier=1))
+    assert ring.rate(0, 1000.0) == 6.0
+
+
+def test_what_is_left_of_a_survival_curve():
+    assert still_returns([1.0, 0.5, 0.25], 0.0) == 0.75
+    assert still_returns([], 5.0) == 0.0
+    assert still_returns([1.0, 0.0], 1e9) == 0.0
+
+
+@pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
+def test_a_forged_question_is_none(bad):
+    assert asked(KEY + bad) is None

@@ -1,0 +1,265 @@
+"""The meter says what full simulations say, equally on every rank, and within bounds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
+from sglang_canopy.whatif.meter import LRU, NOW, Asked, Memory, Meter, Question
+from sglang_canopy.whatif.origins import Origins
+from sglang_canopy.whatif.total import added_up, in_words
+
+BLOCK = 16
+
+
+def turns(seed, conversations=40, turns=8, gap_s=10.0):
+    """Requests of interleaved conversations that share a head; each turn is longer."""
+    draw = random.Random(seed)
+    paths = {}
+    for step in range(conversations * turns):
+        who = draw.randrange(conversations)
+        path = paths.setdefault(who, [1, 2, 10_000 * (who + 1)])
+        path.extend(10_000 * (who + 1) + len(path) + i for i in range(draw.randint(1, 3)))
+        yield (
+            who,
+            Request(
+                time=gap_s * step,
+                path=tuple(path),
+                block_tokens=BLOCK,
+                prompt_tokens=len(path) * BLOCK,
+                category=draw.choice(["chat", "agent"]),
+            ),
+        )
+
+
+def serve(policy, blocks, seed, meter=None, **more):
+    """Hit ratio of a tree of ``blocks`` blocks; ``meter`` hears of every request."""
+    tree, hit, asked = RadixTree(make_policy(policy), blocks, BLOCK), 0, 0
+    for _, request in turns(seed, **more):
+        tokens = tree.access(request) * BLOCK
+        hit, asked = hit + tokens, asked + request.prompt_tokens
+        if meter is not None:
+            meter.ended(request, tokens)
+    return hit / asked
+
+
+def ever(meter, policy, capacity):
+    return meter.caches.saved_ever[policy, capacity] / meter.caches.asked_ever
+
+
+# ---- against full simulations ----
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(20, 200))
+def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
+    asked = Asked((LRU, "wa"), (1.0, 2.0, 0.5))
+    meter = Meter(asked, Memory(blocks * BLOCK), "canopy-lru")
+    serve("lru", blocks, seed, meter)
+    for name in ("lru", "wa"):
+        for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
+            arm = LRU if name == "lru" else name
+            truth = serve(name, int(blocks * factor), seed)
+            # The meter hears of a request when it ends, a policy when it comes: a fit may differ.
+            near = 1e-9 if name == "lru" else 0.02
+            assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
+
+
+def test_a_sample_is_near_the_simulation_where_there_are_many_conversations():
+    blocks, many = 2000, {"conversations": 1500, "turns": 4, "gap_s": 1.0}
+    errors = []
+    for seed in (1, 2):
+        meter = Meter(Asked((LRU,), (1.0, 2.0), one_in=8), Memory(blocks * BLOCK), LRU)
+        live = serve("lru", blocks, seed, meter, **many)
+        truth = serve("lru", 2 * blocks, seed, **many)
+        shift = live - ever(meter, LRU, NOW)
+        errors.append(ever(meter, LRU, "device x2") + shift - truth)
+        assert 0.08 < meter.caches.seen / 6000 < 0.18
+    assert max(map(abs, errors)) < 0.04
+
+
+def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
+    """The server hits a tenth of what the shadow cache does: so would every other arm, less."""
+    meter = Meter(Asked((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
+    for _, request in turns(3):
+        meter.ended(request, 0)
+    rows = {(row["policy"], row["capacity"]): row for row in meter.rows()}
+    assert rows[LRU, NOW]["hit_ratio"] == 0.0
+    assert rows[LRU, NOW]["running"]
+    more = rows[LRU, "device x4"]
+    gain = more["sampled_hit_ratio"] - rows[LRU, NOW]["sampled_hit_ratio"]
+    assert more["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
+
+
+def test_a_policy_of_sglangs_without_an_equal_is_compared_with_what_the_sample_hit():
+    meter = Meter(Asked((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
+    for _, request in turns(3):
+        meter.ended(request, request.prompt_tokens // 2)
+    (row,) = meter.rows()
+    assert row["hit_ratio"] == pytest.approx(row["sampled_hit_ratio"], abs=0.01)
+    assert meter.stats()["hit_ratio"] == pytest.approx(0.5, abs=0.01)
+
+
+# ---- capacities ----
+
+
+def test_the_host_is_what_is_multiplied_where_there_is_one():
+    assert Memory(100).total(2.0) == 200
+    assert Memory(100, 300).total(2.0) == 600
+    assert Memory(100, 300, exclusive=True).total(2.0) == 700
+    assert Memory(100, 50).total() == 100
+    assert Memory(100, 300).label(2.0) == "host x2"
+    assert Memory(100).label(0.5) == "device x0.5"
+    assert Memory(100).label(1.0) == NOW
+
+
+# ---- the same shadow caches feed the duel ----
+
+
+def test_with_a_duel_the_meters_arms_are_fed_by_it():
+    live = make_policy("wa", {"model": "duel"})
+    tree = RadixTree(live, 60, BLOCK)
+    meter = Meter(Asked(), Memory(60 * BLOCK), "wa", live)
+    assert meter.caches is live.duel.caches
+    for _, request in turns(5):
+        meter.ended(request, tree.access(request) * BLOCK)
+    assert meter.caches.seen == live.duel.stats()["sampled_requests"] == 320
+    alone = Meter(Asked(), Memory(60 * BLOCK), LRU)
+    serve("lru", 60, 5, alone)
+    for capacity in (NOW, "device x2"):
+        assert ever(meter, LRU, capacity) == ever(alone, LRU, capacity)
+    assert {row["policy"] for row in meter.rows()} == {"wa", LRU}
+
+
+# ---- whoever runs changes ----
+
+
+def test_another_running_policy_begins_its_own_account():
+    meter = Meter(Asked(), Memory(60 * BLOCK), LRU)
+    serve("lru", 60, 5, meter)
+    before = {(r["policy"], r["capacity"]): r["sampled_hit_ratio"] for r in meter.rows()}
+    meter.runs("wa", make_policy("wa"), 3200.0)
+    after = {(r["policy"], r["capacity"]): r["sampled_hit_ratio"] for r in meter.rows()}
+    assert before == after  # no shadow cache was lost
+    assert meter.stats()["hit_ratio"] == 0.0
+    assert meter.stats()["running"] == "wa"
+
+
+def loop(rounds, conversations=30, blocks=4):
+    """All conversations in turn, again and again: below their size LRU hits nothing."""
+    for step in range(conversations * rounds):
+        who = step % conversations
+        path = tuple(range(1000 * who + 1, 1000 * who + blocks + 1))
+        yield Request(time=float(step), path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * blocks)
+
+
+def test_a_lead_of_lru_is_timed_from_its_beginning_and_ends_with_it():
+    """FIFO-like traffic: what was used last is used again, which ``canopy-fifo`` does not see."""
+    meter = Meter(Asked((LRU,), (1.0,)), Memory(12 * BLOCK), "canopy-fifo")
+    hot = tuple(range(1, 9))
+    now = 0.0
+    for step in range(800):
+        now += 1.0
+        paths = [hot] if step % 2 else [(1000 + 4 * step, 1001 + 4 * step)]
+        for path in paths:
+            request = Request(
+                time=now, path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
+            )
+            meter.ended(request, 0)
+    since = meter.lru_ahead_since
+    assert since is not None
+    assert since < now - 100
+    meter.runs(LRU, make_policy("lru"), now)
+    assert meter.lru_ahead_since is None
+    for request in loop(3):
+        request.time += now
+        meter.ended(request, 0)
+    assert meter.lru_ahead_since is None  # it runs: there is nobody to be ahead of
+
+
+# ---- ranks and bounds ----
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000))
+def test_two_ranks_that_serve_the_same_requests_say_the_same(seed):
+    said = []
+    for _ in range(2):
+        meter = Meter(Asked(one_in=2), Memory(60 * BLOCK), LRU)
+        serve("lru", 60, seed, meter)
+        stats = meter.stats()
+        del stats["spent_s"]
+        said.append(stats)
+    assert said[0] == said[1]
+
+
+def test_all_turns_of_a_conversation_have_one_origin():
+    origins, named = Origins(), {}
+    for who, request in turns(7):
+        origin = origins.of(request.path, request.prompt_tokens, BLOCK)
+        assert named.setdefault(who, origin) == origin
+    assert len(set(named.values())) == len(named) == len(origins)
+
+
+def test_origins_are_bounded_and_those_used_last_stay():
+    origins = Origins(most=10)
+    for who in range(50):
+        origins.of((5, 1000 + who), 2 * BLOCK, BLOCK)
+        assert origins.of((5, 1000, 7 + who), 2 * BLOCK, BLOCK) == 1000
+    assert len(origins) == 10
+
+
+# ---- flags ----
+
+
+def test_flags_say_what_they_need():
+    with pytest.raises(CanopyError, match="--canopy-observe to watch"):
+        whatif_flags({"policies": ("wa",)}, ours=False)
+    with pytest.raises(CanopyError, match="SGLang's own policies"):
+        whatif_flags({"observe": True}, ours=True)
+    with pytest.raises(CanopyError, match="--canopy-whatif-one-in needs --canopy-whatif"):
+        whatif_flags({"one_in": 4}, ours=True)
+    with pytest.raises(CanopyError, match="--canopy-auto-return needs --radix-eviction"):
+        whatif_flags({"observe": True, "auto_return_min": 60.0}, ours=False)
+    assert whatif_flags({}, ours=True) is None
+    assert whatif_flags({"observe": True}, ours=False) == WhatifFlags(observe=True)
+
+
+# ---- several replicas, and words ----
+
+
+def stats(hit, sampled, wa):
+    arm = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5, "standard_error": 0.01}
+    return {
+        "running": LRU,
+        "hit_ratio": hit,
+        "arms": [
+            {**arm, "policy": LRU, "hit_ratio": hit, "running": True},
+            {**arm, "policy": "wa", "hit_ratio": wa, "running": False},
+        ],
+        "one_conversation_in": 4,
+        "sampled_requests": sampled,
+        "spent_s": 0.5,
+    }
+
+
+def test_replicas_weigh_by_what_they_sampled():
+    total = added_up([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
+    assert total["hit_ratio"] == pytest.approx(0.5)
+    assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
+    assert total["arms"][0]["tokens"] == 300
+    assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 %"
+    assert added_up([]) is None
+    assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
+
+
+def test_a_question_is_its_policy_and_capacity():
+    assert Question("wa", NOW) == ("wa", "now")
