@@ -11,6 +11,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import open_trace
+from sglang_canopy.trace.sglang_log import read_as_server
 
 
 def event(kind: str, rid: str, second: float, **more: Any) -> str:
@@ -49,6 +50,18 @@ def test_requests_come_in_order_of_arrival_and_share_blocks(tmp_path: Path) -> N
     assert len({a.blocks[2], b.blocks[2], c.blocks[2]}) == 3
     assert (c.conversation, c.turn) == (a.conversation, 2)
     assert (a.output_tokens, a.stop) == (4, "end")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_sglangs_own_warm_up_is_no_traffic(tmp_path: Path, replicas: int) -> None:
+    """It is text: without being passed over, no log of a server would have a server's block ids."""
+    text = "The capital city of France is"
+    log = tmp_path / "log"
+    warm_up = finished("w", 1.0, None, text=text if replicas == 1 else [text] * replicas)
+    log.write_text("\n".join([warm_up, finished("a", 5.0, list(range(200)))]))
+    (request,) = read_as_server(log)
+    assert request.input_tokens == 200
+    assert [r.input_tokens for r in open_trace(log, "sglang")] == [200]
 
 
 def test_what_the_client_said_is_taken_over(tmp_path: Path) -> None:

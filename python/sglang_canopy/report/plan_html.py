@@ -21,6 +21,7 @@ from sglang_canopy.report.plan_text import (
     choice_text,
     extremes,
     overview,
+    uncertainty_text,
 )
 
 
@@ -47,7 +48,10 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
         "plan",
         title=f"A plan for {about.get('trace', 'a trace')}",
         overview=overview(plan),
-        choice=choice_text(plan, currency),
+        choice=[
+            *choice_text(plan, currency),
+            *(uncertainty_text(plan.uncertainty) if plan.uncertainty is not None else []),
+        ],
         about={"example_prices": False, **about},
         figures=[(what, as_data(png_bytes(figure))) for _, what, figure in charts(plan, currency)],
         tables=_tables(plan),

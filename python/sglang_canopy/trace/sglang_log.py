@@ -35,6 +35,9 @@ SERVER_BLOCK_TOKENS = 64
 """A server's ``block_tokens`` where its configuration does not name another."""
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
+WARM_UP_TEXT = "The capital city of France is"
+"""What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
+
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
 
 
@@ -143,6 +146,8 @@ class _Reader:
 
     def _finish(self, flight: _Flight) -> Iterator[TraceRequest]:
         assert flight.end is not None
+        if _is_warm_up(_mapping(flight.end, "obj")):
+            return
         try:
             yield self._request(flight, flight.end)
         except lines.BadLine as error:
@@ -190,6 +195,13 @@ def _ids(event: Mapping[str, Any]) -> list[str]:
 def _mapping(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = of.get(key)
     return value if isinstance(value, dict) else {}
+
+
+def _is_warm_up(given: Mapping[str, Any]) -> bool:
+    """Whether the server sent this request to itself at its start."""
+    text = given.get("text")
+    texts = text if isinstance(text, list) else [text]
+    return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not _token_ids(given)
 
 
 def _blocks(given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
