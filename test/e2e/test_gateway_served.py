@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -32,10 +34,24 @@ def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
 
 
+def message(url: str, opening: str, salt: str) -> tuple[int, int]:
+    """One turn on ``/v1/messages``. Returns its new and its cached prompt tokens."""
+    part = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "tiny",
+        "system": [{"type": "text", "text": opening}, part],
+        "messages": [{"role": "user", "content": "Go on."}],
+        "max_tokens": ANSWER,
+        "cache_salt": salt,
+    }
+    status, answer = post(f"{url}/v1/messages", body)
+    assert status == 200, answer
+    usage = answer["usage"]
+    return usage["input_tokens"], usage.get("cache_read_input_tokens", 0)
+
+
 def overs(url: str) -> int:
     """Ends of conversations that a worker's policy has counted."""
-    import urllib.request
-
     with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
         status = json.load(answer)
     found: list[int] = []
@@ -58,6 +74,7 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
     for gateway in MODULES:
         skip_without(gateway)
     flags = ("--radix-eviction", "wa", "--canopy-identity-sources", "all")
+    flags += ("--canopy-retention-sources", "cache_control")
     flags += (
         "--canopy-carriers",
         "metadata",
@@ -66,7 +83,9 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
         "tiny",
     )
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(server(tiny_model, *flags)) for _ in range(2)]
+        workers = [
+            stack.enter_context(server(tiny_model, *flags, kv_tokens=16_384)) for _ in range(2)
+        ]
         urls = [worker.url for worker in workers]
         for gateway in MODULES:
             url = stack.enter_context(running(gateway, urls, tmp_path / f"{gateway}.log"))
@@ -83,6 +102,12 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
             for worker, count in zip(workers, before):
                 chat(worker.url, "Something else", "c")  # the scheduler has heard by now
                 assert overs_reach(worker.url, count + 1)
+        # The last gateway is smg, which has this route; what is marked there is kept.
+        for salt in ("a", "b"):
+            assert max(message(url, "Messages", salt)[1] for _ in urls) < 100
+            assert min(message(url, "Messages", salt)[1] for _ in urls) > 300
+        for one in urls:
+            assert kept(one) > 300
         # The salt in the body, where sglang-router drops it: the worker says so, once.
         router = stack.enter_context(running("sglang-router", urls, tmp_path / "router.log"))
         for _ in range(4):
@@ -91,10 +116,20 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
             assert worker.server.log_text().count("names no tenant") == 1
 
 
+def kept(url: str) -> int:
+    """Tokens that a worker keeps, once its status says so."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
+            tokens = json.load(answer)["ranks"][0]["keep"]["tokens"]
+        if tokens:
+            return tokens
+        time.sleep(0.5)
+    return 0
+
+
 def overs_reach(url: str, least: int) -> bool:
     """The status is written about once a second; asks until it says so, or for long enough."""
-    import time
-
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if overs(url) >= least:
