@@ -145,6 +145,9 @@ def asked(**fields: Any) -> SimpleNamespace:
     )
 
 
+BOTH = "metadata,headers"
+
+
 def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
     for request in (
         http({"metadata": {METADATA["cache_salt"]: "a"}}),
@@ -152,9 +155,12 @@ def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
         http({"metadata": {METADATA["cache_salt"]: "a"}}, X_Canopy_Cache_Salt="a"),
     ):
         obj = asked()
-        settle(obj, request)
-        settle(obj, request)
+        settle(obj, request, BOTH)
+        settle(obj, request, BOTH)
         assert (obj.extra_key, obj.cache_salt) == (None, "a")
+    for carriers, named in (("none", None), ("headers", None), ("metadata", "a")):
+        settle(obj := asked(), http({"metadata": {METADATA["cache_salt"]: "a"}}), carriers)
+        assert obj.cache_salt == named
     settle(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
     assert messages.cache_salt == "a"
     settle(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
@@ -171,15 +177,15 @@ def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
 )
 def test_a_tenant_that_is_named_twice_and_differently_is_refused(own, metadata, headers) -> None:
     with pytest.raises(CanopyError, match="twice, and differently"):
-        settle(asked(cache_salt=own), http({"metadata": metadata}, **headers))
+        settle(asked(cache_salt=own), http({"metadata": metadata}, **headers), BOTH)
 
 
 def test_a_tenant_that_is_no_string_is_refused() -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        settle(asked(), http({"metadata": {METADATA["extra_key"]: 7}}))
+        settle(asked(), http({"metadata": {METADATA["extra_key"]: 7}}), BOTH)
 
 
-def test_our_keys_pass_in_metadata_where_custom_params_do_not() -> None:
+def test_our_keys_pass_in_metadata_where_custom_params_do_not(monkeypatch) -> None:
     metadata = {
         "canopy_category": "agent",
         "canopy_turn": "3",
@@ -187,6 +193,10 @@ def test_our_keys_pass_in_metadata_where_custom_params_do_not() -> None:
         "canopy_conversation": "17",
         "someone_elses": "x",
     }
+    untold = asked()
+    entry.stamp(untold, {"category": "chat"}, http({"metadata": metadata}))
+    assert untold.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
+    monkeypatch.setattr(entry, "carriers", "metadata")
     obj = asked()
     entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
@@ -236,8 +246,9 @@ def test_a_worker_warns_once_where_a_gateway_drops_what_others_pass_on(rule, cap
     assert len(warnings(caplog, *[(asked(), http({}))] * 3)) == 1
 
 
-def test_a_required_tenant_is_asked_for_and_calls_from_inside_need_none(rule) -> None:
+def test_a_required_tenant_is_asked_for_and_calls_from_inside_need_none(rule, monkeypatch) -> None:
     rule("on")
+    monkeypatch.setattr(entry, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
         entry.stamp(asked(), {}, http({}))
     entry.stamp(asked(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))

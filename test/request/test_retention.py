@@ -292,3 +292,35 @@ def test_only_the_last_four_count_and_bodies_without_any_cost_nothing() -> None:
     assert [end for end, _ in ends] == [18, 21, 24, 27]
     plain = {"messages": [{"role": "user", "content": "p0;"}]}
     assert breakpoints.find(plain, lambda: pytest.fail("rendered"), len) == []
+
+
+@pytest.mark.parametrize("rendered", ["text", "input_ids"])
+def test_with_a_real_tokenizer_the_range_ends_where_the_text_does(
+    smollm2, rendered, monkeypatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(smollm2))
+    system = "You know the \u00c5land Islands \U0001f30a well.\n" * 40
+    messages = [
+        {"role": "system", "content": [text(system, **HOUR)]},
+        {"role": "user", "content": [text("Where do I begin?")]},
+    ]
+    plain = [{**m, "content": m["content"][0]["text"]} for m in messages]
+    prompt = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    adapted = SimpleNamespace(text=None, input_ids=None)
+    setattr(adapted, rendered, prompt if rendered == "text" else ids)
+    monkeypatch.setattr(entry, "retention_sources", ALL)
+
+    async def read() -> Any:
+        return {"messages": messages}
+
+    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(tokenizer=tokenizer))
+    (found,) = entry._breakpoints(serving, adapted, SimpleNamespace(json=read))
+    assert found.duration_s == 3600.0
+    assert found.end is not None
+    before, after = (tokenizer.decode(ids[: found.end + more]) for more in (-2, 2))
+    assert not before.rstrip().endswith("well.")
+    assert system.strip() in after
+    assert "Where" not in after

@@ -15,6 +15,13 @@ from sglang_canopy.request.sent import body_of, headers_of
 FLAG = "--canopy-require-tenant"
 ATTRIBUTE = "_canopy_require_tenant"
 """Where the plugin notes the flag's value on ``ServerArgs``."""
+CARRIERS_FLAG = "--canopy-carriers"
+CARRIERS_ATTRIBUTE = "_canopy_carriers"
+NO_CARRIERS, IN_METADATA, IN_HEADERS = "none", "metadata", "headers"
+CARRIERS = (NO_CARRIERS, IN_METADATA, IN_HEADERS, f"{IN_METADATA},{IN_HEADERS}")
+"""Where else than in the body's own fields the tenant of a generation request may stand, and in
+``metadata`` our other keys as well."""
+
 OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
 
@@ -47,8 +54,8 @@ def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[s
     return found
 
 
-def settle(obj: Any, request: Any) -> None:
-    """Write the tenant that headers or the body name into a generation request.
+def settle(obj: Any, request: Any, carriers: str = NO_CARRIERS) -> None:
+    """Write the tenant that the body, or one of the ``carriers``, names into a generation request.
 
     ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
     on ``/v1/messages`` neither. ``request``: the HTTP request; ``None`` for a call from inside the
@@ -58,12 +65,12 @@ def settle(obj: Any, request: Any) -> None:
     headers, body = headers_of(request), body_of(request)
     if headers is None:
         return
-    metadata = body.get("metadata")
+    metadata = body.get("metadata") if IN_METADATA in carriers else None
     given_there = metadata if isinstance(metadata, Mapping) else {}
     for field, header in HEADERS.items():
         own, in_body = getattr(obj, field, None), body.get(field)
         places = [
-            headers.get(header),
+            headers.get(header) if IN_HEADERS in carriers else None,
             given_there.get(METADATA[field]),
             None if isinstance(in_body, list) else in_body,  # of a batch: ``own``
         ]
@@ -115,7 +122,6 @@ class RequireTenant:
 
 _MISSING = "a request names no tenant (cache_salt, extra_key)"
 _HOW = (
-    "A gateway may have dropped the fields: send them in metadata, as "
-    f"{METADATA['cache_salt']} and {METADATA['extra_key']}, or as the headers "
-    f"{HEADERS['cache_salt']} and {HEADERS['extra_key']}"
+    f"A gateway may have dropped the fields: start with {CARRIERS_FLAG} {IN_METADATA} and send them "
+    f"in metadata, as {METADATA['cache_salt']} and {METADATA['extra_key']}"
 )

@@ -91,6 +91,7 @@ def _note(server_args: Any, typed: flags.RequestFlags) -> None:
     setattr(server_args, identity.ATTRIBUTE, typed.identity_sources)
     setattr(server_args, retention_sources.ATTRIBUTE, typed.retention_sources)
     setattr(server_args, owner.ATTRIBUTE, typed.require_tenant)
+    setattr(server_args, owner.CARRIERS_ATTRIBUTE, typed.carriers)
 
 
 def _note_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.request import breakpoints
+from sglang_canopy.request import breakpoints, owner
 from sglang_canopy.request.client_hints import ClientHints
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
@@ -39,6 +39,9 @@ retention_sources: tuple[str, ...] = ()
 
 require_tenant = RequireTenant()
 """What becomes of requests without a tenant; set likewise."""
+
+carriers = owner.NO_CARRIERS
+"""Where else a tenant and our keys may stand; set likewise."""
 
 ttft_fit = TtftFit()
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
@@ -94,11 +97,11 @@ def stamp(
         obj.sampling_params = {}
     params = obj.sampling_params
     headers, body = headers_of(request), body_of(request)
-    settle(obj, request)
+    settle(obj, request, carriers)
     warning = require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)
-    said = metadata_fields(body, _CHECKS)
+    said = metadata_fields(body, _CHECKS) if owner.IN_METADATA in carriers else {}
     wishes = to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
     found: dict[str, Any] = {"retain": wishes} if wishes else {}
     if isinstance(params, list):

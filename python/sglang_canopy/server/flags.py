@@ -106,6 +106,15 @@ class RequestFlags:
         "any case, on answers 400.",
         choices=owner.MODES,
     )
+    carriers: str = declare(
+        owner.NO_CARRIERS,
+        owner.CARRIERS_FLAG,
+        "Where else a generation request may name its tenant, for gateways that drop the body's own "
+        f"fields: metadata ({owner.METADATA['cache_salt']}, {owner.METADATA['extra_key']}, and our "
+        f"other keys too), headers ({owner.HEADERS['cache_salt']}, {owner.HEADERS['extra_key']}), or "
+        "both. Your outermost gateway must overwrite those places.",
+        choices=owner.CARRIERS,
+    )
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:

@@ -72,6 +72,7 @@ def _add(server_args: Any) -> None:
     entry.hint_rule = client_hints.rule_of(server_args)
     entry.identities = identity.rule_of(server_args)
     entry.retention_sources = retention_sources.rule_of(server_args)
+    entry.carriers = getattr(server_args, owner.CARRIERS_ATTRIBUTE, owner.NO_CARRIERS)
     entry.require_tenant = owner.RequireTenant(getattr(server_args, owner.ATTRIBUTE, owner.OFF))
     gate = getattr(server_args, GATE_NOTE, None)
     if gate is not None and gate.mode == REJECT:

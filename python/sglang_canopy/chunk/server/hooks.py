@@ -113,9 +113,10 @@ def _request_level(original: Any, streamer: Any, key: str) -> bool:
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := options_of(manager.server_args)) is not None:
         from sglang_canopy.chunk.server.http import entry
-        from sglang_canopy.request.owner import settle
+        from sglang_canopy.request import owner
 
-        settle(obj, request)  # documents are the tenant's, wherever it is named
+        carriers = getattr(manager.server_args, owner.CARRIERS_ATTRIBUTE, owner.NO_CARRIERS)
+        owner.settle(obj, request, carriers)  # documents are the tenant's, wherever it is named
         entry.prepare(manager, obj, on)
 
 

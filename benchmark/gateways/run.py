@@ -1,0 +1,212 @@
+"""Two real workers behind ``smg``: what routing and eviction policy are worth together.
+
+    pip install --no-deps --target GATEWAYS smg==1.13.0
+    PYTHONPATH=GATEWAYS python benchmark/gateways/run.py --overlay OVERLAY --model MODEL --out OUT
+
+The same agentic overlay (``canopy overlay``) is sent through the gateway under each routing, with
+``lru`` and with ``wa`` on both workers, in turns. ``key-override`` pins a conversation to a worker
+by the lineage of its request ids. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from sglang_canopy.report.table import text_table
+from sglang_canopy.trace import open_trace
+from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
+
+READY_S = 300.0
+BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """One way in which the gateway chooses a worker."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+ROUTINGS = (
+    Routing("round-robin", ("--policy", "round_robin")),
+    Routing("cache-aware", ("--policy", "cache_aware")),
+    Routing("key-override", ("--policy", "round_robin", "--routing-key-override")),
+)
+
+
+@contextlib.contextmanager
+def gateway(workers: list[str], flags: tuple[str, ...], log: Path) -> Iterator[str]:
+    """``smg`` before these workers. Gives its URL."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "smg.launch_router", "--host", "127.0.0.1", "--port", str(port)),
+        *("--prometheus-port", str(free_port()), "--worker-urls", *workers, *flags),
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + READY_S
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readiness"):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"smg does not answer; the end of {log} says why")
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def replay(url: str, made: Materialiser, at_once: int) -> list[dict[str, Any]]:
+    """Send every request, a conversation's in order, at most ``at_once`` at a time. Returns tokens
+    and milliseconds of each. Outputs are forced, so that turns continue each other."""
+    answered = [asyncio.Event() for _ in made.planned]
+    room = asyncio.Semaphore(at_once)
+    rows: list[dict[str, Any]] = [{} for _ in made.planned]
+
+    async def one(session: aiohttp.ClientSession, planned: Planned) -> None:
+        if planned.previous is not None:
+            await answered[planned.previous].wait()
+        async with room:
+            rows[planned.ordinal] = await _send(session, url, made, planned)
+        answered[planned.ordinal].set()
+
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        await asyncio.gather(*(one(session, planned) for planned in made.planned))
+    return rows
+
+
+async def _send(
+    session: aiohttp.ClientSession, url: str, made: Materialiser, planned: Planned
+) -> dict[str, Any]:
+    request = planned.request
+    custom: dict[str, Any] = {"canopy_force_output": made.output(planned)}
+    if request.category:
+        custom["canopy_category"] = request.category
+    sampling = {"temperature": 0, "max_new_tokens": planned.output_tokens, "ignore_eos": True}
+    body = {
+        "model": "tiny",
+        "input_ids": made.prompt(planned),
+        "rid": f"{request.conversation or planned.ordinal}_t{planned.ordinal}".replace("/", "-"),
+        "sampling_params": {**sampling, "custom_params": custom},
+        "stream": False,
+    }
+    began = time.monotonic()
+    async with session.post(f"{url}/generate", json=body) as response:
+        answer = await response.json()
+        if response.status != 200:
+            raise SystemExit(f"{response.status}: {json.dumps(answer)[:500]}")
+    info = answer["meta_info"]
+    return {
+        "prompt": info.get("prompt_tokens", planned.prompt_tokens),
+        "cached": info.get("cached_tokens", 0),
+        "ms": 1000.0 * (time.monotonic() - began),
+    }
+
+
+def measure(
+    policy: str, routing: Routing, made: Materialiser, kv_tokens: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Two fresh workers, one replay."""
+    arguments = cpu_arguments(args.model, kv_tokens=kv_tokens, dtype=args.dtype)
+    if not (args.model / "model.safetensors").exists():
+        arguments += ["--load-format", "dummy"]
+    arguments += ["--radix-eviction-policy", policy, "--canopy-enable-forced-output"]
+    arguments += ["--served-model-name", "tiny"]
+    if policy != "lru":
+        size = max(1, round(BLOCK * args.scale_lengths))
+        config = {"block_tokens": size, "quantum_tokens": size}
+        arguments += ["--radix-eviction-policy-config", json.dumps(config)]
+    with contextlib.ExitStack() as stack:
+        urls = [
+            stack.enter_context(
+                serving(
+                    arguments,
+                    log=args.out / f"worker-{policy}-{routing.name}-{n}.log",
+                    port=free_port(),
+                    environment={"SGLANG_CPU_OMP_THREADS_BIND": str(n % (os.cpu_count() or 1))},
+                )
+            ).url
+            for n in range(args.workers)
+        ]
+        log = args.out / f"smg-{policy}-{routing.name}.log"
+        url = stack.enter_context(gateway(urls, routing.flags, log))
+        rows = asyncio.run(replay(url, made, args.max_concurrency))
+    prompt = sum(row["prompt"] for row in rows)
+    return {
+        "policy": policy,
+        "routing": routing.name,
+        "hit_rate": sum(row["cached"] for row in rows) / prompt,
+        "median_ms": float(np.median([row["ms"] for row in rows])),
+        "p90_ms": float(np.percentile([row["ms"] for row in rows], 90)),
+        "requests": len(rows),
+    }
+
+
+def planned(args: argparse.Namespace) -> tuple[Materialiser, int]:
+    """The requests, and the tokens of one worker's pool."""
+    taken = itertools.islice(open_trace(args.overlay, "agentic"), args.num_prompts)
+    made = Materialiser(taken, middle_tokens(1 << 15), args.scale_lengths)
+    tokens: dict[int, int] = {}
+    for one in made.planned:
+        small = made.block_tokens(one.request.block_tokens)
+        for i, block in enumerate(one.request.blocks):
+            tokens[block] = min(small, one.prompt_tokens - i * small)
+    longest = max(one.prompt_tokens + one.output_tokens for one in made.planned)
+    return made, max(round(sum(tokens.values()) * args.capacity / args.workers), longest + 64)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--overlay", type=Path, required=True, help="of canopy overlay")
+    parser.add_argument("--model", type=Path, required=True, help="no weights: dummy")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--policies", default="lru,wa")
+    parser.add_argument("--capacity", type=float, default=0.2, help="all pools, of distinct tokens")
+    parser.add_argument("--num-prompts", type=int, default=600)
+    parser.add_argument("--scale-lengths", type=Fraction, default=Fraction(1, 64))
+    parser.add_argument("--max-concurrency", type=int, default=4)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    made, kv_tokens = planned(args)
+    results = []
+    for routing in ROUTINGS:
+        for policy in args.policies.split(","):
+            results.append(measure(policy, routing, made, kv_tokens, args))
+            (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\n{len(made.planned)} requests, {args.workers} workers of {kv_tokens} tokens\n")
+    rows = [
+        [r["routing"], r["policy"], f"{r['hit_rate']:.1%}", f"{r['median_ms']:.0f}"]
+        for r in results
+    ]
+    print(text_table(["routing", "policy", "tokens hit", "median answer, ms"], rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

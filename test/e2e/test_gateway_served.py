@@ -1,0 +1,138 @@
+"""Two real workers behind the gateways that exist: tenants stay apart, hints reach both workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from sglang_canopy.cli.main import main
+from sglang_canopy.request.owner import METADATA
+from support.gateways import MODULES, post, running, skip_without
+
+ANSWER = 4
+LONG = "The ants go marching one by one. " * 60
+
+
+def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
+    """One chat turn. Returns how many of its prompt's tokens were cached."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": f"{opening}. {LONG}"}],
+        "max_tokens": ANSWER,
+        "temperature": 0,
+        **more,
+    }
+    if salt is not None:
+        body["metadata"] = {METADATA["cache_salt"]: salt}
+    status, answer = post(f"{url}/v1/chat/completions", body)
+    assert status == 200, answer
+    return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+
+
+def message(url: str, opening: str, salt: str) -> tuple[int, int]:
+    """One turn on ``/v1/messages``. Returns its new and its cached prompt tokens."""
+    part = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "tiny",
+        "system": [{"type": "text", "text": opening}, part],
+        "messages": [{"role": "user", "content": "Go on."}],
+        "max_tokens": ANSWER,
+        "cache_salt": salt,
+    }
+    status, answer = post(f"{url}/v1/messages", body)
+    assert status == 200, answer
+    usage = answer["usage"]
+    return usage["input_tokens"], usage.get("cache_read_input_tokens", 0)
+
+
+def overs(url: str) -> int:
+    """Ends of conversations that a worker's policy has counted."""
+    with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
+        status = json.load(answer)
+    found: list[int] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            found.extend(v for k, v in value.items() if k == "overs")
+            for inner in value.values():
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(status["ranks"])
+    return max(found, default=0)
+
+
+@pytest.mark.long
+def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp_path) -> None:
+    for gateway in MODULES:
+        skip_without(gateway)
+    flags = ("--radix-eviction", "wa", "--canopy-identity-sources", "all")
+    flags += ("--canopy-retention-sources", "cache_control")
+    flags += (
+        "--canopy-carriers",
+        "metadata",
+        "--enable-cache-report",
+        "--served-model-name",
+        "tiny",
+    )
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(server(tiny_model, *flags, kv_tokens=16_384)) for _ in range(2)
+        ]
+        urls = [worker.url for worker in workers]
+        for gateway in MODULES:
+            url = stack.enter_context(running(gateway, urls, tmp_path / f"{gateway}.log"))
+            for salt in ("a", "b"):
+                # Round robin: the first two requests meet both workers.
+                first = [chat(url, gateway, salt, prompt_cache_key=f"{gateway}-c") for _ in urls]
+                again = [chat(url, gateway, salt, prompt_cache_key=f"{gateway}-c") for _ in urls]
+                assert max(first) < 100, "another tenant's KV"
+                assert min(again) > 300
+            before = [overs(one) for one in urls]
+            with pytest.MonkeyPatch.context() as environment:
+                environment.setenv("CANOPY_CACHE_SALT", "a")
+                assert main(["hint", f"{gateway}-c", "--over", "--workers", ",".join(urls)]) == 0
+            for worker, count in zip(workers, before):
+                chat(worker.url, "Something else", "c")  # the scheduler has heard by now
+                assert overs_reach(worker.url, count + 1)
+        # The last gateway is smg, which has this route; what is marked there is kept.
+        for salt in ("a", "b"):
+            assert max(message(url, "Messages", salt)[1] for _ in urls) < 100
+            assert min(message(url, "Messages", salt)[1] for _ in urls) > 300
+        for one in urls:
+            assert kept(one) > 300
+        # The salt in the body, where sglang-router drops it: the worker says so, once.
+        router = stack.enter_context(running("sglang-router", urls, tmp_path / "router.log"))
+        for _ in range(4):
+            chat(router, "Dropped", cache_salt="d")
+        for worker in workers:
+            assert worker.server.log_text().count("names no tenant") == 1
+
+
+def kept(url: str) -> int:
+    """Tokens that a worker keeps, once its status says so."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
+            tokens = json.load(answer)["ranks"][0]["keep"]["tokens"]
+        if tokens:
+            return tokens
+        time.sleep(0.5)
+    return 0
+
+
+def overs_reach(url: str, least: int) -> bool:
+    """The status is written about once a second; asks until it says so, or for long enough."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if overs(url) >= least:
+            return True
+        time.sleep(0.5)
+    return False
