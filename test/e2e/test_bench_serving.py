@@ -54,13 +54,14 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("allowed", [None, 500])
 def test_a_turn_hits_what_the_turn_before_it_generated(
-    client: Any, tiny_model: Path, chat: Path, tmp_path: Path
+    client: Any, tiny_model: Path, chat: Path, tmp_path: Path, allowed: int | None
 ) -> None:
     out = tmp_path / "out.json"
     result = replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
-        time_scale=0, max_concurrency=2, output_file=str(out), output_details=True,
+        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
+        max_concurrency=2, max_new_tokens=allowed, output_file=str(out), output_details=True,
     )  # fmt: skip
     assert json.loads(out.read_text()) == result
     assert result["outputs_forced"]

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from sglang_canopy.sim.system import SystemConfig, Workload
 from sglang_canopy.sim.system.arrivals import OpenLoop
 from sglang_canopy.sim.system.job import SimulatedRequest
-from sglang_canopy.sim.system.reservation import CLIP_OUTPUT_TOKENS, NewTokenRatio
+from sglang_canopy.sim.system.reservation import (
+    CLIP_OUTPUT_TOKENS,
+    NewTokenRatio,
+    Reservation,
+)
 from sglang_canopy.sim.system.run import _SystemRun, simulate_system
 from support.systems import profile, request
 
@@ -54,6 +58,27 @@ def test_the_ratio_decays_and_is_estimated_anew_as_sglangs(conservativeness, dec
     theirs.reset()
     ours.reset()
     assert ours.current == pytest.approx(theirs.current)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12_000), st.booleans()), max_size=20)
+)
+def test_the_sum_of_what_may_be_generated_is_that_of_the_jobs_one_by_one(steps):
+    held, running, now = Reservation(), [], 0
+    for waited, left, leaves in steps:
+        now += waited
+        if leaves and running:
+            gone, _ = running.pop(0)
+            held.remove(gone)
+        job = job_of(len(running), 1, 1, 0)
+        held.add(job, now + left, now)
+        running.append((job, now + left))
+        # A job that is done has left.
+        for done in [pair for pair in running if pair[1] < now]:
+            held.remove(done[0])
+            running.remove(done)
+        assert held.tokens(now) == sum(min(end - now, CLIP_OUTPUT_TOKENS) for _, end in running)
 
 
 REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))

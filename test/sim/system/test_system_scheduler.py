@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.system import SystemConfig, simulate_system
-from sglang_canopy.sim.system.routing import Router
+from sglang_canopy.sim.system.routing import KnownPrefixes, Router
 from support.systems import profile, request, rounds
 
 
@@ -140,6 +141,25 @@ def test_prefix_aware_routing_spills_where_sglangs_router_does(here, there, chos
     assert router.choose(asking(range(10))) == 0
     router._instances[0].requests, router._instances[1].requests = here, there
     assert router.choose(asking(range(10))) == chosen
+
+
+def test_a_router_forgets_what_was_long_ago_and_nothing_in_the_middle():
+    known, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
+    for _ in range(300):
+        who = draw.randrange(8)
+        path = tuple(range(who * 100, who * 100 + draw.randrange(1, 15)))
+        known.sent(path, who % 3)
+        assert known.longest(path) == (len(path), who % 3)
+        assert len(known) <= 2 * (50 + 15)
+        for each in range(8):  # what is known of a path is a run from its start
+            whole = tuple(range(each * 100, each * 100 + 15))
+            blocks, _ = known.longest(whole)
+            assert [known._where(block) >= 0 for block in whole] == [
+                at < blocks for at in range(15)
+            ]
+    known.sent(range(2000, 2060), 1)
+    known.sent(range(3000, 3060), 1)
+    assert known.longest((0, 1, 2)) == (0, -1)
 
 
 def test_least_loaded_routing_avoids_the_busy_instance():

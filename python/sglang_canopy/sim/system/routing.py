@@ -16,35 +16,49 @@ IMBALANCE_RATIO = 1.5
 """Prefix-aware: beyond both, load goes first (``--balance-abs-threshold``, ``-rel-threshold``)."""
 
 
+BLOCKS_KEPT = 1 << 20
+"""Of blocks of 16 tokens, 2^26 characters (``--max-tree-size``), at four a token. The router
+counts them for each server; here it is the bound for all together, and twice it at most."""
+
+
 class KnownPrefixes:
     """What a router knows of caches: where it has sent each prefix last.
 
-    It does not hear of evictions. Its own bound of 2^26 characters for each server, about a million
-    blocks of 16 tokens, is not simulated.
+    It does not hear of evictions, and forgets what was not sent again for ``blocks_kept`` blocks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks_kept: int = BLOCKS_KEPT) -> None:
+        self._kept = blocks_kept
         self._sent_to: dict[int, int] = {}
-        """By block. Ids are chained, so that what is known of a path is a run from its start."""
+        """By block. Ids are chained, and a path is noted whole, so that what is known of it is a
+        run from its start."""
+        self._before: dict[int, int] = {}
+        """The same, of the blocks before those."""
+
+    def __len__(self) -> int:
+        return len(self._sent_to) + len(self._before)
 
     def longest(self, path: Sequence[int]) -> tuple[int, int]:
         """How many blocks of ``path`` were sent before, and where the last of them went; -1 for
         none."""
-        known = self._sent_to
-        if not path or path[0] not in known:
-            return 0, -1
-        low, high = 1, len(path)
+        low, high = 0, len(path)
         while low < high:
             middle = (low + high + 1) // 2
-            if path[middle - 1] in known:
+            if self._where(path[middle - 1]) >= 0:
                 low = middle
             else:
                 high = middle - 1
-        return low, known[path[low - 1]]
+        return low, self._where(path[low - 1]) if low else -1
 
     def sent(self, path: Sequence[int], instance: int) -> None:
         """A request for ``path`` goes to ``instance``."""
         self._sent_to.update(dict.fromkeys(path, instance))
+        if len(self._sent_to) > self._kept:
+            self._before, self._sent_to = self._sent_to, {}
+
+    def _where(self, block: int) -> int:
+        where = self._sent_to.get(block)
+        return self._before.get(block, -1) if where is None else where
 
 
 class Router:
