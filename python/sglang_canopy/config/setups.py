@@ -92,7 +92,8 @@ _MLA = _cache(
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
 _HYBRID = _cache(
-    "radix/test_hybrid_tree.py::test_pools_balance_through_serving_locking_and_evicting"
+    "server/test_hybrid_models_in_scheduler.py::"
+    "test_answers_are_transformers_with_sglangs_policy_and_with_ours"
 )
 
 SETUPS = (
