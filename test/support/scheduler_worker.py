@@ -30,7 +30,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 class InProcess:
     """The scheduler, stepped by hand."""
 
-    def __init__(self, model: Path, arguments: list[str]) -> None:
+    def __init__(self, model: Path, arguments: list[str], kv_tokens: int = KV_TOKENS) -> None:
         from sglang.srt.managers import scheduler as module
         from sglang.srt.plugins import load_plugins
 
@@ -39,8 +39,10 @@ class InProcess:
 
         from sglang_canopy.bench.launch import cpu_arguments
 
-        given = cpu_arguments(model, kv_tokens=KV_TOKENS, dtype="float32")
-        given += ["--load-format", "dummy", "--skip-tokenizer-init", *arguments]
+        given = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
+        if not (model / "model.safetensors").exists():
+            given += ["--load-format", "dummy"]
+        given += ["--skip-tokenizer-init", *arguments]
         server_args = prepare_server_args(given)
         module.publish(
             server_args,

@@ -102,7 +102,8 @@ _RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
 _HYBRID = _cache(
-    "radix/test_hybrid_tree.py::test_pools_balance_through_serving_locking_and_evicting"
+    "server/test_hybrid_models_in_scheduler.py::"
+    "test_answers_are_transformers_with_sglangs_policy_and_with_ours"
 )
 
 SETUPS = (

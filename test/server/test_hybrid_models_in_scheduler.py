@@ -1,0 +1,54 @@
+"""Hybrid models in SGLang's own scheduler: the text is transformers', cached, evicted and batched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.hybrid_models import ANSWER, agrees, build, conversations, greedy
+
+TESTS = Path(__file__).resolve().parents[1]
+PATIENCE_S = 900
+SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
+WORTH = ("--radix-eviction-policy-config", '{"states": "worth"}')
+RUNS = {
+    ("windows", "wa"): ("--radix-eviction", "wa"),
+    ("windows", "lru"): ("--radix-eviction-policy", "lru"),
+    ("states", "wa"): ("--radix-eviction", "wa", *WORTH, *SLOTS),
+    ("states", "lru"): ("--radix-eviction-policy", "lru", *SLOTS),
+}
+KINDS_OF = {"windows": ["FULL", "SWA"], "states": ["FULL", "MAMBA"]}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * PATIENCE_S)
+@pytest.mark.parametrize("kind", KINDS_OF)
+def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm2, tmp_path):
+    model = build(kind, tmp_path / kind, smollm2)
+    expected = [greedy(model, prompt, ANSWER) for prompt in conversations()]
+    cached = {}
+    for policy in ("wa", "lru"):
+        worker = [sys.executable, "-m", "support.hybrid_worker", str(tmp_path / kind), "700"]
+        done = subprocess.run(
+            [*worker, *RUNS[kind, policy]],
+            cwd=TESTS,
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["components"] == KINDS_OF[kind]
+        assert (found["core"] == "CanopyTreeCore") == (policy == "wa")
+        assert agrees(found["answers"], expected), policy
+        assert agrees(found["together"], expected), policy
+        cached[policy] = sum(found["cached"])
+    assert cached["wa"] > 0
+    assert cached["wa"] >= 0.9 * cached["lru"], cached

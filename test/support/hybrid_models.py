@@ -1,0 +1,106 @@
+"""Small models with sliding windows and with recurrent states, and what transformers answers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from support.prompts import token_ids
+
+VOCABULARY = 2048
+ANSWER = 8
+"""Tokens of an answer."""
+NEAR_TIE = 0.01
+"""Of two logits."""
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+_ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
+KINDS = {
+    # Windows of 64 tokens in three of four layers, whose KV has a pool of its own.
+    "windows": (
+        "Mellum",
+        {
+            "head_dim": 32,
+            "sliding_window": 64,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "mlp_layer_types": ["dense"] * 4,
+            "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
+        },
+    ),
+    # Short convolutions in two of four layers: a state a sequence.
+    "states": (
+        "Lfm2",
+        {
+            "conv_L_cache": 3,
+            "block_ff_dim": 256,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention"] * 2,
+        },
+    ),
+}
+
+
+def build(kind: str, out: Path, tokenizer_from: Path) -> Any:
+    """A model whose answers depend on the whole prompt, saved in ``out``."""
+    import torch
+    import transformers
+
+    family, options = KINDS[kind]
+    config = getattr(transformers, f"{family}Config")(**_SIZES, **options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    draw = torch.Generator().manual_seed(7)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0.0, 0.15, generator=draw)
+    model.save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer_from / name, out / name)
+    return model
+
+
+def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    """transformers' answer, up to where two tokens are as good but for rounding."""
+    import torch
+
+    made = model.generate(
+        torch.tensor([prompt]),
+        do_sample=False,
+        min_new_tokens=tokens,
+        max_new_tokens=tokens,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    best = torch.cat(made.logits).topk(2).values
+    certain = ((best[:, 0] - best[:, 1]) > NEAR_TIE).tolist()
+    return made.sequences[0, len(prompt) :].tolist()[: (*certain, False).index(False)]
+
+
+def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:
+    """Whether every answer begins as transformers', and few of those are cut short."""
+    whole = sum(len(sure) == len(answer) for answer, sure in zip(answers, expected))
+    same = all(answer[: len(sure)] == sure for answer, sure in zip(answers, expected))
+    return same and whole >= 0.8 * len(answers)
+
+
+def conversations() -> list[list[int]]:
+    """Prompts that share beginnings, and grow; as many as the pools hold several times over."""
+    prompts = []
+    shared = [token % VOCABULARY for token in token_ids(150, seed=1)]
+    for seed in range(2, 8):
+        prompt = shared + [token % VOCABULARY for token in token_ids(60, seed)]
+        for turn in range(3):
+            prompts.append(list(prompt))
+            prompt += [token % VOCABULARY for token in token_ids(40, seed=100 * seed + turn)]
+    return prompts
