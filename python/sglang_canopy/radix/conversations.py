@@ -30,10 +30,11 @@ class Conversations:
 
     def gone(self, node: UnifiedTreeNode) -> None:
         """``node`` leaves the tree: where a conversation ended in it, it ends above."""
-        leaf = node.canopy
+        leaf: Any = node.canopy
         key = (leaf.tenant, leaf.conversation)
-        if self._deepest.get(key) is node and node.parent is not None:
-            self._deepest[key] = node.parent
+        above = node.parent
+        if above is not None and self._deepest.get(key) is node:
+            self._deepest[key] = above
 
     def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
         """Where a tenant's conversation ends in the tree; ``None`` where nothing of it is there."""
