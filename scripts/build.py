@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"sglang_canopy": ROOT / "python", "canopy_kernel": ROOT / "sgl-kernel" / "python"}
 MOST_BYTES = 2_000_000
 """Of the wheel: it is text."""
-_DATA = (".py", ".json", ".j2", ".typed")
+_DATA = (".py", ".json", ".j2", ".typed", ".html", ".js", ".css", ".LICENSE")
 
 
 def version() -> str:

@@ -36,7 +36,8 @@ ROOMS: dict[str, set[str]] = {
     "report": {"advise", "characterize", "plan", "sim"},
     "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"policy", "radix", "ttl", "whatif"},
+    "telemetry": {"policy", "radix", "reuse", "ttl", "whatif"},
+    "ui": set(),
     "chunk": {"policy"},
     "chunk/server": {"chunk", "config", "request"},
     "bench": {"latency", "request", "trace"},
@@ -45,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "models": set(),
     "server": {
         *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
-        *("reuse", "schedule", "storage", "telemetry", "whatif"),
+        *("reuse", "schedule", "storage", "telemetry", "ui", "whatif"),
     },
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {

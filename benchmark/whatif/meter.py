@@ -1,21 +1,30 @@
 """What the what-if meter says beside the full simulation, and what it costs.
 
     python benchmark/whatif/meter.py --data DIR [--out FILE]
+    python benchmark/whatif/meter.py --cost
 
 A trace is simulated in full under the running policy (LRU) at one capacity; the meter hears of
 every request with what it hit there, as in a server. Its arms are compared with full simulations of
 the same policies and capacities. Printed in % of prompt tokens; `error` is the meter's minus the
 simulation's, over the whole trace. `us` is what the meter took per request of the trace, on the
 thread that serves; `share` is that at the trace's own rate.
+
+``--cost`` needs no data: conversations of 2,000 to 8,000 tokens at several rates, through all that
+``--canopy-observe`` does with a request that has ended (their tokens are hashed, too). `share` is
+in % of the scheduler's thread, over all and, once the sample has been thinned out, at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import sys
 import time
+from array import array
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.policy.registry import make_policy
@@ -85,14 +94,66 @@ def rows(data: Path, name: str, share: float, samples: tuple[int | None, ...]) -
     return found
 
 
+def cost(rate: float, span_s: float = 300.0) -> dict[str, Any]:
+    """What watching costs at ``rate`` requests a second, with 300,000 tokens of KV."""
+    from sglang_canopy.server.observer import Observer
+
+    draw, talks = random.Random(1), {}
+    meter = Meter(Asked(), Memory(300_000, 600_000), "lru")
+    observer, spent, half = Observer(meter), 0.0, 0.0
+    for step in range(int(rate * span_s)):
+        who = draw.randrange(int(40 * rate))
+        talk = talks.get(who)
+        if talk is None or len(talk) > 8000:
+            talk = talks[who] = array("q", (draw.randrange(10**5) for _ in range(2000)))
+        else:
+            talk.extend(draw.randrange(10**5) for _ in range(500))
+        stamp = {"time": step / rate, "category": "chat"}
+        req = SimpleNamespace(
+            finished=lambda: True,
+            origin_input_ids=talk,
+            output_ids=array("q", [1] * 100),
+            sampling_params=SimpleNamespace(custom_params={"canopy": stamp}),
+            extra_key=None,
+            cache_salt=None,
+            cached_tokens=0,
+            cached_tokens_device=0,
+            cached_tokens_host=0,
+            finished_reason=SimpleNamespace(),
+        )
+        batch = SimpleNamespace(reqs=[req])
+        begin = time.thread_time()
+        observer.computed(batch)
+        spent += time.thread_time() - begin
+        if step == int(rate * span_s / 2):
+            half = spent
+    return {
+        "requests_per_s": rate,
+        "one_in": meter.caches.one_in,
+        "sampled": meter.caches.seen,
+        "us_per_request": round(1e6 * spent / (rate * span_s), 1),
+        "share": round(100 * spent / span_s, 3),
+        "share_second_half": round(200 * (spent - half) / span_s, 3),
+        "origins": len(meter._origins),
+        "blocks": sum(meter.caches.blocks().values()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--cost", action="store_true")
     parser.add_argument("--trace", choices=TRACES, nargs="*", default=TRACES)
     parser.add_argument("--capacity", type=float, nargs="*", default=CAPACITIES)
     parser.add_argument("--one-in", type=int, nargs="*", help="0: auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.cost:
+        for rate in (1, 8, 32, 128):
+            print(json.dumps(cost(rate)), flush=True)
+        return
+    if args.data is None:
+        sys.exit("give --data DIR, or --cost")
     samples = SAMPLES if args.one_in is None else tuple(n or None for n in args.one_in)
     found: list[dict[str, Any]] = []
     begin = time.perf_counter()

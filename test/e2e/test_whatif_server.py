@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import subprocess
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
@@ -65,8 +67,25 @@ def test_a_server_under_sglangs_lru_is_watched_and_answers_as_without(server, ti
     assert answers[0] == answers[1]
 
 
+def page_of(browser: str, url: str, folder: Any) -> str:
+    """The page's elements as a browser has them once they are filled; and a picture of it."""
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=6000")
+    what = ("--dump-dom", "--hide-scrollbars", f"--screenshot={folder}/page.png")
+    size = ("--window-size=1280,1700", f"--user-data-dir={folder}/browser")
+    done = subprocess.run(
+        [browser, *flags, *what, *size, url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
 @pytest.mark.long
-def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(server, tiny_model):
+def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(
+    server, tiny_model, tmp_path
+):
     """Three clients at once, on two tiers that are too small; first without an exchange."""
     asked = conversations(90, seed=2)
     flags = ("--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "2")
@@ -105,6 +124,17 @@ def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(server, 
             assert sum(rank["tiers"]["device"]["evicted_tokens"].values()) > 0
             arms = {(a["policy"], a["capacity"]) for a in status["whatif"]["arms"]}
             assert ("wa", "host x2") in arms
+            assert 0 < status["whatif"]["spent_s"] < 5
+            told = json.loads(client.get("/canopy/explain?conversation=c1"))
+            (one,) = told["replicas"][0]
+            assert one["cached"]
+            assert one["nodes"][-1]["offset"] >= 0
+            assert one["evicted"]
+            if exchanged and (browser := shutil.which("chromium")):
+                shown = page_of(browser, client.url + "/canopy/ui", tmp_path)
+                assert "policy wa" in shown
+                assert "no news" not in shown
+                assert shown.count('class="u-wrap"') >= 2
             with pytest.raises(urllib.error.HTTPError) as refused:
                 client.post("/canopy/policy", {"device": "lru"})
             assert refused.value.code == 400

@@ -127,6 +127,35 @@ def test_a_frame_has_tiers_ratios_reasons_categories_and_groups() -> None:
     assert "disk faults answered by recomputation: corrupt 2" in text
 
 
+WHATIF: dict[str, Any] = {
+    "running": "lru",
+    "hit_ratio": 0.41,
+    "arms": [
+        {"policy": p, "capacity": c, "hit_ratio": h, "standard_error": 0.004, "running": r}
+        for p, c, h, r in (
+            ("lru", "now", 0.41, True),
+            ("wa", "now", 0.47, False),
+            ("wa", "host x2", 0.58, False),
+        )
+    ],
+    "sampled_requests": 4200,
+    "one_conversation_in": 8,
+}
+
+
+def test_what_other_policies_would_hit_is_shown_beside_the_running_one() -> None:
+    text = shown({**STATUS, "whatif": WHATIF})
+    assert "40.0 % of 1k prompt tokens hit" in text
+    for part in ("host x2", "47.0 % ± 0.8", "58.0 % ± 0.8", "lru runs and hits 41.0 %"):
+        assert part in text
+
+
+def test_a_server_that_is_only_watched_has_a_frame_too() -> None:
+    text = shown({**STATUS, "policy": "lru", "ranks": [], "whatif": WHATIF})
+    assert "one conversation in 8" in text
+    assert "prompt tokens hit:" not in text
+
+
 def test_replicas_are_added_up() -> None:
     status = copy.deepcopy(STATUS)
     second = copy.deepcopy(RANK)

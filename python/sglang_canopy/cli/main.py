@@ -26,6 +26,7 @@ COMMANDS = {
     "hint": "tell every worker behind a gateway when a conversation ends or goes on",
     "explain": "where a conversation's KV is, when it would go, and why the last of it went",
     "top": "a running server's tiers, hits and evictions, live",
+    "ui": "a running server's page in this machine's browser",
     "calibrate": "measure which share of a document a server should recompute",
     "chunk-eval": "quality lost and time saved by reusing document KV, on a model",
 }

@@ -20,7 +20,7 @@ from sglang_canopy.errors import CanopyError
 
 Headers = Mapping[str, str]
 Handler = Callable[[Any], Awaitable[Any]]
-"""Takes a Starlette request, returns what JSON takes. Raises ``Refused`` or ``CanopyError``."""
+"""Takes a Starlette request, returns what JSON takes, or a response. Raises ``Refused`` or ``CanopyError``."""
 
 
 class Refused(CanopyError):
@@ -124,7 +124,8 @@ def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
     @functools.wraps(handler)
     async def answer(request: Any) -> Any:
         try:
-            return JSONResponse(await handler(request))
+            found = await handler(request)
+            return found if isinstance(found, Response) else JSONResponse(found)
         except ClientDisconnect:
             return Response(status_code=400)
         except ValueError as error:

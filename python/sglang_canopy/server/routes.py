@@ -23,6 +23,7 @@ from sglang_canopy.server.access_log import hide_queries
 from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
 from sglang_canopy.server.explain_http import Explaining
 from sglang_canopy.server.gate_http import Refusals
+from sglang_canopy.server.page_http import add_page
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
@@ -100,6 +101,7 @@ def _add(server_args: Any) -> None:
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
     access.add_change_route(app, "POST", "/canopy/policy", _policy)
+    add_page(app, server_args.admin_api_key)
     explaining = Explaining(_send, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)

@@ -13,6 +13,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
+from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
 
@@ -21,6 +23,7 @@ WINDOW_S = 60.0
 POINT_S = 5.0
 """Seconds that one point of the history stands for."""
 POINTS = 60
+MAX_TENANTS, MAX_CURVES = 16, 6
 MAX_GROUPS = 64
 """Groups of one tier that are shown, the first of the table."""
 
@@ -66,8 +69,10 @@ class Status:
         self.rank = rank
         self.counters = cache.tree_core.counters
         self.history = History()
+        self.hour = Hour()
         self.started = time.time()
         self._held: dict[str, list[int]] = {}
+        self._held_by_tenant: dict[str | None, list[int]] = {}
         self._next_walk = -math.inf
         self._walk_s = 0.0
         """CPU seconds of the last walk; at most half a percent of the time goes into them."""
@@ -78,6 +83,7 @@ class Status:
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
         prompts = sum(row.prompt_tokens for row in rows)
         self.history.add(now, (prompts, *hits))
+        self.hour.add(now, time.time(), self._sums(rows, prompts, hits))
         if now >= self._next_walk:
             self._held = self._count_held(pause)
             self._next_walk = now + max(POINT_S, 200 * self._walk_s)
@@ -98,6 +104,9 @@ class Status:
             "prompt_tokens_last_minute": last_minute[0],
             "history": list(self.history.points),
             "history_point_s": POINT_S,
+            "hour": self.hour.points(),
+            "tenants": self._tenants(),
+            "curves": self._curves(),
             "tiers": self._tiers(rows, hits, last_minute[1:], disk),
             "categories": [self._category(row) for row in rows],
             "adapters": self._adapters(),
@@ -155,6 +164,36 @@ class Status:
             }
             for name, row in list(self.cache.tree_core.adapters.rows.items())
         ]
+
+    def _sums(self, rows: Sequence[Row], prompts: int, hits: Sequence[int]) -> Sums:
+        tiers = list(self._sizes(None))
+        gone = {
+            reason: sum(row.tiers[DEVICE].evicted[i] for row in rows)
+            for i, reason in enumerate(REASONS)
+        }
+        return prompts, {name: hits[TIERS.index(name)] for name in tiers}, gone
+
+    def _tenants(self) -> list[dict[str, Any]]:
+        """Who holds most, in tokens on the device and on the host; tenants as others may see them."""
+        held = sorted(self._held_by_tenant.items(), key=lambda row: -sum(row[1]))
+        return [
+            {"tenant": shown_tenant(tenant), "device": tokens[DEVICE], "host": tokens[HOST]}
+            for tenant, tokens in held[:MAX_TENANTS]
+        ]
+
+    def _curves(self) -> dict[str, list[tuple[float, float]]]:
+        """What the device's policy has learnt, where it learns: survival by age, of the categories
+        with most samples."""
+        model = getattr(self.cache.tree_core.live.device_policy, "model", None)
+        if model is None:
+            return {}
+        # The scheduler's thread may add a category meanwhile: copied in one step.
+        fitted = [c for c in tuple(model.categories) if c.all_events and c.curve]
+        fitted.sort(key=lambda c: -sum(c.all_events))
+        return {
+            c.label: [(round(age, 2), round(s, 4)) for age, s in zip(EDGES, c.curve)]
+            for c in fitted[:MAX_CURVES]
+        }
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of one token's KV on this rank."""
@@ -252,6 +291,7 @@ class Status:
         """
         begin = time.thread_time()
         held: dict[str, list[int]] = {}
+        of_tenant: dict[str | None, list[int]] = {}
         nodes = list(self.cache.tree_core._node_arena.values())
         for start in range(0, len(nodes), _SLICE):
             for node in nodes[start : start + _SLICE]:
@@ -259,10 +299,12 @@ class Status:
                 if key is None or node.parent is None:
                     continue
                 category = self.counters.category_of(node.canopy.category)
-                tokens = held.setdefault(category, [0, 0])
-                tokens[DEVICE] += len(key) if data.value is not None else 0
-                tokens[HOST] += len(key) if data.host_value is not None else 0
+                owner = of_tenant.setdefault(node.canopy.tenant, [0, 0])
+                for tokens in (held.setdefault(category, [0, 0]), owner):
+                    tokens[DEVICE] += len(key) if data.value is not None else 0
+                    tokens[HOST] += len(key) if data.host_value is not None else 0
             pause()
+        self._held_by_tenant = of_tenant
         self._walk_s = time.thread_time() - begin
         return held
 

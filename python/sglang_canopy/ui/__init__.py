@@ -1,0 +1,1 @@
+"""The page at ``/canopy/ui``: what a server's cache holds and does, in a browser."""

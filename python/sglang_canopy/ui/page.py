@@ -1,0 +1,30 @@
+"""The files of the page, as they are served: everything it needs, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from sglang_canopy.errors import CanopyError
+
+_FOLDER = Path(__file__).parent / "static"
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+FILES = ("index.html", "page.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' "
+    "'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Sent with every file. uPlot sets sizes as inline styles."""
+
+
+@cache
+def file(name: str) -> tuple[bytes, str]:
+    """A file and its media type. Raises ``CanopyError`` for one that is not of the page."""
+    if name not in FILES:
+        raise CanopyError(f"the page has no file {name!r:.60}")
+    path = _FOLDER / name
+    return path.read_bytes(), KINDS[path.suffix]

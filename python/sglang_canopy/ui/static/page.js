@@ -1,0 +1,221 @@
+"use strict";
+// Reads /canopy/status every few seconds. Text from the server only ever becomes text nodes.
+const EVERY_MS = 2500;
+const byId = (id) => document.getElementById(id);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const COLOURS = ["--device", "--host", "--disk", "--warn", "--dim", "--text"];
+
+function node(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = String(text);
+  if (className) made.className = className;
+  return made;
+}
+function show(id, ...children) { byId(id).replaceChildren(...children); }
+function table(heads, rows) {
+  const made = node("table"), top = node("tr");
+  heads.forEach((head, i) => top.append(node("th", head, i && "n")));
+  made.append(top);
+  for (const row of rows) {
+    const line = node("tr", null, row.now ? "now" : "");
+    (row.cells || row).forEach((cell, i) => {
+      const field = node("td", null, i && "n");
+      field.append(cell instanceof Node ? cell : document.createTextNode(cell ?? "-"));
+      line.append(field);
+    });
+    made.append(line);
+  }
+  return rows.length ? made : node("p", "nothing yet", "note");
+}
+function size(n) {
+  for (const unit of ["", "k", "M", "G", "T"]) {
+    if (Math.abs(n) < 999.5) return unit ? n.toPrecision(3) + unit : n.toFixed(0);
+    n /= 1000;
+  }
+  return n.toPrecision(3) + "P";
+}
+const percent = (part, whole) => (whole ? (100 * part / whole).toFixed(1) + " %" : "-");
+function bar(share, kind) {
+  const outer = node("span", null, "bar"), inner = node("i", null, kind);
+  inner.style.width = 100 * Math.min(1, Math.max(0, share)) + "%";
+  outer.append(inner);
+  return outer;
+}
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+function added(ranks, pick) {
+  const total = {};
+  for (const rank of ranks)
+    for (const [key, n] of Object.entries(pick(rank) || {})) total[key] = (total[key] || 0) + n;
+  return total;
+}
+
+const plots = {};
+function plot(id, xs, series, options = {}) {
+  const place = byId(id);
+  if (!xs.length) { plots[id] = null; place.replaceChildren(node("p", "nothing yet", "note")); return; }
+  const key = series.map((s) => s.label).join("|") + css("--text");
+  const data = [xs, ...series.map((s) => s.values)];
+  if (plots[id] && plots[id].key === key) { plots[id].chart.setData(data); return; }
+  place.replaceChildren();
+  const axis = { stroke: css("--dim"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") } };
+  const chart = new uPlot({
+    width: Math.max(280, place.clientWidth || 420), height: 190,
+    scales: { x: options.x || {}, y: options.y || {} },
+    axes: [{ ...axis, ...(options.xAxis || {}) }, { ...axis, size: 56, values: options.yValues }],
+    series: [options.xSeries || {}, ...series.map((s, i) => ({
+      label: s.label, stroke: css(COLOURS[i % COLOURS.length]), width: 2, points: { show: false }, value: options.value,
+    }))],
+  }, data, place);
+  plots[id] = { key, chart };
+}
+addEventListener("resize", () => {
+  for (const [id, one] of Object.entries(plots))
+    if (one) one.chart.setSize({ width: Math.max(280, byId(id).clientWidth), height: 190 });
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+
+function whatIf(meter) {
+  if (!meter) { show("whatif", node("p", "Off. Start the server with --canopy-whatif auto, or --canopy-observe.", "note")); return; }
+  const names = [...new Set(meter.arms.map((a) => a.capacity))];
+  const rows = [...new Set(meter.arms.map((a) => a.policy))].map((policy) => ({
+    now: policy === meter.running,
+    cells: [policy, ...names.flatMap((capacity) => {
+      const arm = meter.arms.find((a) => a.policy === policy && a.capacity === capacity);
+      if (!arm) return [];
+      const error = arm.running ? "" : " ± " + (200 * arm.standard_error).toFixed(1);
+      return [(100 * arm.hit_ratio).toFixed(1) + " %" + error, bar(arm.hit_ratio)];
+    })],
+  }));
+  byId("whatif-note").textContent = meter.running + " runs and hits " + percent(meter.hit_ratio, 1) + "; " +
+    size(meter.sampled_requests) + " sampled requests, one conversation in " + meter.one_conversation_in + ".";
+  show("whatif", table(["policy", ...names.flatMap((n) => [n, ""])], rows));
+}
+
+function tiers(ranks) {
+  const rows = [];
+  for (const name of Object.keys(ranks[0].tiers)) {
+    const all = ranks.map((r) => r.tiers[name]);
+    const used = sum(all.map((t) => t.used_bytes || 0)), room = sum(all.map((t) => t.capacity_bytes || 0));
+    const gone = sum(all.flatMap((t) => Object.values(t.evicted_tokens)));
+    rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(used) + "B", size(room) + "B",
+      size(sum(all.map((t) => t.entered_tokens))), size(gone)]);
+  }
+  show("tiers", table(["tier", "policy", "", "used", "of", "entered", "evicted"], rows));
+}
+
+function hits(ranks) {
+  const prompts = sum(ranks.map((r) => r.prompt_tokens_last_minute));
+  const tier = added(ranks, (r) => Object.fromEntries(Object.entries(r.tiers).map(([k, t]) => [k, t.hit_tokens_last_minute])));
+  show("ratios", node("span", percent(sum(Object.values(tier)), prompts), "big"),
+    node("span", "  in the last minute: " + Object.entries(tier).map(([k, n]) => k + " " + percent(n, prompts)).join(", ")));
+  const hour = ranks[0].hour, names = Object.keys(ranks[0].tiers);
+  const xs = hour.map((p) => p.time);
+  plot("hits", xs, names.map((label) => ({
+    label, values: hour.map((p) => (p.prompt_tokens ? 100 * (p.hit_tokens[label] || 0) / p.prompt_tokens : null)),
+  })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "-" : v.toFixed(1) + " %" });
+  const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens)))];
+  plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
+    { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "-" : size(v) });
+}
+
+function curves(rank) {
+  const all = Object.entries(rank.curves || {});
+  const xs = all.length ? all[0][1].map((p) => Math.max(p[0], 0.5)) : [];
+  plot("curves", xs, all.map(([label, points]) => ({ label, values: points.map((p) => p[1]) })), {
+    x: { time: false, distr: 3 }, y: { range: [0, 1] }, xSeries: { label: "age, s" },
+    value: (_, v) => v == null ? "-" : v.toFixed(3),
+  });
+}
+
+function held(ranks) {
+  const rows = {};
+  for (const rank of ranks)
+    for (const c of rank.categories) {
+      const row = rows[c.category] ||= { requests: 0, prompts: 0, missed: 0, device: 0, host: 0 };
+      row.requests += c.requests; row.prompts += c.prompt_tokens; row.missed += c.miss_tokens;
+      row.device += c.held_tokens.device; row.host += c.held_tokens.host;
+    }
+  show("categories", table(["category", "requests", "hit", "device", "host"], Object.entries(rows)
+    .sort((a, b) => b[1].prompts - a[1].prompts).slice(0, 16)
+    .map(([name, r]) => [name, size(r.requests), percent(r.prompts - r.missed, r.prompts), size(r.device), size(r.host)])));
+  const tenants = {};
+  for (const rank of ranks)
+    for (const t of rank.tenants || []) {
+      const row = tenants[t.tenant ?? "public"] ||= { device: 0, host: 0 };
+      row.device += t.device; row.host += t.host;
+    }
+  show("tenants", table(["tenant", "device", "host"], Object.entries(tenants)
+    .map(([name, t]) => [name, size(t.device), size(t.host)])));
+  const groups = ranks[0].groups.slice(0, 24);
+  show("groups", table(["group", "tier", "TTL"], groups
+    .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : size(g.ttl_s) + " s"])));
+}
+
+function fixed(status) {
+  const line = status.ttft_model || {};
+  show("ttft", table(["", ""], Object.entries(line).map(([k, v]) => [k, typeof v === "number" ? v.toPrecision(4) : v])));
+}
+
+async function asked(path, headers = {}) {
+  const answer = await fetch(path, { headers });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error?.message || body.error || "status " + answer.status);
+  return body;
+}
+
+async function refresh() {
+  try {
+    const status = await asked("status");
+    const ranks = status.ranks;
+    byId("what").textContent = "sglang-canopy " + status.version + ", policy " + status.policy + ", up " +
+      size(status.uptime_s / 60) + " min" + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
+    byId("trouble").textContent = "";
+    whatIf(status.whatif);
+    fixed(status);
+    if (ranks.length) { hits(ranks); tiers(ranks); held(ranks); curves(ranks[0]); }
+    else show("tiers", node("p", "SGLang's own cache is only watched.", "note"));
+  } catch (error) {
+    byId("trouble").textContent = "no news: " + error.message;
+  }
+}
+
+async function chunks() {
+  try {
+    const found = await asked("chunks");
+    const store = found.store || found.counters || {};
+    show("chunks", table(["", ""], Object.entries(store).filter(([, v]) => typeof v === "number").slice(0, 16)
+      .map(([k, v]) => [k, size(v)])));
+  } catch { show("chunks", node("p", "Reuse of documents is off.", "note")); }
+}
+
+byId("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const headers = {};
+  if (byId("extra").value) headers["X-Canopy-Extra-Key"] = byId("extra").value;
+  if (byId("salt").value) headers["X-Canopy-Cache-Salt"] = byId("salt").value;
+  try {
+    const answer = await asked("explain?conversation=" + encodeURIComponent(byId("conversation").value), headers);
+    show("explained", ...answer.replicas.flat().flatMap(explained));
+  } catch (error) { show("explained", node("p", error.message)); }
+});
+
+function explained(one) {
+  const held = Object.entries(one.tokens).filter(([, n]) => n).map(([tier, n]) => tier + " " + n.toLocaleString()).join(", ");
+  const turn = one.next_to_go, parts = [
+    node("p", one.cached ? "Holds " + (held || "nothing") + " tokens; last used " + one.last_use_s + " s ago." : "Nothing of it is cached."),
+  ];
+  if (turn && turn.tokens_before !== null)
+    parts.push(node("p", "Would be evicted after " + turn.tokens_before.toLocaleString() + " other tokens" +
+      (turn.seconds === null ? "." : ", in about " + turn.seconds + " s at today's rate.")));
+  if (Object.keys(one.belief).length)
+    parts.push(node("p", one.policy + " believes: " + Object.entries(one.belief).map(([k, v]) => k + " " + v).join(", ")));
+  if (one.nodes.length) parts.push(table(["tokens", "tiers", "category", "last use, s", "uses"], one.nodes
+    .map((n) => [n.offset + " .. " + (n.offset + n.tokens), n.tiers.join(" + "), n.category, n.last_use_s, n.uses])));
+  if (one.evicted.length) parts.push(node("h2", "Evicted"), table(["s ago", "tier", "from", "tokens", "by", "reason", "unused for, s"],
+    one.evicted.map((e) => [e.s_ago, e.tier, e.offset, e.tokens, e.by, e.reason, e.idle_s])));
+  return parts;
+}
+
+refresh();
+chunks();
+setInterval(refresh, EVERY_MS);
