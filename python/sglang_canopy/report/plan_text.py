@@ -147,7 +147,8 @@ def uncertainty_text(found: Uncertainty) -> list[str]:
             f"{len(parts)} windows from {over[0]} to {over[1]}"
         )
     if found.met is not None:
-        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them")
+        hint = " (--confidence P chooses by it)" if found.met < LEVEL else ""
+        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them{hint}")
     return lines
 
 
