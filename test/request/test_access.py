@@ -14,6 +14,7 @@ import pytest
 
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.hints import Waiting, unpack
+from sglang_canopy.server.arrivals import internal_state_set
 from sglang_canopy.tenant import tenant_of
 
 USER, ADMIN = "a user's key", "the administrator's key"
@@ -35,6 +36,8 @@ class Manager:
     def __init__(self) -> None:
         self.sent: list[dict[str, int]] = []
         self.tokenizer = None
+        self.scheduler: Any = None
+        """Who acts on what is sent; ``None``: nobody."""
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
 
     def auto_create_handle_loop(self) -> None:
@@ -42,6 +45,8 @@ class Manager:
 
     async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
         self.sent.append(dict(asked.server_args))
+        if self.scheduler is not None:
+            return [internal_state_set(None, self.scheduler, asked)]
         return [SimpleNamespace(updated=True)]
 
     async def set_internal_state(self, asked: Any) -> list[bool]:
@@ -363,3 +368,87 @@ def test_neither_status_nor_an_error_shows_a_secret(
         shown += repr(entry.hint_rule)
     assert SECRET not in shown
     assert ADMIN not in shown
+
+
+# ---- a real tree behind the routes ----
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tree with a conversation ``c`` of two tenants in it."""
+    from sglang_canopy.telemetry import reporter
+    from support.live_tree import LiveTree
+
+    monkeypatch.setattr(reporter, "_place", lambda: (0, ""))  # there is no scheduler process
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
+    for tenant, first in (("x", 0), ("y", 100)):
+        tree.serve(list(range(first, first + 8)), 1.0 + first, conversation="c", tenant=tenant)
+    return tree
+
+
+def served_by(http: Http, tree: Any) -> None:
+    """Let ``tree`` act on what the routes send, as a scheduler that has reported once."""
+    from sglang_canopy.telemetry import status_file
+
+    http.manager.scheduler = SimpleNamespace(tree_cache=tree.cache)
+    status_file.write(0, {"running": tree.core.live.running})
+
+
+def test_a_tenant_is_told_of_its_own_conversations_alone(
+    serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_canopy.server import explain_http
+
+    monkeypatch.setattr(explain_http, "EVERY_S", 0.0)
+    ask = ("GET", "/canopy/explain?conversation=c")
+    with serve(api_key=USER, admin_api_key=ADMIN) as http:
+        assert http(*ask, ADMIN)[0] == 409  # nobody has reported
+        served_by(http, tree)
+        assert http(*ask)[0] == 401
+        code, text = http(*ask, ADMIN)
+        assert code == 200
+        (found,) = json.loads(text)["replicas"]
+        assert len(found) == 2
+        for salt, holds in (("x", 8), ("y", 8), ("z", 0), (None, 0)):
+            more = {} if salt is None else {"X-Canopy-Cache-Salt": salt}
+            (one,) = json.loads(http(*ask, USER, **more)[1])["replicas"][0]
+            assert one["tokens"]["device"] == holds
+            assert "tenant" in one
+            assert one["tenant"] != salt or salt is None
+        assert http("GET", "/canopy/explain", USER)[0] == 400
+        assert http("GET", "/canopy/explain?conversation=%00", USER)[0] == 400
+        assert all("canopy_explain:" in key for sent in http.manager.sent for key in sent)
+
+
+def test_answers_to_users_are_limited_in_number(
+    serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_canopy.server import explain_http
+
+    monkeypatch.setattr(explain_http, "EVERY_S", 3600.0)
+    ask = ("GET", "/canopy/explain?conversation=c")
+    with serve(admin_api_key=ADMIN) as http:
+        served_by(http, tree)
+        assert [http(*ask)[0] for _ in range(3)] == [200, 429, 429]
+        assert http(*ask, ADMIN)[0] == 200
+
+
+def test_an_administrator_exchanges_the_policy_and_nobody_else(serve: Serve, tree: Any) -> None:
+    from support.live_tree import check
+
+    change = ("POST", "/canopy/policy")
+    with serve(api_key=USER, admin_api_key=ADMIN) as http:
+        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 409
+        served_by(http, tree)
+        assert http(*change, USER, {"device": "canopy-lru"})[0] == 401
+        assert tree.core.live.running == "wa"
+        code, text = http(*change, ADMIN, {"device": "canopy-lru"})
+        assert (code, json.loads(text)["replicas"]) == (200, 1)
+        assert tree.core.live.running == "canopy-lru"
+        assert tree.match(list(range(8))) == 8
+        check(tree)
+        for bad in ({"device": "lru"}, {"device": "wa", "canary": 2}, [1], b"{"):
+            assert http(*change, ADMIN, bad)[0] == 400
+        assert http(*change, ADMIN, {"device": "wa", "canary": 0.5})[0] == 200
+        assert tree.core.live.device_policy.name == "canary"
+        check(tree)

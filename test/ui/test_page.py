@@ -32,6 +32,7 @@ TIER = {
     "entered_tokens": 900,
     "evicted_tokens": {"capacity": 70, "ttl": 5},
 }
+CHUNKS = {"documents": [{"id": "a"}], "server": {"store": {"hits": 4321}, "name": "x"}}
 ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
 RANK: dict[str, Any] = {
     "policies": {"device": "wa", "host": "wa"},
@@ -102,7 +103,7 @@ def canopy(key: str | None = None) -> ThreadingHTTPServer:
             if name == "status":
                 return self.answer(200, json.dumps(STATUS).encode(), "application/json")
             if name == "chunks":
-                return self.answer(404, b"{}", "application/json")
+                return self.answer(200, json.dumps(CHUNKS).encode(), "application/json")
             content, kind = page.file("index.html" if name == "ui" else name)
             return self.answer(200, content, kind, page.HEADERS)
 
@@ -211,7 +212,14 @@ def test_a_browser_shows_every_part(tmp_path: Path) -> None:
             check=True,
         )
     dom = done.stdout
-    for text in ("wa runs and hits 47.0 %", "58.0 % ± 0.8", "system prompt", "60.0 %", "public"):
+    for text in (
+        "wa runs and hits 47.0 %",
+        "58.0 % ± 0.8",
+        "system prompt",
+        "60.0 %",
+        "public",
+        "4.32k",
+    ):
         assert text in dom, text
     assert dom.count('class="u-wrap"') == 3  # hits, evictions, curves
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom

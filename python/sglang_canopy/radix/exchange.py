@@ -15,7 +15,7 @@ from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.live import live_cache
 
 if TYPE_CHECKING:
-    from sglang_canopy.radix.core import CanopyTreeCore
+    from sglang_canopy.radix.node_metadata import NodeMetadataCore
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Changed:
 class Exchange:
     """The exchanges of one tree. Call it between two requests, at the same one on every rank."""
 
-    def __init__(self, core: CanopyTreeCore) -> None:
+    def __init__(self, core: NodeMetadataCore) -> None:
         self.core = core
         self.changes: list[Changed] = []
         """The last ones."""

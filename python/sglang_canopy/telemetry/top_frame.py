@@ -170,7 +170,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _whatif(meter: Mapping[str, Any]) -> Table:
+def _whatif(meter: Mapping[str, Any]) -> RenderableType:
     """What each policy would hit at each capacity; the running one's as measured."""
     arms = meter["arms"]
     capacities = list(dict.fromkeys(arm["capacity"] for arm in arms))
@@ -186,12 +186,13 @@ def _whatif(meter: Mapping[str, Any]) -> Table:
                     near = "" if arm["running"] else f" ± {error:.1f}"
                     cells.append(Text(f"{ratio:.1f} %{near}", style=style))
         table.add_row(plain(policy, 20), *cells)
-    table.caption = (
+    # A table's caption would be as narrow as the table.
+    below = (
         f"share of prompt tokens hit; {plain(meter['running'])} runs and hits "
         f"{100 * meter['hit_ratio']:.1f} %; {size(meter['sampled_requests'])} sampled requests, "
         f"one conversation in {meter['one_conversation_in']}"
     )
-    return table
+    return Group(table, Text(below, style="dim italic"))
 
 
 def _footer(status: Mapping[str, Any], trouble: str | None) -> Text | None:

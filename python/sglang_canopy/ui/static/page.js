@@ -179,12 +179,18 @@ async function refresh() {
   }
 }
 
+function numbers(from, before = "") {
+  return Object.entries(from || {}).flatMap(([key, value]) => {
+    if (typeof value === "number") return [[before + key, value]];
+    return value && typeof value === "object" && !Array.isArray(value) ? numbers(value, key + " ") : [];
+  });
+}
+
 async function chunks() {
   try {
     const found = await asked("chunks");
-    const store = found.store || found.counters || {};
-    show("chunks", table(["", ""], Object.entries(store).filter(([, v]) => typeof v === "number").slice(0, 16)
-      .map(([k, v]) => [k, size(v)])));
+    const rows = [["documents", found.documents.length], ...numbers(found.server)];
+    show("chunks", table(["", ""], rows.slice(0, 24).map(([k, v]) => [k, size(v)])));
   } catch { show("chunks", node("p", "Reuse of documents is off.", "note")); }
 }
 

@@ -1,0 +1,61 @@
+"""The meter and exchanges of policies in SGLang's own scheduler, a real model computing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+PATIENCE_S = 600
+COMMON = ("--page-size", "16", "--chunked-prefill-size", "256", "--max-running-requests", "3")
+
+
+def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "support.whatif_worker", str(model), *COMMON, *arguments],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_policies_are_exchanged_among_steps_and_every_answer_is_the_same(tiny_model) -> None:
+    found = scheduled(
+        tiny_model,
+        *("--radix-eviction", "wa", "--canopy-whatif", "auto"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
+    )
+    assert found["equal"]
+    assert found["told"] == [True] * 4
+    assert found["held"] == [True] * 4  # no node is lost by an exchange
+    assert found["changes"] == 4
+    assert found["running"] == "wa"
+    assert found["refused"]
+    assert found["evicted"] > 0
+    assert found["meter"]["sampled_requests"] > 60  # the others have no full block
+    assert {arm["capacity"] for arm in found["meter"]["arms"]} == {"now", "host x2"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_scheduler_with_sglangs_lru_is_watched(tiny_model) -> None:
+    found = scheduled(tiny_model, "--canopy-observe")
+    assert found["equal"]
+    meter = found["meter"]
+    assert meter["running"] == "lru"
+    assert meter["sampled_requests"] > 60  # the others have no full block
+    arms = {(arm["policy"], arm["capacity"]): arm["hit_ratio"] for arm in meter["arms"]}
+    assert {policy for policy, _ in arms} == {"lru", "canopy-lru", "wa"}
+    assert arms["lru", "now"] == pytest.approx(meter["hit_ratio"], abs=1e-4)
+    assert 0 < arms["lru", "now"] <= arms["lru", "device x2"]
