@@ -86,7 +86,12 @@ _TIERS = _served(
     "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
 )
 _TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
+_MLA = _cache(
+    "server/test_mla_in_scheduler.py::test_mla_says_the_same_from_the_device_and_from_the_host"
+)
+_MLA_DISK = _cache(
+    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
+)
 _STAGES = _served("test_pipeline_stages.py::test_stages_evict_alike_and_say_the_same")
 
 _USUAL = _served(
@@ -143,7 +148,7 @@ SETUPS = (
         ),
         applies=_above(1),
     ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA_DISK),
     Setup("sliding-window models", "is_hybrid_swa", True),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True),
     Setup(
