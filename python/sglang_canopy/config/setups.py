@@ -92,7 +92,6 @@ _MLA = _cache(
 _MLA_DISK = _cache(
     "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
 )
-_STAGES = _served("test_pipeline_stages.py::test_stages_evict_alike_and_say_the_same")
 
 _USUAL = _served(
     "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
@@ -141,8 +140,6 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
-        _STAGES,
-        _STAGES,
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
@@ -166,7 +163,9 @@ SETUPS = (
         True,
         _LORA,
         _LORA,
-        _LORA,
+        _cache(
+            "radix/test_adapters_apart.py::test_three_tiers_keep_adapters_and_forged_keys_apart"
+        ),
     ),
     Setup(
         "pages of 1 token",
@@ -255,7 +254,7 @@ SETUPS = (
         "`--grpc-port`",
         "grpc_port",
         30001,
-        _served("test_grpc_port.py::test_chats_over_grpc_are_stamped_and_answered_alike"),
+        _cache("server/test_grpc_bridge.py::test_a_request_over_grpc_is_stamped"),
     ),
     Setup("`--grpc-mode`", "grpc_mode", True, _RECEIVED),
     Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, _RECEIVED),
@@ -263,7 +262,7 @@ SETUPS = (
         "`--tokenizer-worker-num` above 1",
         "tokenizer_worker_num",
         2,
-        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
+        _cache("server/test_http_worker.py::test_a_worker_has_our_hooks_and_routes"),
         applies=_above(1),
     ),
     Setup("`--use-ray`", "use_ray", True),
