@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def said(client: Any, prompts: list[list[int]], rounds: int) -> tuple[list[Any],
     return answers, found
 
 
+def settled(client: Any, done: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until the status, which is written once a second, says so."""
+    deadline = time.monotonic() + 60.0
+    while not done(rank := json.loads(client.get("/canopy/status"))["ranks"][0]):
+        assert time.monotonic() < deadline, rank
+        time.sleep(0.1)
+
+
 @pytest.mark.long
 def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
@@ -55,15 +64,14 @@ def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Pat
         for adapter, cached in found.items():
             assert cached[:3] == [0, 0, 0], (adapter, "found another adapter's KV")
             assert min(cached[3:]) >= HEAD, (adapter, cached)
-        shown = json.loads(client.get("/canopy/status"))["ranks"][0]["adapters"]
-        assert {row["adapter"]: row["requests"] for row in shown} == {"law": 9, "tax": 9}
+        counts = {"law": 9, "tax": 9}
+        settled(
+            client, lambda rank: {r["adapter"]: r["requests"] for r in rank["adapters"]} == counts
+        )
         assert 'canopy:adapter_requests_total{adapter="law"' in client.get("/metrics")
         assert "Traceback" not in client.server.log_text()
         # What is on disk comes back to its own adapter alone.
-        deadline = time.monotonic() + 60.0
-        while json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]["pages"] < 9 * PAGES:
-            assert time.monotonic() < deadline, "pages are not written"
-            time.sleep(0.1)
+        settled(client, lambda rank: rank["disk"]["pages"] >= 9 * PAGES)
         client.flush()
         again, _ = said(client, prompts, rounds=1)
         assert again == expected[: len(again)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,13 @@ def test_stages_evict_alike_and_say_the_same(server, smollm2, tmp_path: Path) ->
         answers, found = said(client)
         assert answers == expected
         assert found >= 10 * 300, "what left the device came back from the host"
-        (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
-        (peer,) = rank["peers"]
-        assert rank["agreement"]["victims"] > 0
-        assert peer["victims_digest"] == rank["agreement"]["victims_digest"]
+        deadline = time.monotonic() + 60.0
+        while True:  # each stage writes its status once a second
+            (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
+            mine, (peer,) = rank["agreement"], rank["peers"]
+            if mine["victims"] == peer["victims"] > 0:
+                break
+            assert time.monotonic() < deadline, (mine, peer)
+            time.sleep(0.1)
+        assert peer["victims_digest"] == mine["victims_digest"]
         assert "Traceback" not in client.server.log_text()

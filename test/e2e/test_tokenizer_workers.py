@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,6 +40,13 @@ def workers_of(client: Any) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def agents(client: Any) -> int:
+    """Requests that came with their fields."""
+    (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
+    rows = [row for row in rank["categories"] if row["category"].startswith("agent")]
+    return sum(row["requests"] for row in rows)
+
+
 @pytest.mark.long
 def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
@@ -47,11 +55,11 @@ def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path)
         expected = asked(client)
     with server(model, *WORKERS, "--radix-eviction", "wa", kv_tokens=2048, **options) as client:
         assert asked(client) == expected
-        statuses = workers_of(client)
-        assert len(statuses) == 2
-        (rank,) = statuses[-1]["ranks"]
-        agents = [row for row in rank["categories"] if row["category"].startswith("agent")]
-        assert sum(row["requests"] for row in agents) == 24
+        assert len(workers_of(client)) == 2
+        deadline = time.monotonic() + 60.0
+        while agents(client) < 24:  # the status is written once a second
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         for turn in range(4):  # whichever worker a connection gets
             old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()

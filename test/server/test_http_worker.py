@@ -21,7 +21,7 @@ def worker():
     from sglang_canopy.server import entry, seams
     stamped = [s for s in seams.SEAMS if s.target.endswith("TokenizerManager.generate_request")]
     print("FOUND " + json.dumps({
-        "routes": sorted({r.path for r in app.router.routes if "/canopy/" in r.path}),
+        "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
         "stamps": all(s.is_in_place() for s in stamped) and bool(stamped),
         "hints": entry.hint_rule.mode,
         "middleware": len(app.user_middleware),
@@ -43,17 +43,17 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("admin_key", ["", "key"])
 @pytest.mark.long
-def test_a_worker_has_our_hooks_and_routes(tmp_path: Path, admin_key: str) -> None:
+@pytest.mark.timeout(900)
+def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), admin_key]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    command = [sys.executable, str(script), "key"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stdout[-1000:] + done.stderr[-3000:]
     found = json.loads(lines[0].removeprefix("FOUND "))
     assert {"/canopy/hint", "/canopy/status"} <= set(found["routes"])
     assert found["stamps"]
     assert found["hints"] == "off"
-    assert found["middleware"] >= bool(admin_key)
+    assert found["middleware"] >= 1, "nobody checks the administrator's key"

@@ -22,6 +22,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang_canopy.request import client_hints
 from sglang_canopy.request.stamp import read_stamp
 from sglang_canopy.server import plugin
+from sglang_canopy.server.received import requests_received
 
 RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
 HIDDEN = {"canopy": {"time": 9e9, "category": "forged"}, "canopy-tool-marker": [1]}
@@ -50,8 +51,8 @@ def tokenized(custom: Any = None) -> TokenizedGenerateReqInput:
     )
 
 
-def received(*sent: Any, pp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
-    """What the first rank of a stage hands on of each request, as ``custom_params``."""
+def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
+    """What the rank that pulls requests hands on of each, as ``custom_params``."""
     hints = arguments.pop("client_hints", client_hints.ON)
     given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
     server_args = ServerArgs(**given)
@@ -76,7 +77,7 @@ def received(*sent: Any, pp_rank: int = 0, **arguments: Any) -> list[dict[str, A
         )
         for one in sent:
             sock_send(push, one)
-        with get_parallel().override(**dict.fromkeys(RANKS, 0)):
+        with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):
             got = receiver._pull_raw_reqs()
         found = []
         for one in got:
@@ -138,3 +139,18 @@ def test_every_request_of_a_batch_is_stamped() -> None:
 
 def test_under_sglangs_own_policies_nothing_is_touched() -> None:
     assert received(tokenized(), radix_eviction_policy="lru") == [None]
+
+
+def test_each_leader_of_data_parallel_attention_stamps_its_own() -> None:
+    (custom,) = received(tokenized(), attn_dp_rank=1)
+    assert read_stamp(custom)["category"] == "generate"
+
+
+def test_a_later_pipeline_stage_keeps_the_first_ones_stamps() -> None:
+    one = tokenized({"canopy": {"time": 5.0}})
+    given = ServerArgs(
+        model_path="dummy", device="cpu", radix_eviction_policy="wa", smg_grpc_mode=True
+    )
+    with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"pp_rank": 1}):
+        requests_received([one], SimpleNamespace(server_args=given))
+    assert one.sampling_params.custom_params == {"canopy": {"time": 5.0}}

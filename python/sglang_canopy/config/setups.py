@@ -91,8 +91,12 @@ _TIERS = _served(
     "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
 )
 _TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
-_STAGES = _served("test_pipeline_stages.py::test_stages_evict_alike_and_say_the_same")
+_MLA = _cache(
+    "server/test_mla_in_scheduler.py::test_mla_says_the_same_from_the_device_and_from_the_host"
+)
+_MLA_DISK = _cache(
+    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
+)
 
 _USUAL = _served(
     "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
@@ -146,14 +150,12 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
-        _STAGES,
-        _STAGES,
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
         applies=_above(1),
     ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA_DISK),
     Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
@@ -172,7 +174,9 @@ SETUPS = (
         True,
         _LORA,
         _LORA,
-        _LORA,
+        _cache(
+            "radix/test_adapters_apart.py::test_three_tiers_keep_adapters_and_forged_keys_apart"
+        ),
     ),
     Setup(
         "pages of 1 token",
@@ -261,7 +265,7 @@ SETUPS = (
         "`--grpc-port`",
         "grpc_port",
         30001,
-        _served("test_grpc_port.py::test_chats_over_grpc_are_stamped_and_answered_alike"),
+        _cache("server/test_grpc_bridge.py::test_a_request_over_grpc_is_stamped"),
     ),
     Setup("`--grpc-mode`", "grpc_mode", True, _RECEIVED),
     Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, _RECEIVED),
@@ -269,7 +273,7 @@ SETUPS = (
         "`--tokenizer-worker-num` above 1",
         "tokenizer_worker_num",
         2,
-        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
+        _cache("server/test_http_worker.py::test_a_worker_has_our_hooks_and_routes"),
         applies=_above(1),
     ),
     Setup("`--use-ray`", "use_ray", True),
