@@ -143,7 +143,7 @@ def test_a_room_says_its_purpose_in_one_sentence(room: str) -> None:
 
 def test_the_servers_part_of_chunk_reuse_is_small() -> None:
     parts = [p for p in (PACKAGE / "chunk" / "server").rglob("*.py") if p.name != "__init__.py"]
-    assert len(parts) <= 12
+    assert len(parts) <= 14
 
 
 @pytest.mark.parametrize("name", sorted(JOURNEYS))
