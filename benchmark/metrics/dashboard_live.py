@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,17 @@ WINDOW = "20s"
 Line = tuple[str, list[float], list[float]]
 
 
+def relabelling() -> list[dict[str, Any]]:
+    """The rules of the ServiceMonitor, in Prometheus' own spelling of their keys."""
+    text = (ROOT / "deploy" / "kubernetes" / "monitoring.yaml").read_text()
+    (monitor,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "ServiceMonitor")
+    rules = monitor["spec"]["endpoints"][0]["metricRelabelings"]
+    return [
+        {re.sub("[A-Z]", lambda m: "_" + m[0].lower(), key): value for key, value in rule.items()}
+        for rule in rules
+    ]
+
+
 @contextlib.contextmanager
 def prometheus(binary: str, folder: Path, server: str) -> Iterator[str]:
     """Its address, while it scrapes ``server`` every two seconds."""
@@ -42,7 +54,13 @@ def prometheus(binary: str, folder: Path, server: str) -> Iterator[str]:
     target = urllib.parse.urlparse(server).netloc
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s"},
-        "scrape_configs": [{"job_name": "canopy", "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [
+            {
+                "job_name": "canopy",
+                "static_configs": [{"targets": [target]}],
+                "metric_relabel_configs": relabelling(),
+            }
+        ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"

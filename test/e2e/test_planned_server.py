@@ -93,6 +93,7 @@ def test_sglangs_settings_are_the_plans(client, plan):
     assert extra["prefetch_threshold"] == said["prefetch_threshold"] == 128
 
 
+@pytest.mark.long
 def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, second, plan):
     said = read_plan(plan)
     assert said.made_by["instances"] == 2
@@ -109,6 +110,7 @@ def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, sec
         assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
 
 
+@pytest.mark.long
 def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     draw = random.Random(1)
     starts = [7000 + 10 * k for k in range(6)]
@@ -128,6 +130,7 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     assert abs(found["errors"]["token_hit_ratio"]) < 0.02
 
 
+@pytest.mark.long
 def test_its_tiers_can_be_profiled(client, tmp_path):
     out = tmp_path / "profile.json"
     limits = ["--max-prompt", "64", "--max-context", "256", "--max-batch", "1", "--repeats", "1"]

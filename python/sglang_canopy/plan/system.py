@@ -107,6 +107,7 @@ def system_of(
         disk=disk,
         # A store locks its folder: what instances share must be sold as one store.
         disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
+        schedule_conservativeness=settings["schedule_conservativeness"],
         max_running=settings["max_running_requests"],
         chunked_prefill_tokens=c.chunked_prefill_size,
         max_prefill_tokens=settings["max_prefill_tokens"],

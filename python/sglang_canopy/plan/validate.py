@@ -109,6 +109,7 @@ def system_of_plan(
         device_policy_config={n: v for n, v in config.items() if n not in _TREE},
         host=host,
         disk=stored if host is not None else None,
+        schedule_conservativeness=settings["schedule_conservativeness"],
         max_running=settings["max_running_requests"],
         chunked_prefill_tokens=settings["chunked_prefill_size"],
         max_prefill_tokens=settings["max_prefill_tokens"],
