@@ -1,12 +1,14 @@
 """A server with three tiers under mixed traffic: what `canopy top` shows of it, and what that costs.
 
     python benchmark/metrics/live.py --svg docs/figures/top.svg
+    python benchmark/metrics/live.py --page docs/figures/ui.png
     python benchmark/metrics/live.py --counters
 
 The first starts a server on CPU (two layers, random weights, policy `wa`, a device pool and a
 host pool far too small, our disk store with TTLs by category), sends it conversations, agents
 and one-off documents for `--seconds`, writes a frame of `canopy top` to FILE and prints what
-the reporting thread took. The second needs no server: it serves the same requests to two trees
+the reporting thread took. The second has the what-if meter on, and a headless
+Chromium takes a picture of `/canopy/ui`. The third needs no server: it serves the same requests to two trees
 in one process, in turns, one of them without counting, and prints the microseconds a request.
 """
 
@@ -113,18 +115,28 @@ def send_traffic(url: str, seconds: float) -> None:
     time.sleep(2)  # the last report
 
 
-def live(seconds: float, svg: Path | None) -> dict[str, Any]:
+def photograph(url: str, out: Path, profile: Path) -> None:
+    """A picture of a page in Debian's Chromium."""
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--window-size=1280,1660", "--virtual-time-budget=8000"]
+    command += [f"--user-data-dir={profile}", f"--screenshot={out.resolve()}", url]
+    subprocess.run(command, check=True, capture_output=True, timeout=180)
+
+
+def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str, Any]:
     from sglang_canopy.telemetry.top_source import fetch
 
     with (
         tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch,
-        small_server(Path(scratch)) as server,
+        small_server(Path(scratch), *(("--canopy-whatif", "auto") if page else ())) as server,
     ):
         send_traffic(server.url, seconds)
         canopy = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--url", server.url]
         subprocess.run([*canopy, "--once"], check=True)
         if svg is not None:
             subprocess.run([*canopy, "--svg", str(svg)], check=True)
+        if page is not None:
+            photograph(f"{server.url}/canopy/ui", page, Path(scratch) / "browser")
         status = fetch(server.url)
         rank = status["ranks"][0]
     return {
@@ -193,11 +205,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=75.0, help="of traffic (default 75)")
     parser.add_argument("--svg", type=Path, help="where a frame of canopy top goes")
+    parser.add_argument("--page", type=Path, help="where a picture of /canopy/ui goes (PNG)")
     parser.add_argument("--counters", action="store_true", help="what counting costs a tree")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    done = counters(args.requests, args.rounds) if args.counters else live(args.seconds, args.svg)
+    done = (
+        counters(args.requests, args.rounds)
+        if args.counters
+        else live(args.seconds, args.svg, args.page)
+    )
     print(json.dumps(done, indent=1))
 
 
