@@ -50,23 +50,15 @@ def message(url: str, opening: str, salt: str) -> tuple[int, int]:
     return usage["input_tokens"], usage.get("cache_read_input_tokens", 0)
 
 
-def overs(url: str) -> int:
-    """Ends of conversations that a worker's policy has counted."""
-    with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
-        status = json.load(answer)
-    found: list[int] = []
-
-    def look(value: Any) -> None:
-        if isinstance(value, dict):
-            found.extend(v for k, v in value.items() if k == "overs")
-            for inner in value.values():
-                look(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                look(inner)
-
-    look(status["ranks"])
-    return max(found, default=0)
+def said_to_be(url: str, conversation: str, salt: str) -> str | None:
+    """What a worker's policy was told of a conversation: ``over``, or nothing."""
+    time.sleep(0.6)  # users get an explanation every half a second
+    request = urllib.request.Request(
+        f"{url}/canopy/explain?conversation={conversation}", headers={"X-Canopy-Cache-Salt": salt}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        (found,) = json.load(answer)["replicas"][0]
+    return found["belief"].get("said_to_be")
 
 
 @pytest.mark.long
@@ -95,13 +87,12 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
                 again = [chat(url, gateway, salt, prompt_cache_key=f"{gateway}-c") for _ in urls]
                 assert max(first) < 100, "another tenant's KV"
                 assert min(again) > 300
-            before = [overs(one) for one in urls]
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("CANOPY_CACHE_SALT", "a")
                 assert main(["hint", f"{gateway}-c", "--over", "--workers", ",".join(urls)]) == 0
-            for worker, count in zip(workers, before):
-                chat(worker.url, "Something else", "c")  # the scheduler has heard by now
-                assert overs_reach(worker.url, count + 1)
+            for one in urls:
+                assert over_reaches(one, f"{gateway}-c", "a")
+                assert said_to_be(one, f"{gateway}-c", "b") is None
         # The last gateway is smg, which has this route; what is marked there is kept.
         for salt in ("a", "b"):
             assert max(message(url, "Messages", salt)[1] for _ in urls) < 100
@@ -128,11 +119,10 @@ def kept(url: str) -> int:
     return 0
 
 
-def overs_reach(url: str, least: int) -> bool:
-    """The status is written about once a second; asks until it says so, or for long enough."""
+def over_reaches(url: str, conversation: str, salt: str) -> bool:
+    """A hint is on its way for a moment; asks until it is there, or for long enough."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if overs(url) >= least:
+        if said_to_be(url, conversation, salt) == "over":
             return True
-        time.sleep(0.5)
     return False
