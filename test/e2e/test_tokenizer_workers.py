@@ -74,5 +74,6 @@ def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path)
             time.sleep(2.0)  # the other worker's next request could overtake the hint
             client.generate(token_ids(1400, 33 + 10 * turn))
             assert client.cached(old)["total"] > 400
-            assert client.cached(ended)["total"] < 250
+        # At the end alone: to ask for it again makes its client's hint wrong, and it is not believed.
+        assert client.cached(ended)["total"] < 250
         assert "Traceback" not in client.server.log_text()
