@@ -91,12 +91,7 @@ _TIERS = _served(
     "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
 )
 _TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _cache(
-    "server/test_mla_in_scheduler.py::test_mla_says_the_same_from_the_device_and_from_the_host"
-)
-_MLA_DISK = _cache(
-    "storage/test_storage_ranks.py::test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them"
-)
+_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
 
 _USUAL = _served(
     "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
@@ -155,7 +150,7 @@ SETUPS = (
         ),
         applies=_above(1),
     ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA_DISK),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
     Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
@@ -174,9 +169,7 @@ SETUPS = (
         True,
         _LORA,
         _LORA,
-        _cache(
-            "radix/test_adapters_apart.py::test_three_tiers_keep_adapters_and_forged_keys_apart"
-        ),
+        _LORA,
     ),
     Setup(
         "pages of 1 token",
@@ -273,7 +266,7 @@ SETUPS = (
         "`--tokenizer-worker-num` above 1",
         "tokenizer_worker_num",
         2,
-        _cache("server/test_http_worker.py::test_a_worker_has_our_hooks_and_routes"),
+        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
         applies=_above(1),
     ),
     Setup("`--use-ray`", "use_ray", True),
