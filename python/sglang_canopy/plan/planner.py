@@ -36,8 +36,6 @@ LOADS = (0.8, 1.2)
 DRAM_LEVELS, DISK_LEVELS = 5, 3
 GRID_STEPS = (16, 8)
 """Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
-SPEEDS = 2
-"""Bandwidths that a search begins with, where a class sells them."""
 DRAM_MOST_GIB = 2048.0
 """Of one instance: what a machine of eight GPUs has."""
 BASELINE_SHARE = 0.25

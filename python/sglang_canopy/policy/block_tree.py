@@ -127,17 +127,7 @@ class RadixTree:
         A node that is matched only in part is split, so that the run ends at a node's end.
         """
         path = tuple(path)  # no copy of a tuple; slices must compare equal to ``blocks``
-        node, at = self.root, 0
-        while at < len(path):
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            end = at + len(child.blocks)
-            if path[at:end] != child.blocks:
-                shared = shared_run(child.blocks, path, at)
-                return self._split(child, shared), at + shared
-            node, at = child, end
-        return node, at
+        return cached_run(self.root, path, self._split)
 
     def lock(self, node: Node) -> None:
         """Keep ``node`` (and so its ancestors) until ``unlock``. Nests."""
@@ -311,6 +301,27 @@ def below(root: AnyNode) -> Iterator[AnyNode]:
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
+
+
+def cached_run(
+    root: AnyNode, path: tuple[int, ...], split: Callable[[AnyNode, int], AnyNode]
+) -> tuple[AnyNode, int]:
+    """The node where the longest run of ``path`` ends below ``root``, and that run's blocks.
+
+    ``split(node, n)`` gives a node of its own to the first ``n`` blocks of one that is matched only
+    in part, and returns it.
+    """
+    node, at = root, 0
+    while at < len(path):
+        child = node.children.get(path[at])
+        if child is None:
+            break
+        end = at + len(child.blocks)
+        if path[at:end] != child.blocks:
+            shared = shared_run(child.blocks, path, at)
+            return split(child, shared), at + shared
+        node, at = child, end
+    return node, at
 
 
 def shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:

@@ -16,12 +16,10 @@ that takes the best of several in hindsight is kinder to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.block_tree import shared_run
+from sglang_canopy.policy.block_tree import cached_run
 from sglang_canopy.records import Request
 from sglang_canopy.sim.hybrid.shape import HybridShape
 
@@ -67,7 +65,7 @@ class MarconiTree:
     def access(self, request: Request) -> int:
         """Serve one request whole; returns the blocks that it need not compute."""
         path, now = tuple(request.path), request.time
-        node, found = self._match(path, now)
+        node, found = cached_run(self.root, path, self._split)
         start = node
         while start is not self.root and not start.state:
             start = start.parent  # type: ignore[assignment]
@@ -89,19 +87,6 @@ class MarconiTree:
             self._keep_state(leaf, now)
         self._lock(leaf, False)
         return hit
-
-    def _match(self, path: Sequence[int], now: float) -> tuple[_Node, int]:
-        node, at = self.root, 0
-        while at < len(path):
-            child = node.children.get(path[at])
-            if child is None:
-                break
-            end = at + len(child.blocks)
-            if path[at:end] != child.blocks:
-                shared = shared_run(child.blocks, path, at)
-                return self._split(child, shared), at + shared
-            node, at = child, end
-        return node, at
 
     def _split(self, node: _Node, at: int) -> _Node:
         parent = node.parent
