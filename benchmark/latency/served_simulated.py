@@ -52,6 +52,8 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
     add("--hicache-ratio", type=float, default=2.0)
     add("--hicache-write-policy", default="write_through")
     add("--canopy-copy-ahead")
+    add("--canopy-session-gate", default="off")
+    add("--max-running-requests", type=int)
     add("--enable-hierarchical-cache", action="store_true")
     given, _ = parser.parse_known_args([*about["common"], *shlex.split(arguments)])
     ours = given.radix_eviction in OURS or given.radix_eviction.startswith("canopy-")
@@ -78,6 +80,8 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
         waiting_prefixes="by-place" if ours else theirs,
         schedule_policy=given.schedule_policy if order == "sglang" else order,
         chunked_prefill_tokens=given.chunked_prefill_size,
+        session_gate="none" if given.canopy_session_gate == "off" else "footprint",
+        **({"max_running": given.max_running_requests} if given.max_running_requests else {}),
         host=host,
         write_policy="copy_ahead" if given.canopy_copy_ahead else given.hicache_write_policy,
     )
