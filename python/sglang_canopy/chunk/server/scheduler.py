@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -16,9 +17,10 @@ from typing import Any
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides
+from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides, served_shape
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
+from sglang_canopy.chunk.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ def build(
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
+    longest = options.longest_prompt(runner.model_config.context_len)
+    options = dataclasses.replace(options, prompt_tokens=longest)
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
         check_layout(runner, engine.model.shape)
@@ -50,6 +54,31 @@ def build(
         options.chosen_ratio,
         engine.model.identity[:12],
     )
+
+
+def pool_budget(
+    original: Any, configurator: Any, budget: int, options: Options, **more: Any
+) -> Any:
+    """Around ``KVCacheConfigurator.config_from_budget``, which turns free bytes into pool sizes, at
+    the start and again after CUDA graphs are captured: what chunk reuse needs is left out.
+
+    Ends the process where nothing would be left for the pool.
+    """
+    if not options.fuses:
+        return original(configurator, budget, **more)
+    config = configurator.model_config
+    shape = served_shape(configurator.model, config.hf_config)
+    tokens = options.longest_prompt(config.context_len)
+    beside = options.bytes_beside_pool(str(configurator.device))
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
+    if needed.total >= budget:
+        raise SystemExit(
+            f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
+            f"{budget >> 20:,} MiB are free for both: lower --canopy-chunk-prompt-tokens or the "
+            "tiers' sizes, or raise --mem-fraction-static"
+        )
+    logger.info("canopy: chunk reuse leaves %s out of the KV pool", needed)
+    return original(configurator, budget - needed.total, **more)
 
 
 def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str) -> None:
