@@ -12,8 +12,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sglang_canopy.chunk.calibrate import setting_of
+from sglang_canopy.chunk.model import identity_of
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
@@ -41,7 +44,7 @@ def build(
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
         check_layout(runner, engine.model.shape)
         if options.fuses:
-            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path)
+            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path, runner)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
@@ -81,12 +84,15 @@ def pool_budget(
     return original(configurator, budget - needed.total, **more)
 
 
-def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str) -> None:
+def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str, runner: Any) -> None:
     """The calibrated ratios; then the quality gate at the largest of them. Raises CanopyError."""
     options = engine.options
-    engine.ratios = calibrated_ratios(
-        options.calibration, engine.model, model_path, options.tp_size
+    whole = (Path(model_path) / "config.json").is_file()
+    name = identity_of(model_path) if whole else model_path
+    engine.setting = setting_of(
+        engine.model, name, options.tp_size, runner.attn_backend.canopy_name
     )
+    engine.ratios = calibrated_ratios(options.calibration, engine.setting)
     check_quality(
         engine.model,
         tokenizer,
@@ -132,7 +138,9 @@ def flushed(engine: ChunkEngine, success: Any) -> None:
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
     tenant's chunks is among them, neither addresses nor lengths."""
-    result.internal_state["canopy_chunks"] = {**engine.stats(), "time_s": time.monotonic()}
+    setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
+    more = {"setting": setting, "time_s": time.monotonic()}
+    result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
 
 
 def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
