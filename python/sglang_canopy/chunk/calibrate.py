@@ -90,10 +90,11 @@ def calibrate(
     return Calibration(search.ratio, r_min, found), search
 
 
-def setting_of(model: Model, identity: str, tp_size: int = 1) -> Setting:
-    """What a calibration of a loaded model is saved under; ``identity``: that of its directory."""
+def setting_of(model: Model, identity: str, tp_size: int = 1, backend: str = "") -> Setting:
+    """What a calibration of a loaded model is saved under; ``identity``: that of its directory;
+    backend: a server's attention backend."""
     dtype = str(model.dtype).removeprefix("torch.")
-    return Setting(identity, device_name(model), dtype, tp_size)
+    return Setting(identity, device_name(model), dtype, tp_size, backend)
 
 
 def device_name(model: Model) -> str:

@@ -41,8 +41,8 @@ class Correction:
     """The weights of one prompt's corrections, and where they go.
 
     rows ``[m]``: positions that reveal differences (recomputed ones); targets ``[t]``: positions
-    that are corrected; index, weight ``[t, w]``: of ``rows``; slots and tables (``[*, d]`` fp32) are
-    those of rows and targets; at ``[m]``: where ``rows`` are among the rows that are run.
+    that are corrected; index, weight ``[t, w]``: of ``rows``; slots and tables (``[*, d]`` fp32, for
+    targets that lie together ``[t, kv_heads, d]``) are those of rows and targets; at ``[m]``: where ``rows`` are among the rows that are run.
     """
 
     rows: torch.Tensor
@@ -119,6 +119,9 @@ def plan_correction(
         rows,
         starts,
     )
+    target_table = model.rope.table(targets_there)
+    if together:  # a row for each head: see in_order
+        target_table = target_table[:, None].repeat(1, model.shape.kv_heads, 1)
     return Correction(
         rows,
         targets,
@@ -127,7 +130,7 @@ def plan_correction(
         cache.slots[rows_there],
         cache.slots[targets_there],
         model.rope.table(rows_there),
-        model.rope.table(targets_there),
+        target_table,
         to_device((run.cumsum(0) - 1)[rows], device),
         together,
     )

@@ -8,11 +8,17 @@
 Not a safetensors file: that has no checksums, and keeps a tensor in one piece, so that K and V of
 a token lie far apart and nothing can be checked without reading all of it. A record's checksum is
 its 32-bit words weighted by odd numbers, mod 2^64: any changed word shows.
+
+Where few of a layer's records are wanted, the kernel's read-ahead is off: they are known, and what lies
+far between them is not read. Several layers' are asked for at once (:meth:`DiskChunk.expect`), so that
+the disk has a queue to work on while the first of them are checked and placed. Where most are wanted,
+reading in a row is what a disk does best, and is left to the kernel.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import zlib
 from dataclasses import dataclass, field
@@ -28,13 +34,19 @@ from sglang_canopy.errors import CanopyError
 
 MAGIC = b"CANOPYC1"
 ALIGN = 4096
+MOST_GAP = 4
+"""Unwanted pages between wanted ones that are read with them: a second request of the disk takes as
+long as about so many pages in a row."""
+SCATTERED = 0.5
+"""Of a layer's pages, up to which share of wanted ones the kernel's read-ahead is off."""
 
 
 @dataclass(slots=True)
 class DiskChunk:
     """A chunk whose KV stays in its file until rows are asked for; stands in for a ``Chunk``.
 
-    bytes_read counts what left the file (records only).
+    bytes_read counts what left the file (records only). mapped: the file, of which ``records`` is a
+    part; None where there is nothing to read.
     """
 
     path: Path
@@ -47,7 +59,9 @@ class DiskChunk:
     dtype: torch.dtype
     sums: np.ndarray
     records: np.ndarray
+    mapped: mmap.mmap | None = None
     bytes_read: int = 0
+    _scattered: bool = False
     _weights: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
 
     def __len__(self) -> int:
@@ -57,6 +71,26 @@ class DiskChunk:
     def nbytes(self) -> int:
         """Bytes of K and V in the file."""
         return int(self.records.nbytes)
+
+    def expect(self, layer: int, tokens: torch.Tensor) -> None:
+        """These tokens' records will be read: where they are few, the kernel begins to read them, and
+        small gaps between them, and nothing else. Nothing is waited for."""
+        if self.mapped is None or not tokens.numel():
+            return
+        record = 4 * self.records.shape[2]
+        first = len(self.mapped) - self.records.nbytes + layer * len(self) * record
+        starts = (first + tokens.numpy() * record) // mmap.PAGESIZE
+        ends = (first + tokens.numpy() * record + record - 1) // mmap.PAGESIZE + 1
+        cuts = np.flatnonzero(starts[1:] - ends[:-1] > MOST_GAP) + 1
+        starts, ends = starts[[0, *cuts]], ends[[*(cuts - 1), -1]]
+        scattered = int((ends - starts).sum()) * mmap.PAGESIZE < SCATTERED * len(self) * record
+        if scattered != self._scattered:
+            self.mapped.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
+            self._scattered = scattered
+        if scattered:
+            for page, end in zip(starts.tolist(), ends.tolist()):
+                size = (end - page) * mmap.PAGESIZE
+                self.mapped.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, size)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (before RoPE) and V ``[m, kv_heads, d]`` of these tokens: the only bytes read.
@@ -173,13 +207,16 @@ def open_chunk(path: Path) -> DiskChunk:
     sums = np.fromfile(path, np.uint64, layers * n, offset=at).reshape(layers, n)
     if f"{zlib.crc32(sums.tobytes()):08x}" != head["sums_crc"]:
         raise CanopyError(f"chunk file {path.name} has damaged checksums: delete it")
-    records = np.empty((layers, 0, width), np.int32)
+    records, mapped = np.empty((layers, 0, width), np.int32), None
     if n:
-        records = np.memmap(path, np.int32, "r", at + 8 * layers * n, (layers, n, width))
+        with path.open("rb") as f:
+            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        records = np.frombuffer(mapped, np.int32, layers * n * width, at + 8 * layers * n)
+        records = records.reshape(layers, n, width)
     scores = {k: torch.tensor(v) for k, v in head["scores"].items()}
     return DiskChunk(
         path, tuple(head["ids"]), tuple(head["prefix"]), scores, layers, heads, dim, dtype, sums,
-        records, _weights=_weights(width),
+        records, mapped, _weights=_weights(width),
     )  # fmt: skip
 
 

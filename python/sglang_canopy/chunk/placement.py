@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from canopy_kernel import pages
-from canopy_kernel.rope_scatter import rope_scatter
+from canopy_kernel.rope_scatter import rope_scatter_pieces
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.device_copy import is_host, to_device
@@ -111,15 +111,22 @@ def _place_on_device(
             slots = cache.slots[p.start + int(inside[0]) : p.start + int(inside[-1]) + 1]
         else:
             slots = cache.slots[to_device(inside + p.start, device)]
-        table = model.rope.table(to_device(inside + p.start, device))
-        parts.append((p.chunk, inside, slots, table))
-    layers = layers or model.shape.layers
-    reads = read_layers_ahead([(chunk, inside) for chunk, inside, *_ in parts], layers)
-    for layer, rows in enumerate(reads if parts else ()):
-        for (k, v), (_, _, slots, table) in zip(rows, parts):
-            every = torch.arange(slots.numel(), device=device)
-            k, v = to_device(k, device), to_device(v, device)
-            rope_scatter(k, v, every, every, slots, table, cache.k[layer], cache.v[layer])
+        parts.append((p, inside, slots))
+    if not parts:
+        return count
+    counts = [inside.numel() for _, inside, _ in parts]
+    slots = torch.cat([one for *_, one in parts])
+    at = torch.cat([inside + p.start for p, inside, _ in parts])
+    table = model.rope.table(to_device(at, device))
+    rows = torch.cat([torch.arange(n, device=device) for n in counts])
+    every = torch.arange(slots.numel(), device=device)
+    reads = read_layers_ahead(
+        [(p.chunk, inside) for p, inside, _ in parts], layers or model.shape.layers
+    )
+    for layer, read in enumerate(reads):  # one launch, every chunk's rows from where they lie
+        keys, values = ([to_device(x, device) for x in these] for these in zip(*read))
+        pools = cache.k[layer], cache.v[layer]
+        rope_scatter_pieces(keys, values, counts, rows, every, slots, table, *pools)
     return count
 
 

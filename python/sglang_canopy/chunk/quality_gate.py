@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_canopy.chunk import calibrate
-from sglang_canopy.chunk.model import Model, identity_of
+from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.quality import encode_case, holds, measure, refer, tokenise
 from sglang_canopy.chunk.ratio import Calibrations, Setting
 from sglang_canopy.chunk.tasks import SYNTHETIC, default_filler, synthetic
@@ -33,28 +33,29 @@ class Floors(NamedTuple):
     min_kept: float | None = None
 
 
-def calibrated_ratios(
-    path: str | None, model: Model, model_path: str, tp_size: int
-) -> dict[str, float]:
+def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     """Ratios by tier of the store from the file of ``--canopy-chunk-calibration``.
 
-    Raises CanopyError where the file holds none for this model, machine, dtype and split.
+    What was measured through a server with the same backend comes before what the engine gave by
+    itself. Raises CanopyError where the file holds none for this model, machine, dtype and split.
     """
     if path is None:
         return {}
     saved = Calibrations(path)
-    setting = calibrate.setting_of(model, identity_of(model_path), tp_size)
-    found = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
+    alone = replace(setting, backend="")
+    found = {tier: saved.get(setting, at) or saved.get(alone, at) for tier, at in TIERS.items()}
     ratios = {tier: one.ratio for tier, one in found.items() if one is not None}
     if not ratios:
         raise CanopyError(
-            f"--canopy-chunk-calibration {path} {_what_it_has(saved, setting)}, and "
-            f"this server runs {setting.dtype}, --tp-size {setting.tp_size}, on {setting.device}; "
+            f"--canopy-chunk-calibration {path} {_what_it_has(saved, setting)}, and this server runs "
+            f"{setting.dtype}, --tp-size {setting.tp_size}, --attention-backend {setting.backend}, "
+            f"on {setting.device}; start it without, run `canopy calibrate --url URL --out {path}`, "
+            "or give --canopy-chunk-ratio"
             + (
-                "only whole models are calibrated: give --canopy-chunk-ratio instead"
+                ""
                 if setting.tp_size > 1
-                else f"run `canopy calibrate --model {model_path} --dtype {setting.dtype} "
-                f"--out {path}`"
+                else f" (the engine by itself: `canopy calibrate --model DIR --dtype "
+                f"{setting.dtype} --out {path}`)"
             )
         )
     logger.info("canopy: calibrated ratios %s", ratios)
@@ -68,7 +69,11 @@ def _what_it_has(found: Calibrations, setting: Setting) -> str:
         return "has nothing for this model on this machine"
     if known == [None]:
         return "was made by an older version, which kept neither dtype nor --tp-size"
-    listed = ", ".join(f"{one.dtype} with --tp-size {one.tp_size}" for one in known if one)
+    listed = ", ".join(
+        f"{one.dtype} with --tp-size {one.tp_size}" + (f" and {one.backend}" if one.backend else "")
+        for one in known
+        if one
+    )
     return f"has this model in {listed}"
 
 

@@ -146,13 +146,15 @@ class Setting:
     """What a calibration was measured for.
 
     model: its identity; device: the chip; dtype: of weights and KV, as torch spells it; tp_size:
-    ranks that the model is split over.
+    ranks that the model is split over; backend: the server's attention backend, empty where the
+    engine was measured by itself.
     """
 
     model: str
     device: str
     dtype: str
     tp_size: int = 1
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,8 @@ class Calibrations:
     @staticmethod
     def key(setting: Setting, tier: str) -> str:
         """A short stable name of both."""
-        parts = [str(part) for part in (*astuple(setting), tier)]
+        *about, backend = astuple(setting)
+        parts = [str(part) for part in (*about, *([backend] if backend else []), tier)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def get(self, setting: Setting, tier: str) -> Calibration | None:
@@ -186,7 +189,9 @@ class Calibrations:
     def settings(self, model: str, device: str) -> list[Setting | None]:
         """What the file has of a model on a chip; None: of a version that kept no dtype."""
         found = {
-            Setting(model, device, one["dtype"], one["tp_size"]) if "dtype" in one else None
+            Setting(model, device, one["dtype"], one["tp_size"], one.get("backend", ""))
+            if "dtype" in one
+            else None
             for one in self._read().values()
             if isinstance(one, dict) and (one.get("model"), one.get("device")) == (model, device)
         }

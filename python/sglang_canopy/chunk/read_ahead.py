@@ -21,6 +21,9 @@ from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.suffix import ChunkSuffix
 from sglang_canopy.errors import CanopyError
 
+LAYERS_AHEAD = 4
+"""Layers whose records the disk is asked for before they are needed: the depth of its queue."""
+
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
 Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix | Int8Copy
@@ -120,8 +123,8 @@ def read_layers_ahead(
 ) -> Iterator[LayerRows]:
     """K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list a layer.
 
-    Of chunks on disk the next layer is read and checked while the caller has this one. Raises
-    CanopyError for a damaged file.
+    Of chunks on disk the next layer is read and checked while the caller has this one, and the disk
+    is asked for those up to ``LAYERS_AHEAD``. Raises CanopyError for a damaged file.
     """
     on_disk = [_is_on_disk(chunk) for chunk, _ in parts]
 
@@ -135,12 +138,21 @@ def read_layers_ahead(
         for layer in range(layers):
             yield [both for both in rows(layer, False) if both is not None]
         return
+
+    def expect(layer: int) -> None:
+        for (chunk, tokens), disk in zip(parts, on_disk):
+            if disk and layer < layers:
+                chunk.expect(layer, tokens)  # type: ignore[union-attr]
+
+    for layer in range(1 + LAYERS_AHEAD):
+        expect(layer)
     with ThreadPoolExecutor(1, thread_name_prefix="canopy-layers-ahead") as thread:
         pending = thread.submit(rows, 0, True)
         for layer in range(layers):
             read = pending.result()
             if layer + 1 < layers:
                 pending = thread.submit(rows, layer + 1, True)
+            expect(layer + 1 + LAYERS_AHEAD)
             both = (one or other for one, other in zip(read, rows(layer, False)))
             yield [one for one in both if one is not None]
 

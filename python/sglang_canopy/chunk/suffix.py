@@ -52,3 +52,8 @@ class ChunkSuffix:
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K before RoPE and V of these tokens of the suffix."""
         return self.base.rows(layer, tokens + self.skip)
+
+    def expect(self, layer: int, tokens: torch.Tensor) -> None:
+        """Of a chunk on disk: these tokens' records will be read."""
+        assert isinstance(self.base, DiskChunk), "only files are read ahead"
+        self.base.expect(layer, tokens + self.skip)

@@ -10,12 +10,15 @@ from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
 
 RATIOS = (0.0, 0.1, 0.15, 0.25, 0.4, 0.6)
+STATE = "canopy_chunks"
+"""What a server's state and its answers call what they say of documents."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--model", required=True, help="Hugging Face directory (Llama, Qwen2, Mistral)")
+    add("--model", help="Hugging Face directory (Llama, Qwen2, Mistral): the engine by itself")
+    add("--url", help="a running server with --canopy-chunks on: its own first tokens are timed")
     add("--out", type=Path, required=True, help="JSON file to save into; others in it are kept")
     add("--data", help="questions, as `canopy chunk-eval` takes them (made-up facts without it)")
     add("--limit", type=int, default=6, help="questions")
@@ -38,11 +41,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the weights and KV",
     )
     add("--device", default="cpu", help="torch device")
+    add("--floor", type=float, default=0.15, help="with --url: smallest ratio allowed")
+    add("--prompts", type=int, default=6, help="with --url: prompts, of random tokens")
+    add("--repeats", type=int, default=3, help="with --url: times each is asked at each ratio")
+    add(
+        "--slack",
+        type=float,
+        default=0.02,
+        help="with --url: a larger ratio is taken where it costs at most this share more",
+    )
     add("--scratch", type=Path, default=None, help="folder for the disk tier's files")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure KL by ratio, take the smallest that is good enough, search the fastest above it."""
+    """Measure KL by ratio, take the smallest that is good enough, search the fastest above it; or
+    time a server's first tokens at ratios from a given floor on."""
+    if (args.model is None) == (args.url is None):
+        raise CanopyError("give --model (the engine by itself) or --url (a running server)")
+    if not args.out.resolve().parent.is_dir():
+        raise CanopyError(f"--out {args.out}: its folder does not exist; make it first")
+    return _of_server(args) if args.url else _of_engine(args)
+
+
+def _of_server(args: argparse.Namespace) -> int:
+    from sglang_canopy.chunk.fields import BOUNDS, RATIO
+    from sglang_canopy.chunk.ratio import Calibrations, Setting
+    from sglang_canopy.chunk.served_calibration import ServedPrompts, calibrate_server
+    from sglang_canopy.profiling.client import ProfiledServer, wait_until
+
+    if not 0 <= args.floor <= 1:
+        raise CanopyError(f"--floor {args.floor}: give a ratio from 0 to 1")
+    for flag in ("prompts", "repeats", "chunks", "chunk_tokens"):
+        if getattr(args, flag) < 1:
+            raise CanopyError(f"--{flag.replace('_', '-')}: give at least 1")
+    server = ProfiledServer(args.url)
+    about = server.state(STATE).get("setting")
+    if about is None:
+        raise CanopyError(
+            f"{server.url} does not reuse documents; start it with --canopy-chunks on, in a mode that "
+            "reuses them"
+        )
+
+    def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
+        params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
+        seconds, meta = server.first_token(list(ids), params)
+        report = meta.get(STATE) or {}
+        return seconds, report[0] if isinstance(report, list) else report
+
+    def settled() -> None:
+        if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), 600, 0.5):
+            raise CanopyError("the server has not encoded the documents after 10 minutes")
+
+    sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
+    prompts = ServedPrompts(ask, settled, server.token_range, *sizes)
+    prompts.learn()
+    found, search = calibrate_server(prompts, args.floor, slack=args.slack)
+    for ratio, seconds in sorted(search.probes):
+        print(f"ratio {ratio:.3f}  first token {seconds:.3f} s")
+    setting = Setting(**about)
+    Calibrations(args.out).put(setting, prompts.tier, found)
+    cost = found.profile
+    level = f"{cost.prior(0, 1):.3f}" if cost.compute_s > 0 else "unknown: too noisy"
+    print(
+        f"{prompts.tier}: ratio {found.ratio:.3f}, TTFT {search.ttft_s:.3f} s; computing a token "
+        f"{1e6 * cost.compute_s:.0f} us, bringing one {1e6 * cost.transfer_s:.0f} us, a prompt at any "
+        f"ratio {1e3 * cost.other_s:.0f} ms (equation 11: {level})"
+    )
+    print(
+        f"saved in {args.out} for {setting.dtype}, --tp-size {setting.tp_size}, {setting.backend}, "
+        f"{setting.device}; serve with --canopy-chunk-calibration {args.out}"
+    )
+    return 0
+
+
+def _of_engine(args: argparse.Namespace) -> int:
     import tempfile
 
     import torch
@@ -60,8 +132,6 @@ def run(args: argparse.Namespace) -> int:
         raise CanopyError(f"--tiers {args.tiers}: allowed are memory, disk, comma-separated")
     if args.limit < 1:
         raise CanopyError(f"--limit {args.limit}: give at least 1")
-    if not args.out.resolve().parent.is_dir():
-        raise CanopyError(f"--out {args.out}: its folder does not exist; make it first")
     make_selector(args.selector)
     model = load(args.model, getattr(torch, args.dtype), args.device)
     tokenizer = AutoTokenizer.from_pretrained(args.model)

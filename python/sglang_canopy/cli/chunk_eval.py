@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_canopy.chunk import ENCODINGS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import replace_file
 from sglang_canopy.report.table import text_table
 
 
@@ -58,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-text", action="store_true", help="skip generation: KL and top-1 only")
     parser.add_argument("--per-example", action="store_true", help="every example in the JSON too")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run whose --json this is; keeps every example in it",
+    )
+    parser.add_argument("--minutes", type=float, help="begin no example after so many minutes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,13 +92,26 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
 
+    if args.resume and not args.json:
+        raise CanopyError("--resume needs --json, the file of the run to go on with")
+    if args.minutes is not None and args.minutes <= 0:
+        raise CanopyError(f"--minutes {args.minutes:g}: give a number above 0")
+    earlier = None
+    if args.resume and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+
     def save(report: dict[str, Any]) -> None:
         """After every example: a run that is stopped leaves what it measured."""
         if args.json:
-            kept = {k: v for k, v in report.items() if args.per_example or k != "examples"}
-            args.json.write_text(json.dumps(kept, indent=1) + "\n")
+            kept = {
+                k: v
+                for k, v in report.items()
+                if args.per_example or args.resume or k != "examples"
+            }
+            replace_file(args.json, json.dumps(kept, indent=1) + "\n")
 
-    report = evaluate(plan, progress=sys.stderr.isatty(), so_far=save)
+    bound = {} if args.minutes is None else {"seconds": 60 * args.minutes}
+    report = evaluate(plan, sys.stderr.isatty(), save, earlier, **bound)
     print_table(report["rows"])
     return 0
 

@@ -52,6 +52,20 @@ class ProfiledServer:
                     self.cached_by_tier[tier] = self.cached_by_tier.get(tier, 0) + count
         return seconds, sum(meta.get("cached_tokens") or 0 for meta in metas)
 
+    def first_token(
+        self, prompt: list[int], custom_params: dict[str, Any]
+    ) -> tuple[float, dict[str, Any]]:
+        """Seconds to one token of one prompt, and its ``meta_info``."""
+        sampling = {"temperature": 0, "max_new_tokens": 1, "custom_params": custom_params}
+        begin = time.perf_counter()
+        answer = self._ask("POST", "/generate", {"input_ids": prompt, "sampling_params": sampling})
+        return time.perf_counter() - begin, answer["meta_info"]
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What the first scheduler says of itself now, under ``name``; empty where it says nothing."""
+        states = self._ask("GET", "/server_info").get("internal_states") or [{}]
+        return states[0].get(name) or {}
+
     def flush(self) -> None:
         """Empty device and host; what is on disk stays.
 

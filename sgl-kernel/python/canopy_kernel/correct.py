@@ -72,16 +72,17 @@ def in_order(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
-    """As :func:`reference` for rows ``k, v [n, kv_heads, d]`` that lie together; table ``[n, d]``."""
+    """As :func:`reference` for rows ``k, v [n, kv_heads, d]`` that lie together; table: of their
+    positions, ``[n, kv_heads, d]``, since one row for all heads makes the same sums thrice as long."""
     part = weighted(delta_k, index, weight, limit_k)
-    cos, sin = table[:, None].chunk(2, dim=-1)
-    half = cos.shape[-1]
-    low, high = part[..., :half], part[..., half:]
     if k.dtype == torch.float32:
+        cos, sin = table.chunk(2, dim=-1)
+        half = cos.shape[-1]
+        low, high = part[..., :half], part[..., half:]
         k[..., :half].addcmul_(low, cos).addcmul_(high, sin, value=-1)
         k[..., half:].addcmul_(high, cos).addcmul_(low, sin)
     else:
-        k.copy_(k.float() + rotated(part, table))
+        k.copy_(k.float() + rotated(part, table[:, 0]))
     v.add_(weighted(delta_v, index, weight, limit_v))
 
 

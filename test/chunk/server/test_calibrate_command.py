@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from sglang_canopy.chunk.model import load  # noqa: E402
+from sglang_canopy.chunk.calibrate import setting_of  # noqa: E402
+from sglang_canopy.chunk.model import identity_of, load  # noqa: E402
 from sglang_canopy.chunk.quality_gate import calibrated_ratios, measure_quality  # noqa: E402
 from sglang_canopy.cli.main import main  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -39,6 +40,11 @@ def calibrate(model_dir, out, *more) -> int:
     return main(["calibrate", "--model", str(model_dir), "--out", str(out), *small, *more])
 
 
+def setting(model_dir, dtype=torch.float32, tp_size: int = 1):
+    """What a server of this model would look for."""
+    return setting_of(load(model_dir, dtype), identity_of(model_dir), tp_size, "torch_native")
+
+
 def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys) -> None:
     out = tmp_path / "c.json"
     assert calibrate(model_dir, out, "--keep", "0.3") == 0
@@ -48,7 +54,7 @@ def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys
         assert 0 <= entry["r_min"] <= entry["ratio"] <= 1
         assert entry["profile"]["compute_s"] > 0
     assert "smallest ratio" in capsys.readouterr().out
-    assert calibrated_ratios(str(out), load(model_dir), str(model_dir), 1) == {
+    assert calibrated_ratios(str(out), setting(model_dir)) == {
         "device": saved["memory"]["ratio"],
         "host": saved["memory"]["ratio"],
         "disk": saved["disk"]["ratio"],
@@ -58,14 +64,14 @@ def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys
 def test_a_calibration_of_another_model_is_refused(model_dir, tmp_path) -> None:
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(CanopyError, match="canopy calibrate"):
-        calibrated_ratios(str(tmp_path / "c.json"), load(model_dir), str(model_dir), 1)
+        calibrated_ratios(str(tmp_path / "c.json"), setting(model_dir))
 
 
 @pytest.mark.parametrize(
     ("tp_size", "dtype", "message"),
     [
         (1, torch.bfloat16, "float32 .* bfloat16"),
-        (2, torch.float32, "--tp-size 2.*--canopy-chunk-ratio"),
+        (2, torch.float32, "--tp-size 2.*--url.*--canopy-chunk-ratio"),
     ],
 )
 def test_a_calibration_for_another_dtype_or_split_is_refused_by_name(
@@ -74,7 +80,7 @@ def test_a_calibration_for_another_dtype_or_split_is_refused_by_name(
     out = tmp_path / "c.json"
     assert calibrate(model_dir, out, "--tiers", "memory") == 0
     with pytest.raises(CanopyError, match=message):
-        calibrated_ratios(str(out), load(model_dir, dtype), str(model_dir), tp_size)
+        calibrated_ratios(str(out), setting(model_dir, dtype, tp_size))
 
 
 def test_a_calibration_of_an_older_version_is_refused_by_name(model_dir, tmp_path) -> None:
@@ -85,7 +91,7 @@ def test_a_calibration_of_an_older_version_is_refused_by_name(model_dir, tmp_pat
         del entry["dtype"], entry["tp_size"]
     out.write_text(json.dumps({f"old {key}": entry for key, entry in saved.items()}))
     with pytest.raises(CanopyError, match="older version"):
-        calibrated_ratios(str(out), load(model_dir), str(model_dir), 1)
+        calibrated_ratios(str(out), setting(model_dir))
 
 
 def test_mistakes_are_told(model_dir, tmp_path, capsys) -> None:

@@ -40,8 +40,12 @@ def moved(model, device: SeparateDevice):
     return dataclasses.replace(all_of(model), layers=layers, rope=all_of(model.rope))
 
 
-def kernels_on(monkeypatch) -> None:
-    """The kernels' own references, which see the device's numbers as kernels do."""
+def kernels_on(monkeypatch) -> list[int]:
+    """The kernels' own references, which see the device's numbers as kernels do.
+
+    Returns how many tensors each launch that writes reused KV takes its rows from.
+    """
+    launches: list[int] = []
     real = attention.reference
 
     def attend(q, k, v, rows, scale, backend="auto"):
@@ -52,8 +56,15 @@ def kernels_on(monkeypatch) -> None:
 
     scatter = lambda *args: rope_scatter.reference(*map(inside, args))  # noqa: E731
     monkeypatch.setattr(attention, "sparse_prefill", attend)
-    monkeypatch.setattr(placement, "rope_scatter", scatter)
+
+    def scatter_pieces(keys, values, counts, *rest) -> None:
+        launches.append(len(keys))
+        seen = ([inside(x) for x in those] for those in (keys, values))
+        rope_scatter.rope_scatter_pieces(*seen, counts, *map(inside, rest))
+
+    monkeypatch.setattr(placement, "rope_scatter_pieces", scatter_pieces)
     monkeypatch.setattr(transfer, "rope_scatter", scatter)
+    return launches
 
 
 def served(model, monkeypatch, put, **options) -> ChunkEngine:
@@ -136,7 +147,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     req, batch, _ = step_of(plain, ids, chunks, lambda x: x)
     (want,) = run(plain, batch, monkeypatch)
     device = SeparateDevice()
-    kernels_on(monkeypatch)
+    launches = kernels_on(monkeypatch)
     engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
     if tier == "device":
         chunks = [
@@ -152,6 +163,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert inside(rows).tolist() == want.tolist()
     if tier == "device":  # the model's KV is there already: only indices travel
         assert device.copied["to device"] < chunks[0].raw_k.numel()
+        assert launches == [len(chunks)] * llama.shape.layers, "a launch a layer, for all of them"
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
     for mine, theirs in zip(

@@ -241,6 +241,17 @@ def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
         check_layout(runner, llama.shape)
 
 
+@pytest.mark.parametrize("layout", ["hnd", "vectorized_5d", "page_major"])
+def test_a_layout_that_looks_alike_is_refused_by_the_name_sglang_gives_it(
+    llama, runner, layout
+) -> None:
+    runner.token_to_kv_pool.kv_cache_layout = "nhd"
+    check_layout(runner, llama.shape)
+    runner.token_to_kv_pool.kv_cache_layout = layout
+    with pytest.raises(CanopyError, match=f"layout '{layout}'.*plain NHD"):
+        check_layout(runner, llama.shape)
+
+
 def test_a_part_is_the_rest_of_its_chunk(llama, prompt) -> None:
     chunk = prompt.placed[0].chunk
     part = ChunkSuffix(chunk, 20)

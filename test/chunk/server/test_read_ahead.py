@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import os
 import threading
+import time
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import disk  # noqa: E402
+from sglang_canopy.chunk import disk, read_ahead  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
 from sglang_canopy.chunk.encode import encode  # noqa: E402
 from sglang_canopy.chunk.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
 from sglang_canopy.chunk.server.request import ChunkRequest  # noqa: E402
@@ -164,3 +170,79 @@ def test_a_damaged_file_stops_the_layers(llama, files, damaged) -> None:
     parts = [(files[1][0], torch.arange(3)), (damaged, torch.arange(LENGTH))]
     with pytest.raises(CanopyError, match="damaged"):
         list(read_layers_ahead(parts, llama.shape.layers))
+
+
+def resident_pages(mapped) -> list[int]:
+    """The pages of a mapped file that are in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    view = np.frombuffer(mapped, np.uint8)
+    count = -(-len(view) // mmap.PAGESIZE)
+    held = (ctypes.c_ubyte * count)()
+    address = ctypes.c_void_p(view.ctypes.data)
+    assert libc.mincore(address, ctypes.c_size_t(len(view)), held) == 0
+    return [i for i, one in enumerate(held) if one & 1]
+
+
+@pytest.fixture
+def cold(tmp_path):
+    """A file of records of a page each, none of which is in memory."""
+    tokens, dim = 256, mmap.PAGESIZE // 4 // 2
+    k, v = (torch.randn(2, tokens, 1, dim) for _ in range(2))
+    path = tmp_path / "cold.chunk"
+    disk.write(path, Chunk(tuple(range(tokens)), k, v))
+    found = disk.open_chunk(path)
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if len(resident_pages(found.mapped)) > 64:
+        pytest.skip("this file system keeps files in memory")
+    return found, k, v
+
+
+def test_scattered_records_are_read_without_what_lies_between_them(cold) -> None:
+    chunk, k, v = cold
+    before = len(resident_pages(chunk.mapped))
+    wanted = torch.arange(0, 256, 16)
+    chunk.expect(1, wanted)
+    got = chunk.rows(1, wanted)
+    assert torch.equal(got[0], k[1, wanted])
+    assert torch.equal(got[1], v[1, wanted])
+    brought = len(resident_pages(chunk.mapped)) - before
+    assert len(wanted) <= brought <= 2 * len(wanted)  # a record may lie over two pages
+
+
+def test_what_is_expected_is_read_without_being_asked_for_again(cold) -> None:
+    chunk, _, _ = cold
+    wanted = torch.arange(100, 140)
+    chunk.expect(0, wanted)
+    deadline = time.monotonic() + 20
+    while len(resident_pages(chunk.mapped)) < len(wanted) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(resident_pages(chunk.mapped)) >= len(wanted)
+    assert chunk.bytes_read == 0
+
+
+def test_where_most_is_wanted_the_kernel_reads_in_a_row(cold) -> None:
+    chunk, _, _ = cold
+    before = len(resident_pages(chunk.mapped))
+    chunk.expect(0, torch.arange(0, 256, 2))
+    assert len(resident_pages(chunk.mapped)) == before, "nothing is asked for"
+    chunk.rows(0, torch.tensor([100]))
+    assert len(resident_pages(chunk.mapped)) > before + 2, "read-ahead is on"
+
+
+@pytest.mark.parametrize("skip", [0, 7])
+def test_the_disk_is_asked_for_several_layers_at_once(files, monkeypatch, skip) -> None:
+    monkeypatch.setattr(read_ahead, "LAYERS_AHEAD", 2)
+    chunk, asked = files[0][1], []
+    real = type(chunk).expect
+    monkeypatch.setattr(
+        type(chunk), "expect", lambda c, n, t: asked.append((n, t.tolist())) or real(c, n, t)
+    )
+    part = ChunkSuffix(chunk, skip) if skip else chunk
+    layers = read_layers_ahead([(part, torch.tensor([1, 4]))], chunk.layers)
+    next(layers)
+    assert [n for n, _ in asked] == [0, 1, 2, 3]
+    assert all(tokens == [1 + skip, 4 + skip] for _, tokens in asked)
+    list(layers)
+    assert [n for n, _ in asked] == list(range(chunk.layers)), "each once, and none beyond the last"

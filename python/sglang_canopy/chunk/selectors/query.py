@@ -24,6 +24,8 @@ FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
+PIECE_ROWS = 2048
+"""Other tokens outside chunks run at a time: what they take is bounded as a prefill's window is."""
 
 
 def probed_layers(layers: int) -> int:
@@ -51,6 +53,9 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     before = int((rows < probed[0]).sum())  # sorted: those who ask are the last ones
     first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
+    while before > PIECE_ROWS:  # none attends to a later one
+        engine.run_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, stop=depth - 1)
+        ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
     at, others = rows[before:], rows[:before]
     share = torch.ones(at.numel(), device=model.device)
     if last_weight and at.numel() > 1:

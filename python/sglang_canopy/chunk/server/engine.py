@@ -21,6 +21,7 @@ from sglang_canopy.chunk.encode import capture
 from sglang_canopy.chunk.fields import BOUNDS, parse_fields
 from sglang_canopy.chunk.int8_copy import Int8Copy
 from sglang_canopy.chunk.placement import place_chunks
+from sglang_canopy.chunk.ratio import Setting
 from sglang_canopy.chunk.read_ahead import ReadAhead
 from sglang_canopy.chunk.selectors import make_selector
 from sglang_canopy.chunk.selectors.base import Offline
@@ -57,17 +58,9 @@ from sglang_canopy.tenant import namespace_of, tenant_of_req
 logger = logging.getLogger(__name__)
 
 COUNTERS = (
-    "fused_requests",
-    "reused_tokens",
-    "recomputed_tokens",
-    "fused_batches",
-    "mixed_batches",
-    "corrected_requests",
-    "replanned_requests",
-    "split_batches",
-    "most_rows",
-    "fallbacks",
-)
+    "fused_requests", "reused_tokens", "recomputed_tokens", "fused_batches", "mixed_batches",
+    "corrected_requests", "replanned_requests", "split_batches", "most_rows", "fallbacks",
+)  # fmt: skip
 """split_batches: batches of more than a window, computed in several forwards; most_rows: the most
 tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
 in them; corrected_requests: whose reused KV was corrected; replanned_requests: started again after a
@@ -105,6 +98,7 @@ class ChunkEngine:
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
+        self.setting: Setting | None = None
 
     @property
     def ranked(self) -> bool:

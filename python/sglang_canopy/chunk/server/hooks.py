@@ -40,6 +40,13 @@ def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs
     return _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
 
 
+def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: Any) -> Any:
+    on = options_of(configurator.server_args)
+    if on is None:
+        return original(configurator, budget_bytes, **kwargs)
+    return _scheduler_side().pool_budget(original, configurator, budget_bytes, on, **kwargs)
+
+
 def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     if (engine := engine_of(scheduler)) is not None:
         _scheduler_side().request_created(engine, req)
@@ -152,6 +159,12 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SRT + "server_args.ServerArgs.from_cli_args", "after", options.keep_options, ("cls", "args")),
     (_SRT + "entrypoints.http_server.launch_server", "before", _add_routes, ("server_args",)),
     (_SCHEDULER + "__init__", "around", _build, ("self", "server_args")),
+    (
+        _SRT + "mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",
+        "around",
+        _pool_budget,
+        ("self", "budget_bytes"),
+    ),
     (_SCHEDULER + "_create_generation_req", "after", _request_created, ("self", "recv_req")),
     (_SCHEDULER + "get_prefill_adder_class", "after", _adder_class, ("self",)),
     (_SCHEDULER + "on_idle", "before", _idle, ("self",)),

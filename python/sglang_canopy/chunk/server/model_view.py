@@ -74,15 +74,7 @@ def served_model(runner: Any) -> Model:
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
-    shape = Shape(
-        layers=len(layers),
-        heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=config.rms_norm_eps,
-    )
+    shape = served_shape(inner, config)
     rope = ServerRope(rotary.cos_sin_cache)
     prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
     views = tuple(_layer(layer, shape) for layer in layers)
@@ -98,6 +90,20 @@ def served_model(runner: Any) -> Model:
         rope,  # type: ignore[arg-type]
         common_digest(identity(inner, config)),
         split,
+    )
+
+
+def served_shape(inner: Any, config: Any) -> Shape:
+    """Sizes of a loaded SGLang model; with tensor parallelism heads are this rank's own."""
+    attention = inner.model.layers[0].self_attn
+    return Shape(
+        layers=len(inner.model.layers),
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
     )
 
 
@@ -173,7 +179,16 @@ def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def check_layout(runner: Any, shape: Shape) -> None:
-    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]``."""
+    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]`` and
+    SGLang calls its layout NHD."""
+    pool = runner.token_to_kv_pool
+    layout = getattr(pool, "kv_cache_layout", "nhd")
+    if layout != "nhd":
+        raise CanopyError(
+            f"the KV pool {type(pool).__name__} has layout {layout!r}; chunk reuse writes plain NHD "
+            "only (unset SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT, leave out "
+            "--enable-unified-memory), or serve without --canopy-chunks"
+        )
     wanted = (shape.kv_heads, shape.head_dim)
     for buffers in pool_views(runner):
         found = tuple(buffers[0].shape[2:])

@@ -47,6 +47,9 @@ MODES = {
 }
 """``full``: no cache at all; ``prefix``: SGLang's own prefix cache; ``reuse``: no recompute."""
 
+AUTOMATIC_PROMPT_TOKENS = 16384
+"""The longest prompt that memory is set aside for where the operator names none."""
+
 LEARN_PREFIX_TOKENS = 1024
 """Chunks behind a longer system text are encoded as if there were none: it would be encoded again
 with each."""
@@ -140,6 +143,15 @@ class Options:
         "Device memory for 8-bit copies of chunks on slower tiers: tokens are chosen by them, and "
         "only the others are read.",
     )
+    prompt_tokens: int | None = declare(
+        None,
+        "--canopy-chunk-prompt-tokens",
+        "Longest prompt that reuses chunks; what planning one takes is left out of the KV pool.",
+        metavar="N",
+        low=1,
+        high=1 << 24,
+        shown_default=f"the model's context, at most {AUTOMATIC_PROMPT_TOKENS:,}",
+    )
     learn_share: float = _share(
         0.05,
         "--canopy-chunk-learn-share",
@@ -227,6 +239,18 @@ class Options:
         two documents about nothing (``standin``), the former where a document comes first and the
         latter elsewhere (``mixed``), or nothing (``alone``)."""
         return self.encode or MODES[self.mode].encode
+
+    def longest_prompt(self, context: int) -> int:
+        """Tokens of the longest prompt that reuses chunks, of a model that takes ``context``."""
+        given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
+        return min(context, given)
+
+    def bytes_beside_pool(self, device: str) -> int:
+        """Bytes of chunks and copies in the memory that SGLang's pool is in: ``cpu`` or a device."""
+        sizes = [self.device_mb, self.int8_mb]
+        if device == "cpu":
+            sizes += [self.memory_mb, self.read_ahead_mb if self.disk_mb else 0]
+        return sum(sizes) << 20
 
     def capacity_bytes(self) -> dict[str, int]:
         """Bytes by tier name of the chunk store."""

@@ -138,6 +138,8 @@ def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str 
         return "no chunk is long enough"
     if request.bounds[-1][1] > len(req.origin_input_ids):
         return "aborted or truncated"  # SGLang replaced the prompt after it was created
+    if options.prompt_tokens is not None and len(req.origin_input_ids) > options.prompt_tokens:
+        return f"more than {options.prompt_tokens} tokens"
     if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
         return "prompt logprobs"
     return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)

@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sglang_canopy.chunk.calibrate import setting_of
+from sglang_canopy.chunk.model import identity_of
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides
+from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides, served_shape
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
+from sglang_canopy.chunk.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
@@ -33,11 +38,13 @@ def build(
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
+    longest = options.longest_prompt(runner.model_config.context_len)
+    options = dataclasses.replace(options, prompt_tokens=longest)
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
         check_layout(runner, engine.model.shape)
         if options.fuses:
-            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path)
+            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path, runner)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
@@ -52,12 +59,40 @@ def build(
     )
 
 
-def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str) -> None:
+def pool_budget(
+    original: Any, configurator: Any, budget: int, options: Options, **more: Any
+) -> Any:
+    """Around ``KVCacheConfigurator.config_from_budget``, which turns free bytes into pool sizes, at
+    the start and again after CUDA graphs are captured: what chunk reuse needs is left out.
+
+    Ends the process where nothing would be left for the pool.
+    """
+    if not options.fuses:
+        return original(configurator, budget, **more)
+    config = configurator.model_config
+    shape = served_shape(configurator.model, config.hf_config)
+    tokens = options.longest_prompt(config.context_len)
+    beside = options.bytes_beside_pool(str(configurator.device))
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
+    if needed.total >= budget:
+        raise SystemExit(
+            f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
+            f"{budget >> 20:,} MiB are free for both: lower --canopy-chunk-prompt-tokens or the "
+            "tiers' sizes, or raise --mem-fraction-static"
+        )
+    logger.info("canopy: chunk reuse leaves %s out of the KV pool", needed)
+    return original(configurator, budget - needed.total, **more)
+
+
+def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str, runner: Any) -> None:
     """The calibrated ratios; then the quality gate at the largest of them. Raises CanopyError."""
     options = engine.options
-    engine.ratios = calibrated_ratios(
-        options.calibration, engine.model, model_path, options.tp_size
+    whole = (Path(model_path) / "config.json").is_file()
+    name = identity_of(model_path) if whole else model_path
+    engine.setting = setting_of(
+        engine.model, name, options.tp_size, runner.attn_backend.canopy_name
     )
+    engine.ratios = calibrated_ratios(options.calibration, engine.setting)
     check_quality(
         engine.model,
         tokenizer,
@@ -103,7 +138,9 @@ def flushed(engine: ChunkEngine, success: Any) -> None:
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
     tenant's chunks is among them, neither addresses nor lengths."""
-    result.internal_state["canopy_chunks"] = {**engine.stats(), "time_s": time.monotonic()}
+    setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
+    more = {"setting": setting, "time_s": time.monotonic()}
+    result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
 
 
 def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:

@@ -119,6 +119,12 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
         raise CanopyError(
             f"the document has {len(ids)} tokens, this model's context holds {longest}; split it"
         )
+    longest = options.longest_prompt(manager.model_config.context_len) - 2
+    if len(ids) > longest:
+        raise CanopyError(
+            f"the document has {len(ids)} tokens, prompts with documents hold {longest}; split it, "
+            "or serve with a larger --canopy-chunk-prompt-tokens"
+        )
     return list(ids)
 
 

@@ -1,0 +1,186 @@
+"""What chunk reuse needs beside the KV pool is known before the pool is sized, and a prompt that
+would need more runs normally."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from sglang_canopy.chunk.background_encoder import BackgroundEncoder  # noqa: E402
+from sglang_canopy.chunk.chunk import Chunk, Placed  # noqa: E402
+from sglang_canopy.chunk.selectors import query  # noqa: E402
+from sglang_canopy.chunk.server import scheduler  # noqa: E402
+from sglang_canopy.chunk.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
+from sglang_canopy.chunk.server.plan import choose_tokens, correction_of  # noqa: E402
+from sglang_canopy.chunk.server.request import ReusePlan, ineligible_reason  # noqa: E402
+from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
+from sglang_canopy.chunk.working_memory import working_memory  # noqa: E402
+
+TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors made while entered that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.seen: set[int] = set()
+        self.before: set[int] = set()  # what was there before, and stays
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, torch.Tensor) and given.untyped_storage()._cdata not in self.seen:
+                self.before.add(given.untyped_storage()._cdata)
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            if isinstance(made, torch.Tensor):
+                self._count(made.untyped_storage())
+        return out
+
+    def _count(self, storage) -> None:
+        if storage._cdata in self.seen | self.before:
+            return
+        self.seen.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+
+    def _gone(self, name: int, size: int) -> None:
+        self.seen.discard(name)
+        self.now -= size
+
+
+@pytest.fixture
+def runner(llama):
+    """A pool of ``TOKENS`` slots, as a model runner has it."""
+    shape = llama.shape
+    pools = torch.zeros(2, shape.layers, TOKENS + 1, shape.kv_heads, shape.head_dim)
+    pool = SimpleNamespace(
+        get_key_buffer=lambda i: pools[0, i], get_value_buffer=lambda i: pools[1, i]
+    )
+    attn = (SimpleNamespace(layer_id=i) for i in range(shape.layers))
+    layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=one)) for one in attn]
+    inner = SimpleNamespace(model=SimpleNamespace(layers=layers))
+    return SimpleNamespace(token_to_kv_pool=pool, model=inner)
+
+
+@pytest.fixture
+def placed(llama):
+    """Documents all through a prompt of ``TOKENS``, of any KV."""
+    shape = llama.shape
+    size = (shape.layers, CHUNK, shape.kv_heads, shape.head_dim)
+    starts = range(TAIL, TOKENS - TAIL - CHUNK, CHUNK)
+    every = [Chunk((1,) * CHUNK, torch.randn(size), torch.randn(size)) for _ in starts]
+    return tuple(Placed(chunk, at) for chunk, at in zip(every, starts))
+
+
+@pytest.mark.parametrize("window", [WINDOW, TOKENS])
+def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window) -> None:
+    ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
+    with Peak() as peak:
+        chosen, _ = choose_tokens(llama, runner, ids, row[:window], 0, placed, "asked", 0.15)
+        if window == TOKENS:
+            correction_of(llama, runner, ids.tolist(), row, ReusePlan(chosen, placed, 0))
+    set_aside = working_memory(llama.shape, 4, TOKENS, 0)
+    assert peak.most > set_aside.total / 20, "nothing was measured"
+    assert peak.most <= set_aside.total
+    if window < TOKENS:  # a cache of the whole prompt, beside the pool
+        assert peak.most > TOKENS * llama.shape.kv_bytes_per_token * 4
+
+
+def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(
+    llama, runner, placed
+) -> None:
+    ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
+    store = ChunkStore("m", {"host": 1 << 30})
+    encoder = BackgroundEncoder(llama, store)
+    with Peak() as peak:
+        encoder.enqueue([1] * 1500, [2] * 500, "")
+        encoder.step(0.0)
+        choose_tokens(llama, runner, ids, row[:WINDOW], 0, placed, "asked", 0.15)
+    assert peak.most <= working_memory(llama.shape, 4, TOKENS, 0).total
+
+
+def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
+    llama, runner, placed, monkeypatch
+) -> None:
+    ids = torch.randint(0, 300, (TOKENS,), generator=torch.Generator().manual_seed(3))
+    row = torch.arange(1, TOKENS + 1)
+    known = placed[6:]  # six documents' tokens and the first ones are outside
+
+    def chosen():
+        found, _ = choose_tokens(llama, runner, ids, row, 0, known, "asked", 0.15)
+        return found.rows().tolist()
+
+    whole = chosen()
+    monkeypatch.setattr(query, "PIECE_ROWS", 700)
+    ran = []
+    run_rows = query.engine.run_rows
+    monkeypatch.setattr(
+        query.engine, "run_rows", lambda *a, **k: ran.append(len(a[1])) or run_rows(*a, **k)
+    )
+    assert chosen() == whole
+    assert ran[:-1] == [700] * 4
+    assert max(ran) <= 700 + TAIL + CHUNK
+
+
+def request(count: int):
+    fields = {"return_logprob": False, "logprob_start_len": -1}
+    return SimpleNamespace(origin_input_ids=[1] * count, **fields)
+
+
+def test_a_longer_prompt_runs_normally_and_says_so() -> None:
+    options = Options(prompt_tokens=100)
+    state = SimpleNamespace(bounds=((0, 50),))
+    assert ineligible_reason(request(100), state, options) is None
+    assert ineligible_reason(request(101), state, options) == "more than 100 tokens"
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "longest"),
+    [(None, 8192, 8192), (None, 1 << 17, AUTOMATIC_PROMPT_TOKENS), (32768, 1 << 17, 32768),
+     (32768, 8192, 8192)],
+)  # fmt: skip
+def test_the_longest_prompt_is_as_given_or_as_the_model_has_it(given, context, longest) -> None:
+    assert Options(prompt_tokens=given).longest_prompt(context) == longest
+
+
+@pytest.fixture
+def budget(llama, monkeypatch):
+    """``budget(bytes, **options)``: what SGLang is left of free bytes, with a small model."""
+    monkeypatch.setattr(scheduler, "served_shape", lambda inner, config: llama.shape)
+
+    def left(free: int, device: str = "cuda", **options) -> int:
+        configurator = SimpleNamespace(
+            model=None,
+            model_config=SimpleNamespace(hf_config=None, context_len=4096),
+            model_dtype=torch.bfloat16,
+            device=device,
+        )
+        given = Options(**options)
+        return scheduler.pool_budget(lambda _, size: size, configurator, free, given)
+
+    return left
+
+
+def test_tiers_count_where_they_lie_in_the_pools_memory(budget) -> None:
+    free = 4 << 30
+    none = free - budget(free)
+    assert free - budget(free, device_mb=300, int8_mb=200) == none + (500 << 20)
+    assert free - budget(free, "cpu", memory_mb=1124) == none + (1124 << 20)
+    assert free - budget(free, memory_mb=3000) == none, "the host's memory is not the device's"
+    assert free - budget(free, prompt_tokens=2048) < none
+    assert budget(free, mode="prefix") == free, "nothing is reused"
+
+
+def test_a_server_with_too_little_memory_ends_with_the_figures(budget) -> None:
+    with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt-tokens"):
+        budget(700 << 20, device_mb=800)

@@ -1,0 +1,188 @@
+"""Calibration through a server: what is found where computing, bringing or neither dominates."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sglang_canopy.chunk.ratio import Calibration, Calibrations, CostProfile, Setting
+from sglang_canopy.chunk.served_calibration import ServedPrompts, calibrate_server
+from sglang_canopy.errors import CanopyError
+
+CHUNKS, LENGTH = 6, 100
+N = CHUNKS * LENGTH
+
+
+def server_of(ttft, tier: str = "disk"):
+    """``ask`` of a server that takes ``ttft(tokens in documents, ratio)`` seconds."""
+    known: set[tuple[int, ...]] = set()
+
+    def ask(ids, bounds, ratio):
+        documents = [tuple(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
+        if ratio is None:
+            known.update(documents)
+            return 1.0, {"fused": False, "why": "too little is known"}
+        assert known >= set(documents), "a document that was never shown"
+        tokens = sum(map(len, documents))
+        return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
+
+    return ask
+
+
+def calibrated(ttft, floor: float = 0.15, slack: float = 0.0, tier: str = "disk"):
+    prompts = ServedPrompts(
+        server_of(ttft, tier), lambda: None, (10, 200), 2, CHUNKS, LENGTH, repeats=1
+    )
+    prompts.learn()
+    found, search = calibrate_server(prompts, floor, slack=slack, tolerance=0.02)
+    return found, search, prompts
+
+
+def ahead(compute: float, transfer: float, other: float):
+    """Equation 10: the transfer runs beside the compute."""
+    return lambda n, r: max(r * n * compute, (1 - r) * n * transfer) + other
+
+
+def placed_first(compute: float, transfer: float, other: float):
+    """Everything placed first and computed afterwards."""
+    return lambda n, r: r * n * compute + (1 - r) * n * transfer + other
+
+
+seconds = st.floats(1e-5, 1e-2)
+
+
+@given(seconds, seconds, st.floats(0.0, 5.0))
+def test_with_the_transfer_ahead_it_is_where_both_take_as_long(compute, transfer, other) -> None:
+    balance = transfer / (compute + transfer)
+    assume(N * max(compute, transfer) > 1e-3 * other)  # else all ratios are alike in doubles
+    found, _, _ = calibrated(ahead(compute, transfer, other))
+    assert found.ratio == pytest.approx(max(0.15, balance), abs=0.021)
+    assert found.profile.other_s >= 0.0
+
+
+def test_it_is_the_floor_only_where_bringing_is_faster_than_the_floor_computes() -> None:
+    fast, _, _ = calibrated(ahead(1e-3, 1e-5, 0.5))
+    slow, _, _ = calibrated(ahead(1e-3, 1e-3, 0.5))
+    assert fast.ratio == pytest.approx(0.15, abs=0.021)
+    assert slow.ratio == pytest.approx(0.5, abs=0.021)
+
+
+@pytest.mark.parametrize(("compute", "transfer", "ratio"), [(1e-3, 1e-4, 0.15), (1e-4, 1e-3, 1.0)])
+def test_placed_first_it_can_only_be_an_end(compute, transfer, ratio) -> None:
+    found, _, _ = calibrated(placed_first(compute, transfer, 0.3))
+    assert found.ratio == pytest.approx(ratio, abs=0.021)
+
+
+def test_the_profile_tells_what_no_ratio_changes_from_the_transfer() -> None:
+    found, _, _ = calibrated(ahead(2e-3, 5e-4, 3.0))
+    assert found.profile.compute_s == pytest.approx(2e-3, rel=1e-6)
+    assert found.profile.transfer_s == pytest.approx(5e-4, rel=1e-6)
+    assert found.profile.other_s == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("other", [0.0, 100.0])
+def test_where_the_rest_dominates_more_is_computed_within_the_slack(other) -> None:
+    ttft = ahead(1e-3, 1e-5, other)
+    found, search, _ = calibrated(ttft, slack=0.02)
+    best = ttft(N, 0.15)
+    assert ttft(N, found.ratio) <= 1.02 * best * 1.03  # the search itself ends within its tolerance
+    if other:
+        assert found.ratio == 1.0, "computing everything costs less than 2 % more"
+    else:
+        assert found.ratio < 0.2
+    assert search.ttft_s == dict(search.probes)[found.ratio]
+
+
+def test_the_tier_is_where_the_reused_kv_came_from() -> None:
+    assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="host")[2].tier == "memory"
+    assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="disk")[2].tier == "disk"
+
+
+def test_a_prompt_that_is_not_fused_ends_it_with_the_reason() -> None:
+    prompts = ServedPrompts(
+        lambda *_: (1.0, {"fused": False, "why": "mode prefix"}), lambda: None, (0, 9), 1, 2, 5
+    )
+    with pytest.raises(CanopyError, match="mode prefix"):
+        calibrate_server(prompts, 0.15)
+
+
+def test_a_backends_calibration_is_its_own_and_an_older_file_still_counts(tmp_path) -> None:
+    saved, profile = Calibrations(tmp_path / "c.json"), CostProfile(1.0, 1.0)
+    alone = Setting("m", "cpu-1", "float32")
+    triton = Setting("m", "cpu-1", "float32", 1, "triton")
+    saved.put(alone, "disk", Calibration(0.2, 0.15, profile))
+    saved.put(triton, "disk", Calibration(0.4, 0.15, profile))
+    assert saved.get(alone, "disk").ratio == 0.2
+    assert saved.get(triton, "disk").ratio == 0.4
+    assert saved.get(Setting("m", "cpu-1", "float32", 1, "fa3"), "disk") is None
+    assert Calibrations.key(alone, "disk") == "d06995d45748ad9e"  # of versions before backends
+
+
+class StandIn(http.server.BaseHTTPRequestHandler):
+    """A server that answers what an SGLang server with chunk reuse would."""
+
+    asked: list[dict]
+    setting: dict | None
+
+    def do_GET(self) -> None:
+        chunks = {"setting": self.setting, "waiting_chunks": 0}
+        self._answer({"model_path": "m", "internal_states": [{"canopy_chunks": chunks}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body["sampling_params"]["custom_params"])
+        ratio = self.asked[-1].get("canopy_recompute_ratio")
+        report = {"fused": ratio is not None, "reused_host": 100, "reused_disk": 0}
+        self._answer({"meta_info": {"canopy_chunks": report}})
+
+    def _answer(self, body: dict) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def stand_in():
+    kind = type("Kind", (StandIn,), {"asked": [], "setting": None})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield kind, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
+    stand_in, tmp_path, capsys
+) -> None:
+    from sglang_canopy.cli.main import main
+
+    kind, url = stand_in
+    out = tmp_path / "c.json"
+    small = ["--prompts", "1", "--chunks", "2", "--chunk-tokens", "20", "--repeats", "1"]
+    command = ["calibrate", "--url", url, "--out", str(out), *small]
+    assert main(command) != 0
+    assert "--canopy-chunks on" in capsys.readouterr().err
+    kind.setting = {
+        "model": "m",
+        "device": "H",
+        "dtype": "bfloat16",
+        "tp_size": 2,
+        "backend": "fa3",
+    }
+    assert main(command) == 0
+    (entry,) = json.loads(out.read_text()).values()
+    assert {**entry, **kind.setting} == entry
+    assert entry["tier"] == "memory"
+    assert 0.15 <= entry["ratio"] <= 1.0
+    assert all(len(one["canopy_chunks"]) in (2, 4) for one in kind.asked)
+    assert main(["calibrate", "--out", str(out)]) != 0
+    assert "--model" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""``canopy calibrate --url`` on a real server, and a server that starts with what it saved."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sglang_canopy.cli.main import main
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_a_ratio_is_found_through_the_server_and_used_by_the_next(
+    server, tiny_model, tmp_path, tier
+) -> None:
+    out = tmp_path / "calibration.json"
+    arguments = ["--canopy-chunks", "on", "--canopy-chunk-selector", "first-k"]
+    if tier == "disk":
+        arguments += ["--canopy-chunk-memory-mb", "0", "--canopy-chunk-disk-mb", "64"]
+        arguments += ["--canopy-chunk-dir", str(tmp_path / "chunks")]
+    small = ["--prompts", "2", "--repeats", "1", "--chunks", "4", "--chunk-tokens", "64"]
+    with server(tiny_model, *arguments, kv_tokens=8192) as client:
+        assert main(["calibrate", "--url", client.url, "--out", str(out), *small]) == 0
+    (entry,) = json.loads(out.read_text()).values()
+    assert entry["tier"] == tier
+    assert 0.15 <= entry["ratio"] <= 1.0
+    assert entry["backend"] == "torch_native"
+    assert entry["dtype"] == "float32"
+    if tier == "disk":
+        return
+    with server(
+        tiny_model, *arguments, "--canopy-chunk-calibration", str(out), kv_tokens=8192
+    ) as client:
+        state = json.loads(client.get("/server_info"))["internal_states"][0]["canopy_chunks"]
+        assert state["ratios"] == {"host": entry["ratio"], "device": entry["ratio"]}
