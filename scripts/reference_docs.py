@@ -247,10 +247,10 @@ def refused() -> str:
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
         reasons = [one.policies, one.chunks, one.gate, one.copy_ahead, one.queue]
-        reasons += [one.tiers, one.disk]
+        reasons += [one.disk]
         rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
     features = ["policies", "documents", "session gate", "copies ahead", "queue order"]
-    features += ["lower tiers", "disk"]
+    features += ["disk"]
     return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 

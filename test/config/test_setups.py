@@ -55,7 +55,7 @@ def test_what_is_refused_in_the_table_is_refused_at_the_start(setup, part) -> No
 
 def test_every_refusal_of_policies_and_documents_is_in_the_table() -> None:
     options = {
-        one.option for one in REFUSALS if one.option and (one.policies or one.chunks or one.tiers)
+        one.option for one in REFUSALS if one.option and (one.policies or one.chunks or one.disk)
     }
     assert options <= {setup.option for setup in SETUPS}
 

@@ -37,10 +37,10 @@ def test_rows_move_in_every_layer_even_where_source_and_target_overlap():
 
 
 def test_speculative_kernels_import_and_say_what_they_are_when_called():
-    from sgl_kernel import verify_tree_greedy_cpu
+    from sgl_kernel import build_tree_kernel_efficient_cpu
 
     with pytest.raises(NotImplementedError, match="speculative"):
-        verify_tree_greedy_cpu()
+        build_tree_kernel_efficient_cpu()
 
 
 def test_cuda_symbols_are_absent():

@@ -76,6 +76,7 @@ class Served:
             extend_seq_lens=new,
             extend_prefix_lens=torch.tensor(lengths) - new,
             encoder_lens=None,
+            forward_mode=None,
         )
         attention = SimpleNamespace(
             layer_id=layer,

@@ -20,9 +20,11 @@ class Tree(RuleBasedStateMachine):
         kind=st.sampled_from(list(HYBRIDS)),
         policy=st.sampled_from(live_names()),
         states=st.sampled_from(["lru", "worth"]),
+        write=st.sampled_from([None, "write_through", "write_back"]),
+        host_ratio=st.sampled_from([0.7, 2.0]),
     )
-    def start(self, kind: str, policy: str, states: str) -> None:
-        self.tree = HybridTree(kind, policy, states)
+    def start(self, kind, policy, states, write, host_ratio) -> None:
+        self.tree = HybridTree(kind, policy, states, write, host_ratio)
         self.time = 0.0
         self.locks: list = []
 
@@ -47,6 +49,11 @@ class Tree(RuleBasedStateMachine):
         self.time += wait
         tree.serve(tokens, self.time, category=category, turn=turn, over=over)
         assert tree.match(tokens).device_prefix_len == len(tokens)
+
+    @rule(run=runs)
+    def load_back(self, run) -> None:
+        if self.tree.write is not None:
+            self.tree.load_back(self._tokens(run))
 
     @rule(run=runs)
     def look_up(self, run) -> None:
@@ -89,6 +96,10 @@ class Tree(RuleBasedStateMachine):
     def everything_adds_up(self) -> None:
         if hasattr(self, "tree"):
             self.tree.recount()
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.close()
 
 
 TestHybridTree = Tree.TestCase

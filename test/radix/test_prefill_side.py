@@ -64,3 +64,17 @@ def test_the_next_turn_tells_what_the_output_was() -> None:
         assert tree.match(again) == len(again)
     assert seen["prefill"] == {"chat|-|turn1|out<64": 1.0}
     assert seen["both"] == {"chat|end|turn1|out<64": 1.0}
+
+
+def test_a_turn_that_comes_back_from_the_host_is_a_return() -> None:
+    tree = LiveTree(48, "wa", {"block_tokens": 4}, host_tokens=192)
+    model = tree.core.live.device_policy.model
+    on_prefill(tree, PROMPT, 1.0)
+    for number in range(3):
+        on_prefill(tree, [2000 + 100 * number + token for token in range(40)], 2.0 + number)
+    assert tree.match(PROMPT) == 0
+    again = [*PROMPT, *OUTPUT, *range(900, 908)]
+    assert tree.load_back(again) == len(PROMPT)
+    on_prefill(tree, again, 6.0)
+    assert {one.label for one in model.categories if any(one.events)} == {"chat|-|turn1|out<64"}
+    assert tree.match(again) == len(again)

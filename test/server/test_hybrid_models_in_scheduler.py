@@ -15,11 +15,15 @@ from support.hybrid_models import ANSWER, agrees, build, conversations, greedy
 TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 900
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
+HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 WORTH = ("--radix-eviction-policy-config", '{"states": "worth"}')
+OURS = ("wa", "host")
 RUNS = {
     ("windows", "wa"): ("--radix-eviction", "wa"),
+    ("windows", "host"): ("--radix-eviction", "wa", *HOST),
     ("windows", "lru"): ("--radix-eviction-policy", "lru"),
     ("states", "wa"): ("--radix-eviction", "wa", *WORTH, *SLOTS),
+    ("states", "host"): ("--radix-eviction", "wa", *WORTH, *SLOTS, *HOST),
     ("states", "lru"): ("--radix-eviction-policy", "lru", *SLOTS),
 }
 KINDS_OF = {"windows": ["FULL", "SWA"], "states": ["FULL", "MAMBA"]}
@@ -32,7 +36,7 @@ def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm
     model = build(kind, tmp_path / kind, smollm2)
     expected = [greedy(model, prompt, ANSWER) for prompt in conversations()]
     cached = {}
-    for policy in ("wa", "lru"):
+    for policy in (*OURS, "lru"):
         worker = [sys.executable, "-m", "support.hybrid_worker", str(tmp_path / kind), "700"]
         done = subprocess.run(
             [*worker, *RUNS[kind, policy]],
@@ -46,9 +50,9 @@ def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
         assert found["components"] == KINDS_OF[kind]
-        assert (found["core"] == "CanopyTreeCore") == (policy == "wa")
+        assert (found["core"] == "CanopyTreeCore") == (policy in OURS)
         assert agrees(found["answers"], expected), policy
         assert agrees(found["together"], expected), policy
         cached[policy] = sum(found["cached"])
-    assert cached["wa"] > 0
+    assert cached["host"] >= cached["wa"] > 0
     assert cached["wa"] >= 0.9 * cached["lru"], cached

@@ -210,14 +210,26 @@ def test_a_plain_set_up_is_supported() -> None:
 @pytest.mark.parametrize(
     ("kind", "what"), [("is_hybrid_swa", "sliding windows"), ("is_hybrid_ssm", "Mamba")]
 )
-def test_host_tiers_below_windows_and_states_are_refused_by_name(kind: str, what: str) -> None:
+def test_storage_below_windows_and_states_is_refused_by_name(kind: str, what: str) -> None:
     from sglang_canopy.server.cache_factory import build
 
     kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
     params = SimpleNamespace(eviction_policy="wa")
-    context = {"server_args": supported(), "params": params, "enable_hierarchical_cache": True}
-    with pytest.raises(CanopyError, match=f"{what}.*--enable-hierarchical-cache"):
-        build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
+    for storage in ("dynamic", "mooncake", "file"):
+        context = {"server_args": supported(hicache_storage_backend=storage), "params": params}
+        with pytest.raises(CanopyError, match=f"{what}.*--hicache-storage-backend"):
+            build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
+
+
+def test_the_decode_side_is_told_where_policies_belong() -> None:
+    why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
+    assert "--radix-eviction to the servers of that side" in why
+    assert why.endswith("; use --radix-eviction lru")
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])
+def test_copies_ahead_below_windows_and_states_are_refused(kind: str) -> None:
+    assert unsupported(COPY_AHEAD, supported(), SimpleNamespace(**{kind: True}))
 
 
 def test_a_model_of_sliding_windows_alone_is_refused() -> None:

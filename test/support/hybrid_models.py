@@ -52,13 +52,13 @@ KINDS = {
 }
 
 
-def build(kind: str, out: Path, tokenizer_from: Path) -> Any:
-    """A model whose answers depend on the whole prompt, saved in ``out``."""
+def build(kind: str, out: Path, tokenizer_from: Path, **more: Any) -> Any:
+    """A model whose answers depend on the whole prompt, saved in ``out``; ``more`` of its config."""
     import torch
     import transformers
 
     family, options = KINDS[kind]
-    config = getattr(transformers, f"{family}Config")(**_SIZES, **options)
+    config = getattr(transformers, f"{family}Config")(**{**_SIZES, **options, **more})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     draw = torch.Generator().manual_seed(7)
     for weight in model.parameters():

@@ -7,17 +7,20 @@ import itertools
 from array import array
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, TreeLock
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
-from sglang.test.kits.unified_radix_cache import config, fixtures
+from sglang.test.kits.unified_radix_cache import config, fixtures, mixins
 
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
-from support.kit_tree import KitTree, on_canopy
+from support.kit_tree import KitTree, _cpu_server_args, on_canopy
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
+HOST_POOLS = {FULL: PoolName.KV, SWA: PoolName.SWA, MAMBA: PoolName.MAMBA}
 _SMALL = {"num_layers": 4, "full_attention_layer_ids": (3,), "head_num": 1, "head_dim": 8}
 HYBRIDS = {
     "mamba": config.CacheConfig(components=(FULL, MAMBA), kv_size=48, mamba_cache_size=6, **_SMALL),
@@ -45,15 +48,61 @@ _states = itertools.count()
 
 
 class HybridTree(KitTree):
-    """``core``: ``sglang``, or a Canopy policy's name; ``states``: the order of states, of ours."""
+    """``core``: ``sglang``, or a Canopy policy's name; ``states``: the order of states, of ours.
+
+    ``write``: the write policy of a host tier of ``host_ratio`` times the device; ``None``: no such.
+    """
 
     def __init__(
-        self, kind: str, core: str = "canopy-lru", states: str = "lru", **changes: Any
+        self,
+        kind: str,
+        core: str = "canopy-lru",
+        states: str = "lru",
+        write: str | None = None,
+        host_ratio: float = 2.0,
+        **changes: Any,
     ) -> None:
         with on_canopy(core, {"states": states}):
             super().__init__(dataclasses.replace(HYBRIDS[kind], **changes), core)
         self.core = self.cache.tree_core
         self.has_swa, self.has_mamba = self.cfg.has_swa, self.cfg.has_mamba
+        self.write = write
+        if write is not None:
+
+            def server_args(**given: Any) -> Any:
+                return _cpu_server_args(**given, hicache_ratio=host_ratio)
+
+            with mock.patch.object(mixins, "ServerArgs", server_args):
+                self.add_host_tier(write_policy=write)
+            self.cache.write_through_threshold = 1
+
+    def close(self) -> None:
+        self.steps.doCleanups()
+
+    def settle(self) -> None:
+        """Wait for what is being copied between the tiers."""
+        if self.write is not None:
+            self.cache.writing_check(write_back=True)
+            self.cache.loading_check()
+
+    def load_back(self, tokens: list[int]) -> int:
+        """What the scheduler does on admission. Returns the tokens brought to the device."""
+        before = self.match(tokens)
+        windows, states = before.swa_host_hit_length, before.mamba_host_hit_length
+        if not (before.host_hit_length or windows or states):
+            return 0
+        slots = 4 if self.cfg.enable_mamba_extra_buffer else 2
+        if self.has_mamba and self.available(MAMBA) < slots:
+            return 0  # the request's own, and the node's
+        req = self.steps._load_back_through_admission(self.cache, self.pool, tokens)
+        self.cache.ready_to_load_host_cache()
+        for ack in list(self.cache.cache_controller.ack_load_queue):
+            ack.finish_event.synchronize()
+        self.cache.loading_check()
+        if self.has_mamba:
+            self.pool.free_mamba_cache(req)
+        self.pool.free(req)
+        return self.match(tokens).device_prefix_len - before.device_prefix_len
 
     # ---- the few steps that a scheduler takes ----
 
@@ -94,6 +143,7 @@ class HybridTree(KitTree):
             result = self.cache.insert(params)
         if self.has_mamba and result.mamba_exist:
             self.pool.mamba_allocator.free(params.mamba_value)
+        self.settle()
         return hit
 
     def lock(self, tokens: list[int], without_state: bool = False) -> TreeLock | None:
@@ -110,6 +160,7 @@ class HybridTree(KitTree):
                     num_tokens=max(full, 0), swa_num_tokens=max(swa, 0), mamba_num=max(mamba, 0)
                 )
             )
+        self.settle()
 
     # ---- what there is ----
 
@@ -131,15 +182,13 @@ class HybridTree(KitTree):
             slots = self.values(kind)
             assert len(slots) == len(set(slots)), f"one slot of {kind} in two nodes"
             assert len(slots) + self.available(kind) == sizes[kind], kind
-        leaves = self.core.evictable_device_leaves
-        truth = {node for node in self.nodes() if self.core._is_device_leaf(node)}
-        assert set(leaves) == truth
+        if self.write is not None:
+            for kind in self.cfg.components:
+                self._recount_host(kind)
+        core = self.core
+        self._recount_leaves(core.evictable_device_leaves, core._is_device_leaf)
+        self._recount_leaves(core.evictable_host_leaves, core._is_host_leaf)
         if isinstance(self.core, CanopyTreeCore):
-            admitted = [leaf.node for leaf in leaves.policy.leaves()]
-            assert len(admitted) == len(set(admitted))
-            parts = [set(admitted), set(leaves.pending), set(leaves.unusable)]
-            assert set().union(*parts) == truth
-            assert sum(map(len, parts)) == len(truth)
             order = self.core.live.states
             if order is not None and self.has_mamba:
                 states = [n.canopy.state for n in self.nodes() if n.canopy.state is not None]
@@ -155,6 +204,23 @@ class HybridTree(KitTree):
                     assert leaf.length == len(node.key)
                     assert leaf.offset == node.parent.canopy.offset + node.parent.canopy.length
         (sanity_check or self.cache.sanity_check)()
+
+    def _recount_host(self, kind: ComponentType) -> None:
+        pool = self.cache.host_pool_group.get_pool(HOST_POOLS[kind])
+        held = (fixtures.node_host_value(self.cache, node.id, kind) for node in self.nodes())
+        slots = [slot for value in held if value is not None for slot in value.tolist()]
+        assert len(slots) == len(set(slots)), f"one host slot of {kind} in two nodes"
+        assert len(slots) + pool.available_size() == pool.size, kind
+
+    def _recount_leaves(self, leaves: Any, is_leaf: Any) -> None:
+        truth = {node for node in self.nodes() if is_leaf(node)}
+        assert set(leaves) == truth
+        if isinstance(self.core, CanopyTreeCore):
+            admitted = [leaf.node for leaf in leaves.policy.leaves()]
+            assert len(admitted) == len(set(admitted))
+            parts = [set(admitted), set(leaves.pending), set(leaves.unusable)]
+            assert set().union(*parts) == truth
+            assert sum(map(len, parts)) == len(truth)
 
     def _saving(self, node: Any) -> float:
         """Tokens from the last state above ``node`` to its end."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
-TIERS, DISK = "tiers", "disk"
+DISK = "disk"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-host copies ahead of eviction, the order of the queue, tiers below the device, and the disk tier. All
-but the reuse of documents need one of the policies and are refused where they are."""
+host copies ahead of eviction, the order of the queue, and the disk tier. All but the reuse of
+documents need one of the policies and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
@@ -23,8 +23,7 @@ _WITHOUT = {
     GATE: "leave out --canopy-session-gate",
     COPY_AHEAD: "leave out --canopy-copy-ahead",
     QUEUE: "leave out --canopy-queue-order",
-    TIERS: "leave out --enable-hierarchical-cache",
-    DISK: "leave out --hicache-storage-backend canopy",
+    DISK: "leave out --hicache-storage-backend",
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _NO_TICK = "takes requests where nobody tells the session gate the time"
@@ -57,8 +56,6 @@ class Refusal:
     """Why copies ahead cannot."""
     queue: str | None = None
     """Why the order of the queue cannot."""
-    tiers: str | None = None
-    """Why host memory and the disk below the device cannot."""
     disk: str | None = None
     """Why the disk tier cannot."""
 
@@ -79,13 +76,15 @@ REFUSALS = (
     Refusal(
         "is_hybrid_swa",
         chunks="documents' KV of sliding-window layers cannot be moved",
-        tiers="copies of sliding windows on the host are not verified",
+        disk="pages on disk have no sliding windows",
+        copy_ahead="copies ahead of sliding windows are not verified",
         instead="",
     ),
     Refusal(
         "is_hybrid_ssm",
         chunks="Mamba or linear-attention state cannot be put together from documents",
-        tiers="copies of Mamba or linear-attention state on the host are not verified",
+        disk="pages on disk have no Mamba or linear-attention state",
+        copy_ahead="copies ahead of Mamba or linear-attention state are not verified",
         instead="",
     ),
     Refusal(
@@ -96,11 +95,15 @@ REFUSALS = (
     Refusal("radix_cache_backend", "--radix-cache-backend chooses another cache"),
     Refusal(
         "speculative_algorithm",
-        chunks="speculative decoding keeps KV of a second model",
-        disk="speculative decoding keeps KV of a second model, which pages on disk do not have",
+        chunks="speculative decoding is not verified",
         gate="speculative decoding is not verified",
         copy_ahead="speculative decoding is not verified",
         queue="speculative decoding is not verified",
+    ),
+    Refusal(
+        "speculative_algorithm",
+        disk="--speculative-algorithm {} keeps KV of a second model, which pages on disk do not have",
+        refused=_other_than("NGRAM"),
     ),
     _for_both("enable_lmcache", "--enable-lmcache brings its own cache"),
     Refusal("enable_flexkv", "--enable-flexkv brings its own cache"),
@@ -165,8 +168,10 @@ REFUSALS = (
     ),
     Refusal(
         "disaggregation_mode",
-        "--disaggregation-mode decode keeps SGLang's own order",
+        "--disaggregation-mode decode keeps SGLang's own order: prompts are computed, and policies "
+        "learn, on the prefill side; give --radix-eviction to the servers of that side",
         refused=lambda mode: mode == "decode",
+        instead="",
     ),
     Refusal(
         "disaggregation_mode",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, TIERS, unsupported
+from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
@@ -19,8 +19,8 @@ the start stops with the reason; nothing refuses it, and nobody has tried it."""
 
 FEATURES = {
     "device": (POLICIES,),
-    "host": (POLICIES, TIERS),
-    "disk": (POLICIES, TIERS, DISK),
+    "host": (POLICIES,),
+    "disk": (POLICIES, DISK),
     "chunks": (CHUNKS,),
 }
 """What may be refused of each part."""
@@ -100,10 +100,8 @@ _LORA = _served("test_lora_served.py::test_adapters_answer_alike_and_never_share
 _RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_write_a_stamp")
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
-_HYBRID = _cache(
-    "server/test_hybrid_models_in_scheduler.py::"
-    "test_answers_are_transformers_with_sglangs_policy_and_with_ours"
-)
+_NGRAM = _served("test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers")
+_HYBRID = _served("test_hybrid_served.py::test_hybrid_models_answer_as_with_sglangs_policy")
 
 SETUPS = (
     Setup(
@@ -151,8 +149,8 @@ SETUPS = (
         applies=_above(1),
     ),
     Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
-    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID),
-    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID),
+    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID, _HYBRID),
+    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID, _HYBRID),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
     Setup(
         "images in prompts",
@@ -240,17 +238,28 @@ SETUPS = (
         _served("test_setups_served.py::test_an_engine_in_python_stamps_learns_and_says_the_same"),
     ),
     Setup(
-        "speculative decoding",
+        "speculative decoding by n-grams",
+        "speculative_algorithm",
+        "NGRAM",
+        _NGRAM,
+        _NGRAM,
+        _NGRAM,
+        applies=_is("NGRAM"),
+    ),
+    Setup(
+        "speculative decoding with a draft model (EAGLE, MTP)",
         "speculative_algorithm",
         "EAGLE",
         _cache("radix/test_token_pairs.py::test_random_work_on_two_tiers_keeps_every_slot"),
         _cache("radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host"),
+        applies=lambda algorithm: algorithm not in (None, "NGRAM"),
     ),
     Setup(
         "`--disaggregation-mode prefill`",
         "disaggregation_mode",
         "prefill",
         _cache("radix/test_prefill_side.py::test_the_next_turn_tells_what_the_output_was"),
+        _cache("radix/test_prefill_side.py::test_a_turn_that_comes_back_from_the_host_is_a_return"),
         applies=_is("prefill"),
     ),
     Setup("`--disaggregation-mode decode`", "disaggregation_mode", "decode", applies=_is("decode")),

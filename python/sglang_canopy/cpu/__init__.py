@@ -1,4 +1,4 @@
-"""SGLang on a CPU: attention over new tokens only, short convolutions, HiCache and LoRA without CUDA.
+"""SGLang on a CPU: attention over new tokens, convolutions, n-grams, HiCache and LoRA without CUDA.
 
 The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
 this package is imported. The import stand-ins are a distribution of their own, in
@@ -20,12 +20,14 @@ _POOL_BASE = "sglang.srt.mem_cache.pool_host.base"
 _HOST_POOL = f"{_POOL_BASE}.HostKVCache"
 _MHA_HOST = "sglang.srt.mem_cache.pool_host.mha"
 _CONV = "sglang.srt.layers.attention.mamba.causal_conv1d"
+_MAMBA_HOST = "sglang.srt.mem_cache.pool_host.mamba"
 _MLA_HOST = "sglang.srt.mem_cache.pool_host.mla"
 _LAYOUT = "sglang.srt.arg_groups.hicache_hook.resolve_layout_io_compatibility"
 _MLA_FORMS = (
     "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.register"
 )
 _LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
+_TREES = "sglang.kernels.ops.speculative.spec_tree"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
 # What is replaced or relied on, and the parameters it must have: a release that moved one is
@@ -57,12 +59,19 @@ SEAMS: dict[str, tuple[str, ...]] = {
         *("x", "conv_state", "weight", "bias", "activation", "cache_seqlens"),
         *("conv_state_indices", "pad_slot_id"),
     ),
+    f"{_MAMBA_HOST}.MambaPoolHost.__init__": ("pin_memory",),
+    f"{_MAMBA_HOST}.MambaPoolHost.load_to_device_per_layer": ("layer_id", "io_backend"),
+    f"{_MAMBA_HOST}.MambaPoolHost.backup_from_device_all_layer": ("io_backend",),
     f"{_MLA_HOST}.MLATokenToKVPoolHost.load_to_device_per_layer": ("io_backend",),
     f"{_MLA_HOST}.MLATokenToKVPoolHost.backup_from_device_all_layer": ("io_backend",),
     _MLA_FORMS: ("backend_name", "handler_func"),
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
     _LORA: ("base_model", "lora_backend"),
+    f"{_TREES}.verify_tree_greedy_func": (
+        *("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index"),
+        *("retrieve_next_token", "retrieve_next_sibling", "target_predict"),
+    ),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
     "sglang.srt.arg_groups.overrides.resolving_view": (),
 }
@@ -93,17 +102,19 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_canopy.cpu import hicache, lora, short_conv
+    from sglang_canopy.cpu import hicache, lora, ngram, short_conv
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
-    HookRegistry.register(f"{_HOST_POOL}.__init__", hicache.unpinned, HookType.BEFORE)
+    for pool_class in (_HOST_POOL, f"{_MAMBA_HOST}.MambaPoolHost"):
+        HookRegistry.register(f"{pool_class}.__init__", hicache.unpinned, HookType.BEFORE)
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
     HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
     short_conv.stand_in_for_kernels()
+    ngram.stand_in_for_kernels()
     for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
         HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
-    for name in (_MHA_HOST, _MLA_HOST):
+    for name in (_MHA_HOST, _MLA_HOST, _MAMBA_HOST):
         module = importlib.import_module(name)
         for transfer in hicache.TRANSFERS:
             if not hasattr(module, transfer.__name__):

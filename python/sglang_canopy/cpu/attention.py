@@ -5,6 +5,8 @@ work: 60 new tokens after 4,000 cached ones cost as much as 4,060 new ones. Here
 new tokens alone. What a forward pass needs to know about its batch (rows, masks, groups) is worked
 out once and shared by all layers. Results equal the stock ones up to rounding.
 
+Drafts of speculative decoding are a tree, each seeing those above it (`plan_verify`).
+
 Cross-attention, encoder-only attention and sliding windows go to the stock code. Where layers with
 sliding windows have a KV pool of their own, their rows are translated for it: the stock code reads
 that pool with the rows of the other one.
@@ -20,7 +22,10 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import scaled_dot_product_attention
+
+from sglang_canopy.errors import CanopyError
 
 # A block of queries attends up to its own last token: longer blocks waste more of the causal
 # triangle, shorter ones pay more calls.
@@ -85,6 +90,27 @@ def plan_extend(
     return ExtendPlan(requests)
 
 
+def plan_verify(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    tree_mask: torch.Tensor,
+    drafts: int,
+) -> ExtendPlan:
+    """``drafts`` drafts of each request, behind ``seq_lens`` [requests] tokens.
+
+    ``tree_mask`` bool [requests * drafts * drafts]: which of them each one sees.
+    """
+    trees = tree_mask.view(-1, drafts, drafts).bool()
+    requests = []
+    for number, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist())):
+        visible = length + drafts
+        mask = torch.cat([torch.ones(drafts, length, dtype=torch.bool), trees[number]], 1)
+        block = QueryBlock(number * drafts, (number + 1) * drafts, visible, mask)
+        requests.append((req_to_token[row, :visible], [block]))
+    return ExtendPlan(requests)
+
+
 def plan_decode(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
 ) -> list[DecodeGroup]:
@@ -144,7 +170,44 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         self._in_window_pool = self._keeps_in_window_pool(layer)
+        batch = args[0] if args else kwargs["forward_batch"]
+        if batch.forward_mode is not None and batch.forward_mode.is_target_verify():
+            return self._forward_verify(q, k, v, layer, *args, **kwargs)
         return super().forward_extend(q, k, v, layer, *args, **kwargs)
+
+    def _forward_verify(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+    ) -> torch.Tensor:
+        """Attention of drafts, each over the sequence and over the drafts above it in its tree."""
+        window = layer.sliding_window_size
+        if self._in_window_pool or (window is not None and window > -1):
+            raise CanopyError(
+                "speculative decoding runs here with models of full attention only; leave out "
+                "--speculative-algorithm, or serve this model on a GPU"
+            )
+        if save_kv_cache:
+            place = KVWriteLoc(forward_batch.out_cache_loc, None)
+            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
+        query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        output = q.new_empty((len(query), layer.tp_q_head_num, layer.v_head_dim))
+        key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
+        if self._plan is None or self._plan_key != key:
+            self._plan = plan_verify(
+                self.req_to_token_pool.req_to_token,
+                *key,
+                forward_batch.spec_info.custom_mask,
+                forward_batch.spec_info.draft_token_num,
+            )
+        _attend(
+            self._plan,
+            query,
+            output,
+            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
+            self.token_to_kv_pool.get_value_buffer(layer.layer_id),
+            scale=layer.scaling,
+            enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
+        )
+        return output.flatten(1)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         self._in_window_pool = self._keeps_in_window_pool(layer)
@@ -176,28 +239,22 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             return super()._run_sdpa_forward_extend(**self._translated(given))
         if not given.causal or _is_special(given):
             return super()._run_sdpa_forward_extend(*args, **kwargs)
-        query, output = given.query, given.output
         plan = self._planned(
             given,
             lambda: plan_extend(
                 given.req_to_token, given.req_pool_indices, given.seq_lens, given.extend_seq_lens
             ),
         )
-        for rows, blocks in plan.requests:
-            keys = given.k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
-            values = given.v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
-            for block in blocks:
-                attended = scaled_dot_product_attention(
-                    query[block.start : block.end].transpose(0, 1)[None],
-                    keys[:, :, : block.visible],
-                    values[:, :, : block.visible],
-                    attn_mask=block.mask,
-                    is_causal=block.mask is None,
-                    scale=given.scaling,
-                    enable_gqa=given.enable_gqa,
-                )
-                output[block.start : block.end] = attended[0].transpose(0, 1)
-        return output
+        _attend(
+            plan,
+            given.query,
+            given.output,
+            given.k_cache,
+            given.v_cache,
+            scale=given.scaling,
+            enable_gqa=given.enable_gqa,
+        )
+        return given.output  # type: ignore[no-any-return]
 
     def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [requests, heads, head size]; the arguments are upstream's."""
@@ -258,6 +315,30 @@ def _is_special(given: SimpleNamespace) -> bool:
         or given.is_cross_attn
         or (window is not None and window > -1)
     )
+
+
+def _attend(
+    plan: ExtendPlan,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    **options: Any,
+) -> None:
+    """Fill ``output`` [queries, heads, head size]; the caches are [slots, kv heads, head size]."""
+    for rows, blocks in plan.requests:
+        keys = k_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+        values = v_cache.index_select(0, rows).transpose(0, 1)[None].to(query.dtype)
+        for block in blocks:
+            attended = scaled_dot_product_attention(
+                query[block.start : block.end].transpose(0, 1)[None],
+                keys[:, :, : block.visible],
+                values[:, :, : block.visible],
+                attn_mask=block.mask,
+                is_causal=block.mask is None,
+                **options,
+            )
+            output[block.start : block.end] = attended[0].transpose(0, 1)
 
 
 def _gather(cache: torch.Tensor, group: DecodeGroup, count: int) -> torch.Tensor:

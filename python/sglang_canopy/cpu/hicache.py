@@ -17,7 +17,7 @@ RESERVE_BYTES = 1 << 30
 
 
 def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of `HostKVCache.__init__`: memory is pinned for CUDA's sake only."""
+    """BEFORE hook of the host pools' `__init__`: memory is pinned for CUDA's sake only."""
     return args, {**kwargs, "pin_memory": False}
 
 

@@ -1,8 +1,8 @@
 """Where a lookup can end, in trees with sliding windows or recurrent states.
 
 A request continues from a node only if the node has the state at its end (Mamba, linear attention)
-and a whole window of KV before it (sliding windows). Full KV beyond the last such place is not
-used, so that it is worth nothing until a request has computed what is missing.
+and a whole window of KV before it (sliding windows), on the device or on the host. Full KV beyond the
+last such place is not used, so that it is worth nothing until a request has computed what is missing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 
 def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> bool:
-    """Whether a lookup can end on the device after ``tokens`` (1 or more) of ``node``."""
+    """Whether a lookup can end after ``tokens`` (1 or more) of ``node``."""
     by_type = core.components_by_type
     if ComponentType.MAMBA in by_type and (
-        tokens < len(node.key) or node.component_data[ComponentType.MAMBA].value is None
+        tokens < len(node.key) or not _has(node, ComponentType.MAMBA)
     ):
         return False
     swa = by_type.get(ComponentType.SWA)
     return swa is None or _whole_window(core, swa, node, tokens)
+
+
+def _has(node: UnifiedTreeNode, kind: ComponentType) -> bool:
+    """SGLang's rule for a lookup: a copy on the host will do."""
+    data = node.component_data[kind]
+    return data.value is not None or data.host_value is not None
 
 
 def _whole_window(
@@ -37,7 +43,7 @@ def _whole_window(
         return True
     lacking = swa.sliding_window_size
     while node is not core.root_node:
-        if node.component_data[ComponentType.SWA].value is None:
+        if not _has(node, ComponentType.SWA):
             return False
         lacking -= tokens
         if lacking <= 0:

@@ -48,13 +48,12 @@ class NodeMetadataCore(OffsetWalkCore):
         super().reset()
         self.keeps.clear()
         self.waiting.clear()
+        usable = self._usable if len(self.components) > 1 else None
         self.evictable_device_leaves = EvictableLeaves(
-            self.live.device_policy,
-            self.clock,
-            usable=self._usable if len(self.components) > 1 else None,
+            self.live.device_policy, self.clock, usable=usable
         )
         self.evictable_host_leaves = EvictableLeaves(
-            self.live.host_policy, self.clock, self.live.tiers.host_ttl
+            self.live.host_policy, self.clock, self.live.tiers.host_ttl, usable
         )
 
     # ---- SGLang's tree as it changes ----

@@ -2,7 +2,8 @@
 
 SGLang evicts the one whose last use is longest ago. Every turn of a conversation leaves a state,
 and only the last of them is likely to be used again. Here the order is ``policy/states.py``'s; how
-a state goes is SGLang's: a leaf goes whole, another node stays without its state.
+a state goes is SGLang's: a leaf goes whole, another node stays without its state. With a host tier
+the order is that of the device; the host's is SGLang's.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.unified_cache.components import EvictLayer
-from sglang.srt.mem_cache.unified_cache.components.base import LRURefreshPhase
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE, EvictLayer
+from sglang.srt.mem_cache.unified_cache.components.base import (
+    CacheTransferPhase,
+    InternalStateBackup,
+    LRURefreshPhase,
+)
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sglang_canopy.policy.states import State, StatePolicy
@@ -37,6 +42,9 @@ class CanopyMambaComponent(MambaComponent):
         self._passed_over: list[State] = []
         """States of this walk that could not go: locked, or left by SGLang."""
         self._last_state: State | None = None
+        """What this walk offered last."""
+        self._copying: State | None = None
+        """What this walk had copied to the host last."""
 
     # ---- what is cached ----
 
@@ -65,19 +73,35 @@ class CanopyMambaComponent(MambaComponent):
             self._gone(node)
         return super().evict_component(node, *args, target=target, **more)
 
+    def commit_hicache_transfer(
+        self, node: UnifiedTreeNode, phase: CacheTransferPhase, *args: Any, **kwargs: Any
+    ) -> None:
+        super().commit_hicache_transfer(node, phase, *args, **kwargs)
+        leaf = node.canopy
+        came = node.component_data[self.component_type].value is not None and leaf.state is None
+        if phase is CacheTransferPhase.LOAD_BACK and came:
+            set_offsets(node)
+            now = self.tree_core.clock.now
+            self._enter(node, State(leaf.state_at, leaf.offset + leaf.length, now))
+
     def _made(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
         set_offsets(node)
-        leaf, now = node.canopy, self.tree_core.clock.now
+        leaf = node.canopy
         tokens = leaf.offset + leaf.length
         blocks = 0 if request is None else tokens // request.block_tokens
         at = None if request is None or not 0 < blocks <= len(request.path) else blocks - 1
-        state = leaf.state = State(None if at is None else request.path[at], tokens, now)  # type: ignore[union-attr]
-        state.node = node
+        leaf.state_at = None if at is None else request.path[at]  # type: ignore[union-attr]
+        state = State(leaf.state_at, tokens, self.tree_core.clock.now)
         if request is not None and at is not None:
             before_the_end = tokens + request.block_tokens <= request.prompt_tokens
             self.order.make(state, request, before_the_end)
+        self._enter(node, state)
+
+    def _enter(self, node: UnifiedTreeNode, state: State) -> None:
+        """The device has ``state`` at the end of ``node``."""
+        node.canopy.state, state.node = state, node
         self._value(node)
-        self.order.admit(state, now)
+        self.order.admit(state, self.tree_core.clock.now)
         for below in self._next_states(node):
             self._revalue(below)
 
@@ -127,7 +151,7 @@ class CanopyMambaComponent(MambaComponent):
 
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
-        self._last_state = None
+        self._last_state = self._copying = None
 
     def _evict_device_next_node(
         self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
@@ -141,6 +165,17 @@ class CanopyMambaComponent(MambaComponent):
         if node in core.evictable_device_leaves:
             self._last_state = node.canopy.state
             return node.id
+        data = node.component_data
+        if (
+            core.enable_hicache
+            and core.is_write_back
+            and not node.backuped
+            and data[kind].host_value is None
+            and data[BASE_COMPONENT_TYPE].value is not None
+        ):
+            # As SGLang's: the state stays until its copy was tried, then SGLang evicts it.
+            self._last_state = self._copying = node.canopy.state
+            return InternalStateBackup(node_id=node.id, num_tokens=1)
         core._evict_component_and_detach_lru(
             node,
             self,
@@ -157,13 +192,18 @@ class CanopyMambaComponent(MambaComponent):
 
     def _next_victim(self) -> UnifiedTreeNode | None:
         last, self._last_state = self._last_state, None
-        if last is not None and last.slot is not None:
+        if last is not None and last.slot is not None and not self._copied(last):
             self._pass_over(last)  # SGLang left it
         while (state := self.order.victim(self.tree_core.clock.now)) is not None:
             if state.node.component_data[self.component_type].lock_ref == 0:
                 return state.node
             self._pass_over(state)
         return None
+
+    def _copied(self, state: State) -> bool:
+        """Whether SGLang left ``state`` because it became a leaf's while its copy was made."""
+        copied, self._copying = self._copying, None
+        return copied is state and state.node in self.tree_core.evictable_device_leaves
 
     def _pass_over(self, state: State) -> None:
         self.order.drop(state)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.kv_events import StorageMedium
 
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.counters import DEVICE, HOST
 from sglang_canopy.radix.decisions import Decision, Decisions
 from sglang_canopy.radix.live_request import LiveRequest
@@ -64,18 +65,17 @@ class TierTrafficCore(NodeMetadataCore):
         self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
     ) -> None:
         super()._delete_unbacked_device_leaf(node, *args, **kwargs)
-        if node.canopy.policy is self.live.device_policy:  # or windows or states chose it first
-            self.live.device_policy.evicted(node.canopy, node.canopy.length)
+        _tell(self.live.device_policy, node)
         self._count_left(DEVICE, node)
 
     def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._demote(node, *args, **kwargs)
-        self.live.device_policy.evicted(node.canopy, node.canopy.length)
+        _tell(self.live.device_policy, node)
         self._count_left(DEVICE, node, demoted=True)
 
     def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._evict_host_leaf(node, *args, **kwargs)
-        self.live.host_policy.evicted(node.canopy, node.canopy.length)
+        _tell(self.live.host_policy, node)
         self._count_left(HOST, node)
 
     def _release_all_component_layers(
@@ -128,3 +128,9 @@ class TierTrafficCore(NodeMetadataCore):
             demoted,
             leaf.tenant,
         )
+
+
+def _tell(policy: Policy, node: UnifiedTreeNode) -> None:
+    """``policy``'s tier lost ``node``. It hears of it if it ranked it: windows or states may not wait."""
+    if node.canopy.policy is policy:
+        policy.evicted(node.canopy, node.canopy.length)

@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.config.refusals import COPY_AHEAD, POLICIES, TIERS, unsupported
+from sglang_canopy.config.refusals import COPY_AHEAD, DISK, POLICIES, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -114,9 +114,9 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
             "a model whose layers all have sliding windows has a cache of its own in SGLang; "
             "use --radix-eviction lru"
         )
-    if not getattr(ctx, "enable_hierarchical_cache", False):
+    if ctx.server_args.hicache_storage_backend is None:
         return None
-    return unsupported(TIERS, ctx.server_args, ctx)
+    return unsupported(DISK, ctx)  # what the model alone refuses, whichever storage it is
 
 
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
