@@ -185,6 +185,31 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
         ),
     ),
+    (
+        "Tenants",
+        (
+            Panel(
+                "Tenants at a limit",
+                "Those that use 95 % of their quota on disk, of their pins or of their kept paths.",
+                ((total("canopy:tenants_at_limit", "limit"), "{{limit}}"),),
+            ),
+            Panel(
+                "Refused at a limit",
+                "A second: pages beyond a quota, wishes to pin or to keep.",
+                ((rate("canopy:limit_refusals_total", "limit"), "{{limit}}"),),
+            ),
+            Panel(
+                "Tenants whose hints are not acted on",
+                "By what they say and by whose word it is: it came true no more often than a guess.",
+                (
+                    (
+                        f'sum by (said, source) (canopy:hint_tenants{HERE[:-1]},heeded="no"}})',
+                        "{{said}}, {{source}}",
+                    ),
+                ),
+            ),
+        ),
+    ),
 )
 
 

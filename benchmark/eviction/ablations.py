@@ -232,7 +232,7 @@ def main() -> None:
     traces = {
         "conversation": list(open_trace(mooncake / "conversation_first60.jsonl", "mooncake")),
         "synthetic": list(open_trace(mooncake / "synthetic_trace.jsonl", "mooncake")),
-        "agentic": list(overlay(agents, 200, 7200.0, 1)),
+        "agentic": list(overlay(agents, 200, 7200.0, 1, own_prefixes=True)),
     }
     rows = measure(traces) + with_profile(traces["conversation"])
     args.out.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,7 @@ def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
     yield "azure", 0, list(open_trace(azure, "azure"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     for seed in SEEDS:
-        whole = list(overlay(archive, 200, 7200.0, seed))
+        whole = list(overlay(archive, 200, 7200.0, seed, own_prefixes=True))
         yield "agentic", seed, whole
         yield "agentic, first 2 h", seed, [r for r in whole if r.time_s <= 7200.0]
 

@@ -37,7 +37,7 @@ def trace(data: Path, name: str) -> tuple[list[TraceRequest], int]:
     kind, _, seed = name.partition("-")
     if kind == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        requests = list(overlay(archive, 60, 7200.0, int(seed)))
+        requests = list(overlay(archive, 60, 7200.0, int(seed), own_prefixes=True))
     else:
         files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
         requests = list(open_trace(data / "mooncake" / files[kind], "mooncake"))

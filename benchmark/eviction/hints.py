@@ -40,7 +40,7 @@ def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest
     path = data / "mooncake" / "conversation_first60.jsonl"
     yield "conversation", (1, 2, 3), list(open_trace(path, "mooncake"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    yield "agentic", (1,), list(overlay(archive, 200, 7200.0, 1))
+    yield "agentic", (1,), list(overlay(archive, 200, 7200.0, 1, own_prefixes=True))
 
 
 def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""Two real workers behind ``smg``: what routing and eviction policy are worth together.
+"""Real workers behind the gateways that exist: what routing and eviction are worth together.
 
-    pip install --no-deps --target GATEWAYS smg==1.13.0
+    pip install --no-deps --target GATEWAYS sglang-router==0.3.2 smg==1.13.0
     PYTHONPATH=GATEWAYS python benchmark/gateways/run.py --overlay OVERLAY --model MODEL --out OUT
 
-The same agentic overlay (``canopy overlay``) is sent through the gateway under each routing, with
-``lru`` and with ``wa`` on both workers, in turns. ``key-override`` pins a conversation to a worker
-by the lineage of its request ids. See README.md.
+The same agentic overlay (``canopy overlay``) is sent through each gateway under each routing, with
+``lru`` and with ``wa`` on its workers, each time new ones. ``by key`` pins a conversation to a
+worker: in ``smg`` by the lineage of its request ids, in ``sglang-router`` by the header
+``x-smg-routing-key``. What OUT/results.json has already is not run again. See README.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -46,19 +48,26 @@ class Routing:
     flags: tuple[str, ...]
 
 
-ROUTINGS = (
-    Routing("round-robin", ("--policy", "round_robin")),
-    Routing("cache-aware", ("--policy", "cache_aware")),
-    Routing("key-override", ("--policy", "round_robin", "--routing-key-override")),
-)
+ROUND_ROBIN = Routing("round robin", ("--policy", "round_robin"))
+CACHE_AWARE = Routing("cache-aware", ("--policy", "cache_aware"))
+ROUTINGS = {
+    "smg": (
+        ROUND_ROBIN,
+        CACHE_AWARE,
+        Routing("by key", ("--policy", "round_robin", "--routing-key-override")),
+    ),
+    "sglang-router": (ROUND_ROBIN, CACHE_AWARE, Routing("by key", ("--policy", "manual"))),
+}
+MODULES = {"smg": "smg", "sglang-router": "sglang_router"}
 
 
 @contextlib.contextmanager
-def gateway(workers: list[str], flags: tuple[str, ...], log: Path) -> Iterator[str]:
-    """``smg`` before these workers. Gives its URL."""
+def gateway(name: str, workers: list[str], flags: tuple[str, ...], log: Path) -> Iterator[str]:
+    """The gateway before these workers. Gives its URL."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "smg.launch_router", "--host", "127.0.0.1", "--port", str(port)),
+        *(sys.executable, "-m", f"{MODULES[name]}.launch_router"),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-port", str(free_port()), "--worker-urls", *workers, *flags),
     ]
     with log.open("wb") as out:
@@ -70,7 +79,7 @@ def gateway(workers: list[str], flags: tuple[str, ...], log: Path) -> Iterator[s
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readiness"):
                 break
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"smg does not answer; the end of {log} says why")
+                raise SystemExit(f"{name} does not answer; the end of {log} says why")
             time.sleep(0.5)
         yield url
     finally:
@@ -80,7 +89,8 @@ def gateway(workers: list[str], flags: tuple[str, ...], log: Path) -> Iterator[s
 
 async def replay(url: str, made: Materialiser, at_once: int) -> list[dict[str, Any]]:
     """Send every request, a conversation's in order, at most ``at_once`` at a time. Returns tokens
-    and milliseconds of each. Outputs are forced, so that turns continue each other."""
+    and the time to the first token of each. Outputs are forced where the gateway lets that
+    through (``smg``), so that turns continue each other's answers."""
     answered = [asyncio.Event() for _ in made.planned]
     room = asyncio.Semaphore(at_once)
     rows: list[dict[str, Any]] = [{} for _ in made.planned]
@@ -111,25 +121,36 @@ async def _send(
         "input_ids": made.prompt(planned),
         "rid": f"{request.conversation or planned.ordinal}_t{planned.ordinal}".replace("/", "-"),
         "sampling_params": {**sampling, "custom_params": custom},
-        "stream": False,
+        "stream": True,
     }
-    began = time.monotonic()
-    async with session.post(f"{url}/generate", json=body) as response:
-        answer = await response.json()
+    key = (request.conversation or str(planned.ordinal)).replace("/", "-")
+    began, first, info = time.monotonic(), 0.0, {}
+    headers = {"x-smg-routing-key": key}
+    async with session.post(f"{url}/generate", json=body, headers=headers) as response:
         if response.status != 200:
-            raise SystemExit(f"{response.status}: {json.dumps(answer)[:500]}")
-    info = answer["meta_info"]
+            raise SystemExit(f"{response.status}: {(await response.text())[:500]}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                first = first or time.monotonic() - began
+                info = json.loads(line[6:]).get("meta_info", info)
+    if not info:
+        raise SystemExit("an answer came to no end")
     return {
         "prompt": info.get("prompt_tokens", planned.prompt_tokens),
         "cached": info.get("cached_tokens", 0),
-        "ms": 1000.0 * (time.monotonic() - began),
+        "ttft_ms": 1000.0 * first,
     }
 
 
 def measure(
-    policy: str, routing: Routing, made: Materialiser, kv_tokens: int, args: argparse.Namespace
+    name: str,
+    policy: str,
+    routing: Routing,
+    made: Materialiser,
+    kv_tokens: int,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Two fresh workers, one replay."""
+    """Fresh workers, one replay."""
     arguments = cpu_arguments(args.model, kv_tokens=kv_tokens, dtype=args.dtype)
     if not (args.model / "model.safetensors").exists():
         arguments += ["--load-format", "dummy"]
@@ -139,30 +160,38 @@ def measure(
         size = max(1, round(BLOCK * args.scale_lengths))
         config = {"block_tokens": size, "quantum_tokens": size}
         arguments += ["--radix-eviction-policy-config", json.dumps(config)]
-    with contextlib.ExitStack() as stack:
-        urls = [
-            stack.enter_context(
-                serving(
-                    arguments,
-                    log=args.out / f"worker-{policy}-{routing.name}-{n}.log",
-                    port=free_port(),
-                    environment={"SGLANG_CPU_OMP_THREADS_BIND": str(n % (os.cpu_count() or 1))},
-                )
-            ).url
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(args.workers) as pool:
+        starts = [
+            serving(
+                arguments,
+                log=args.out / f"worker-{name}-{policy}-{routing.name.replace(' ', '-')}-{n}.log",
+                port=free_port(),
+                environment={"SGLANG_CPU_OMP_THREADS_BIND": str(cores[n % len(cores)])},
+            )
             for n in range(args.workers)
         ]
-        log = args.out / f"smg-{policy}-{routing.name}.log"
-        url = stack.enter_context(gateway(urls, routing.flags, log))
+        started = [(start, pool.submit(start.__enter__)) for start in starts]
+        for start, _ in started:
+            stack.push(start.__exit__)
+        urls = [server.result().url for _, server in started]
+        log = args.out / f"{name}-{policy}-{routing.name.replace(' ', '-')}.log"
+        url = stack.enter_context(gateway(name, urls, routing.flags, log))
         rows = asyncio.run(replay(url, made, args.max_concurrency))
     prompt = sum(row["prompt"] for row in rows)
+    times = [row["ttft_ms"] for row in rows]
     return {
+        "gateway": name,
         "policy": policy,
         "routing": routing.name,
         "hit_rate": sum(row["cached"] for row in rows) / prompt,
-        "median_ms": float(np.median([row["ms"] for row in rows])),
-        "p90_ms": float(np.percentile([row["ms"] for row in rows], 90)),
+        "prompt_tokens": prompt,
+        "ttft_ms": {"mean": float(np.mean(times)), "p50": float(np.median(times)),
+                    "p90": float(np.percentile(times, 90))},
         "requests": len(rows),
-    }
+        "workers": args.workers,
+        "kv_tokens": kv_tokens,
+    }  # fmt: skip
 
 
 def planned(args: argparse.Namespace) -> tuple[Materialiser, int]:
@@ -187,24 +216,34 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--policies", default="lru,wa")
+    parser.add_argument("--routings", default="round robin,cache-aware,by key")
+    parser.add_argument("--gateways", default="smg,sglang-router")
     parser.add_argument("--capacity", type=float, default=0.2, help="all pools, of distinct tokens")
-    parser.add_argument("--num-prompts", type=int, default=600)
+    parser.add_argument("--num-prompts", type=int, default=400)
     parser.add_argument("--scale-lengths", type=Fraction, default=Fraction(1, 64))
     parser.add_argument("--max-concurrency", type=int, default=4)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     made, kv_tokens = planned(args)
-    results = []
-    for routing in ROUTINGS:
-        for policy in args.policies.split(","):
-            results.append(measure(policy, routing, made, kv_tokens, args))
-            (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    file = args.out / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else []
+    done = {(r["gateway"], r["routing"], r["policy"]) for r in results}
+    for name in args.gateways.split(","):
+        for routing in ROUTINGS[name]:
+            if routing.name not in args.routings.split(","):
+                continue
+            for policy in args.policies.split(","):
+                if (name, routing.name, policy) not in done:
+                    results.append(measure(name, policy, routing, made, kv_tokens, args))
+                    file.write_text(json.dumps(results, indent=1) + "\n")
     print(f"\n{len(made.planned)} requests, {args.workers} workers of {kv_tokens} tokens\n")
     rows = [
-        [r["routing"], r["policy"], f"{r['hit_rate']:.1%}", f"{r['median_ms']:.0f}"]
+        [r["gateway"], r["routing"], r["policy"], f"{r['hit_rate']:.1%}",
+         *(f"{r['ttft_ms'][part]:.0f}" for part in ("mean", "p50", "p90"))]
         for r in results
-    ]
-    print(text_table(["routing", "policy", "tokens hit", "median answer, ms"], rows))
+    ]  # fmt: skip
+    heads = ["gateway", "routing", "policy", "tokens hit", "TTFT ms, mean", "P50", "P90"]
+    print(text_table(heads, rows))
     return 0
 
 

@@ -176,7 +176,13 @@ def main() -> int:
     if args.trace == "agentic":
         path = args.out / f"overlay-{args.conversations}-{args.seed}.jsonl.gz"
         if not path.exists():
-            given = ["--archive", args.data / "agentic_coding/traces_500.tar.xz", "-o", path]
+            given = [
+                "--own-prefixes",
+                "--archive",
+                args.data / "agentic_coding/traces_500.tar.xz",
+                "-o",
+                path,
+            ]
             given += ["--conversations", args.conversations, "--window-s", args.window_s]
             if canopy(["overlay", *map(str, given), "--seed", str(args.seed)]) != 0:
                 return 2

@@ -103,7 +103,7 @@ def trace_of(args: argparse.Namespace) -> tuple[str, Path]:
         return "mooncake", args.data / f"mooncake/{file}.jsonl"
     path = args.out / f"overlay-{args.conversations}-{args.window_s:g}-{args.seed}.jsonl.gz"
     if not path.exists():
-        given = ["--archive", args.data / "agentic_coding/traces_500.tar.xz"]
+        given = ["--own-prefixes", "--archive", args.data / "agentic_coding/traces_500.tar.xz"]
         given += ["--conversations", args.conversations, "--window-s", args.window_s]
         if canopy(["overlay", *map(str, given), "--seed", str(args.seed), "-o", str(path)]) != 0:
             raise SystemExit(2)

@@ -94,7 +94,7 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
     its session after it."""
     if workload == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        made = overlay(archive, SESSIONS, 3600.0, seed)
+        made = overlay(archive, SESSIONS, 3600.0, seed, own_prefixes=True)
         return list(itertools.islice(made if longest is None else up_to(made, longest), REQUESTS))
     if workload == "conversation":
         path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed

@@ -74,7 +74,10 @@ def test_a_query_reads_what_there_is(title) -> None:
 
 def test_every_series_of_ours_that_tells_of_trouble_has_an_alert() -> None:
     told = " ".join(ALERTS.values())
-    for name in ("disk_faults_total", "rank_disagreements_total", "hit_tokens_total"):
+    for name in (
+        *("disk_faults_total", "rank_disagreements_total", "hit_tokens_total"),
+        *("hint_tenants", "tenants_at_limit"),
+    ):
         assert PREFIX + name in told
 
 

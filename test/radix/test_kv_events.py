@@ -16,19 +16,13 @@ from sglang.srt.disaggregation.kv_events import (
     BlockRemoved,
     BlockStored,
     KVEventBatch,
-    StorageMedium,
     ZmqEventPublisher,
 )
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_canopy.config.tiers import TierOptions
-from sglang_canopy.request.retention import Retention
 from sglang_canopy.ttl.table import TTLTable
+from support.cached_prefixes import CPU, GPU, PAGE, Cached, cached, serve, spread
 from support.live_tree import LiveTree, check
-
-PAGE = 2
-GPU, CPU = StorageMedium.GPU.value, StorageMedium.CPU.value
-Cached = set[tuple[str | None, tuple[int, ...]]]
 
 
 class Listener:
@@ -74,38 +68,6 @@ class Listener:
     def _path(self, block: int) -> tuple[str | None, tuple[int, ...]]:
         parent, tokens, salt = self.blocks[block]
         return salt, tokens if parent is None else self._path(parent)[1] + tokens
-
-
-def cached(tree: LiveTree, medium: str) -> Cached:
-    """The same from the tree itself."""
-    found: Cached = set()
-
-    def visit(node: Any, above: tuple[int, ...]) -> None:
-        tokens = above + tuple(node.key.raw_token_ids() if node.parent is not None else ())
-        data = node.component_data[ComponentType.FULL]
-        here = data.value if medium == GPU else data.host_value
-        if node.parent is not None and here is not None:
-            ends = range(len(above) + PAGE, len(tokens) + 1, PAGE)
-            found.update((node.key.cache_salt, tokens[:end]) for end in ends)
-        for child in node.children.values():
-            visit(child, tokens)
-
-    visit(tree.core.root_node, ())
-    return found
-
-
-def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **asks: Any) -> None:
-    request = tree.made(time, prompt_tokens=len(tokens), tenant=salt, **asks)
-    tree.core.arrive(request)
-    tree.core.finish(request)
-    request.done = True
-    request.ranges = [Retention(("device",), 80, 9.0, 0, len(tokens) // 2)]
-    tree.insert(tokens, request, salt)
-
-
-def spread(run: list[int]) -> list[int]:
-    """Tokens of a path: equal beginnings are shared."""
-    return [100 * i + token for i, token in enumerate(run) for _ in range(PAGE)]
 
 
 runs = st.lists(st.integers(0, 2), min_size=1, max_size=7)

@@ -18,7 +18,7 @@ from sglang_canopy.bench.launch import free_port
 from sglang_canopy.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry.top_frame import frame, percent, plain, seconds, size, sparkline
-from sglang_canopy.telemetry.top_source import fetch
+from sglang_canopy.telemetry.top_source import fetch, fetch_all
 
 
 def tier(hits: int, **more: Any) -> dict[str, Any]:
@@ -286,3 +286,60 @@ def test_an_api_key_is_sent() -> None:
 def test_the_interval_has_a_floor(capsys) -> None:
     assert main(["top", "--interval", "0", "--once"]) == 2
     assert "--interval must be at least 0.2 s" in capsys.readouterr().err
+
+
+# ---- several servers ----
+
+
+def test_several_servers_are_added_up_and_shown_one_by_one() -> None:
+    host = copy.deepcopy(STATUS)
+    device = copy.deepcopy(STATUS)
+    for name in ("host", "disk"):
+        del device["ranks"][0]["tiers"][name], device["ranks"][0]["policies"][name]
+    device["ranks"][0]["prompt_tokens"] = 3000
+    with answering(device) as a, answering(host) as b:
+        found = fetch_all([a, b])
+        one = fetch(b)
+    assert found["prompt_tokens"] == 4000
+    assert found["tiers"]["device"]["hit_tokens"] == 600
+    assert found["tiers"]["disk"] == one["tiers"]["disk"]
+    assert found["policies"] == one["policies"]
+    (chat,) = found["categories"]
+    assert (chat["requests"], chat["hit_tokens"]["host"]) == (14, 160)
+    assert [(w["url"], w["prompt_tokens"], w["hit_tokens"]) for w in found["workers"]] == [
+        (a, 3000, 300),
+        (b, 1000, 400),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=132).print(frame(found))
+    assert "2 servers, 2 replicas added up" in out.getvalue()
+    assert a in out.getvalue()
+    assert "10.0 %" in out.getvalue()
+
+
+def test_one_of_several_that_does_not_answer_is_named_and_the_others_count() -> None:
+    with answering(STATUS) as url:
+        gone = f"http://127.0.0.1:{free_port()}"
+        found = fetch_all([gone, url])
+    assert found["prompt_tokens"] == 1000
+    assert "no server answers" in found["workers"][0]["error"]
+    out = io.StringIO()
+    Console(file=out, width=132).print(frame(found))
+    assert gone in out.getvalue()
+
+
+def test_where_none_of_several_answers_it_says_so() -> None:
+    with pytest.raises(CanopyError, match="no server answers"):
+        fetch_all([f"http://127.0.0.1:{free_port()}" for _ in range(2)])
+
+
+def test_what_another_capacity_would_hit_is_not_added_up() -> None:
+    with answering({**STATUS, "whatif": WHATIF}) as url:
+        assert "whatif" not in fetch_all([url, url])
+        assert fetch_all([url])["whatif"] == WHATIF
+
+
+def test_the_command_takes_several_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(STATUS) as a, answering(STATUS) as b:
+        assert main(["top", "--once", "--url", f"{a}, {b}"]) == 0
+    assert "2 servers" in capsys.readouterr().out

@@ -6,12 +6,14 @@ import gzip
 import json
 import lzma
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import TraceRequest, format_names, open_trace
+from sglang_canopy.trace.agentic import flat_line
 from sglang_canopy.trace.bailian import Roots
 
 MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -267,3 +269,27 @@ def test_real_traces_read_whole(data_dir: Path) -> None:
         assert len(request.blocks) == -(-request.input_tokens // 512)
     assert 0.2 < sum(r.turn > 1 for r in conversation_trace) / 6848 < 0.4
     assert len(read(data_dir / "azure/AzureLLMInferenceTrace_code.csv", "azure")) == 8819
+
+
+def test_what_an_agentic_archive_says_of_agents_and_turns_is_read(tmp_path: Path) -> None:
+    document = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
+    first, child, *_ = document["requests"]  # type: ignore[misc]
+    first |= {"model": "big", "input_types": ["text"], "output_types": ["text", "tool_use"]}
+    first |= {"api_time": 1.5, "think_time": 0.0}
+    child |= {"tool_tokens": 50, "system_tokens": 10}
+    requests = read(write(tmp_path / "c.json", document), "agentic")
+    assert (requests[0].model, requests[0].api_s, requests[0].think_s) == ("big", 1.5, 0.0)
+    assert (requests[0].input_types, requests[0].output_types) == (("text",), ("text", "tool_use"))
+    assert [(r.tool_tokens, r.system_tokens) for r in requests] == [(100, 28), (50, 10)] * 2
+    assert (requests[1].model, requests[1].api_s, requests[1].input_types) == (None, None, ())
+    lines = [flat_line(r) for r in requests]
+    assert [replace(r, line=0) for r in requests] == [
+        replace(r, line=0) for r in read(write(tmp_path / "o.jsonl", *lines), "agentic")
+    ]
+
+
+def test_kinds_of_content_must_be_words(tmp_path: Path) -> None:
+    document = conversation("c")
+    document["requests"][0]["input_types"] = ["text", 3]  # type: ignore[index]
+    with pytest.raises(CanopyError, match="'input_types' must be a list of strings"):
+        read(write(tmp_path / "c.json", document), "agentic")

@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seed of which conversations and when they start",
     )
     parser.add_argument(
+        "--own-prefixes",
+        action="store_true",
+        help="share no blocks: by default agents of the same model with the same numbers of tokens "
+        "of tools and of system prompt begin with the same ones",
+    )
+    parser.add_argument(
         "--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations"
     )
     parser.add_argument(
@@ -54,7 +60,12 @@ def run(args: argparse.Namespace) -> int:
     """Write the overlay and say on stderr what is in it."""
     requests, last_s, started = 0, 0.0, set()
     merged = overlay(
-        args.archive, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
+        args.archive,
+        args.conversations,
+        args.window_s,
+        args.seed,
+        skip_bad=args.skip_bad,
+        own_prefixes=args.own_prefixes,
     )
     # The file is written under another name first: a trace that is there is a whole one.
     output = Path(args.output)

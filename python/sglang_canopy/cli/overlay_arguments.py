@@ -21,3 +21,8 @@ def add_overlay_arguments(add: Callable[..., Any]) -> None:
         metavar="S",
         help="seconds within which the conversations of an overlay start",
     )
+    add(
+        "--own-prefixes",
+        action="store_true",
+        help="in an overlay, share no system prompts and tools between conversations",
+    )

@@ -102,7 +102,12 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     source: Iterable[TraceRequest]
     if args.conversations is not None:
         source = overlay(
-            command.path, args.conversations, args.window_s, args.seed, skip_bad=args.skip_bad
+            command.path,
+            args.conversations,
+            args.window_s,
+            args.seed,
+            skip_bad=args.skip_bad,
+            own_prefixes=args.own_prefixes,
         )
     elif command.format == "sglang" and _logs_tokens(command):
         ids = SERVER_HASH

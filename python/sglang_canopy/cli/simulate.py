@@ -151,6 +151,7 @@ def make_plan(args: argparse.Namespace) -> SweepPlan:
         skip_bad=args.skip_bad,
         conversations=args.conversations,
         window_s=args.window_s,
+        own_prefixes=args.own_prefixes,
         placebo=args.placebo,
         hints=_hints(args.hints),
         threshold_tokens=threshold,

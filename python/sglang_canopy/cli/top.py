@@ -1,4 +1,4 @@
-"""``canopy top``: a running server's tiers, hits and evictions, live in the terminal."""
+"""``canopy top``: the tiers, hits and evictions of one server or of several, in the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.telemetry.top_source import fetch
+from sglang_canopy.telemetry.top_source import fetch_all
 
 WIDTH = 132
 """Columns of a frame that goes to a file or a pipe."""
@@ -21,7 +21,10 @@ MIN_INTERVAL_S = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)"
+        "--url",
+        default="http://127.0.0.1:30000",
+        metavar="URL,URL",
+        help="the server, or the workers of a gateway, added up (default: %(default)s)",
     )
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="SECONDS", help="between two frames (2)"
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises ``CanopyError`` for a server that cannot be shown."""
     if not args.interval >= MIN_INTERVAL_S:
         raise CanopyError(f"--interval must be at least {MIN_INTERVAL_S} s, got {args.interval:g}")
-    status = fetch(args.url, args.api_key)
+    urls = [url.strip() for url in args.url.split(",") if url.strip()]
+    status = fetch_all(urls, args.api_key)
     if args.json:
         json.dump(status, sys.stdout, indent=1)
         print()
@@ -69,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
             console = Console(width=WIDTH)
         console.print(frame(status))
         return 0
-    return _live(args, console, status)
+    return _live(args, urls, console, status)
 
 
-def _live(args: argparse.Namespace, console: Any, status: dict[str, Any]) -> int:
+def _live(args: argparse.Namespace, urls: list[str], console: Any, status: dict[str, Any]) -> int:
     from rich.live import Live
 
     from sglang_canopy.telemetry.top_frame import frame
@@ -83,7 +87,7 @@ def _live(args: argparse.Namespace, console: Any, status: dict[str, Any]) -> int
             time.sleep(args.interval)
             trouble = None
             try:
-                status = fetch(args.url, args.api_key)
+                status = fetch_all(urls, args.api_key)
                 answered = time.monotonic()
             except CanopyError as error:  # the server may come back
                 trouble = f"no news for {time.monotonic() - answered:.0f} s: {error}"

@@ -18,6 +18,8 @@ from sglang_canopy.tenant import tenant_digest
 
 EVERY_TENANT = "*"
 """In quotas: any tenant that is not named (requests without a salt have no tenant)."""
+NEARLY = 0.95
+"""A tenant that holds this part of its quota is at it."""
 
 
 class PageLeaf(Leaf):
@@ -170,6 +172,13 @@ class EvictablePages:
         if found is None and self._by_digest:
             found = self.quotas.get(tenant_digest(tenant))
         return self.quotas.get(EVERY_TENANT) if found is None else found
+
+    def tenants_at_quota(self) -> int:
+        """Tenants that hold 95 % of their quota or more."""
+        if not self.quotas:
+            return 0
+        limits = ((used, self.quota(tenant)) for tenant, used in self.tenant_bytes.items())
+        return sum(limit is not None and used >= NEARLY * limit for used, limit in limits)
 
     # ---- pins ----
 

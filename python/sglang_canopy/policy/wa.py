@@ -38,8 +38,6 @@ from sglang_canopy.reuse.survival import still_returns
 _MODELS = ("survival", "exponential", "recency", "duel")
 _ARMS = ("survival", "exponential", "recency")
 """What a duel chooses from; the first is followed until another one has shown to be better."""
-_TELLS = 0.25
-"""Return times are ignored where less of them is known and not guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +280,7 @@ class WorkloadAware(Policy):
         return found, least
 
     def _trusts_return(self, leaf: Leaf) -> bool:
-        return self.model.hints.return_skill(_speaker(leaf)) >= _TELLS
+        return self.model.hints.return_trusted(_speaker(leaf))
 
     @staticmethod
     def _returns_at(leaf: Leaf) -> float:

@@ -11,6 +11,7 @@ true: a client that invents a tenant for each request soon gains nothing by it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ _TELLS_LITTLE = 0.5
 """A weight from here on counts as 1: measured, such hints win nothing."""
 _AT_ONCE = 8
 """Ends that a tenant announces first, which are acted on before anything is known of them."""
+TELLS = 0.25
+"""Return times are ignored where less of them is known and not guessed."""
 _SURE = 0.2
 """With less weight than this what was said to be over goes first."""
 MAX_TENANTS = 64
@@ -258,6 +261,10 @@ class HintRecords:
         record = self._records.get(who)
         return self._first.return_probability() if record is None else record.return_skill()
 
+    def return_trusted(self, who: Hashable) -> bool:
+        """Whether the return times that ``who`` announces are acted on."""
+        return self.return_skill(who) >= TELLS
+
     def over_trusted(self, who: Hashable) -> bool:
         """Whether the ends that ``who`` announces are to be acted on."""
         return self._records.get(who, _NO_HINTS).over_trusted(self._of_tenant(who))
@@ -269,6 +276,19 @@ class HintRecords:
     def _of_tenant(self, who: Hashable) -> HintRecord:
         tenant = who[0] if isinstance(who, tuple) else who
         return self._records.get(tenant, _NO_HINTS)
+
+    def heeded(self) -> Counter[tuple[str, str, bool]]:
+        """How many tenants' hints are acted on: by what they say (``over``, ``return``), by whose
+        word they are (``CLIENT`` and the other sources), and by whether they are."""
+        counts: Counter[tuple[str, str, bool]] = Counter()
+        for who, record in list(self._records.items()):
+            source = who[1] if isinstance(who, tuple) else CLIENT
+            if record.overs:
+                acts = self.over_trusted(who) or self.over_weight(who) < 1.0
+                counts["over", source, acts] += 1
+            if record.returns:
+                counts["return", source, self.return_trusted(who)] += 1
+        return counts
 
     def stats(self) -> dict[str, Any]:
         """Sums over all records."""

@@ -71,6 +71,8 @@ class SweepPlan:
     conversations: int | None = None
     """Make an overlay of so many conversations of the archive at ``path``, one a seed."""
     window_s: float = 3600.0
+    own_prefixes: bool = False
+    """The conversations of an overlay share no blocks."""
     placebo: bool = False
     """Run policies that read labels a second time with labels shuffled."""
     hints: Hints | None = None
@@ -256,7 +258,14 @@ def _run_task(plan: SweepPlan, task: SweepTask) -> tuple[SweepTask, dict[str, An
 def _records(plan: SweepPlan, seed: int) -> Iterable[TraceRequest]:
     if plan.conversations is None:
         return open_trace(plan.path, plan.format, skip_bad=plan.skip_bad)
-    return overlay(plan.path, plan.conversations, plan.window_s, seed, skip_bad=plan.skip_bad)
+    return overlay(
+        plan.path,
+        plan.conversations,
+        plan.window_s,
+        seed,
+        skip_bad=plan.skip_bad,
+        own_prefixes=plan.own_prefixes,
+    )
 
 
 def _variants(plan: SweepPlan) -> Iterator[tuple[PolicyArm, bool]]:

@@ -126,6 +126,7 @@ def status_of(current: CurrentStore) -> dict[str, Any]:
         "pin_tenant_limit_bytes": stats["pin_tenant_bytes"],
         "pins_refused": stats["pins_refused"],
         "pinned_tenants": stats["pinned_tenants"],
+        "tenants_at_quota": stats["tenants_at_quota"],
         "written_pages": stats["written"],
         "written_bytes": stats["written_bytes"],
         "read_pages": stats["read"],

@@ -26,7 +26,7 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.telemetry import adapter_series
+from sglang_canopy.telemetry import adapter_series, limit_series
 from sglang_canopy.telemetry.series import METRICS, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Metrics:
         for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
             self._count("queue_let_in_total", requests, by)
         adapter_series.update(self._count, status)
+        limit_series.update(self._set, self._count, status)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 

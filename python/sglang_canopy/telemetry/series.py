@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_canopy.telemetry import adapter_series
+from sglang_canopy.telemetry import adapter_series, limit_series
 from sglang_canopy.telemetry.metric import Metric
 
 PREFIX = "canopy:"
@@ -102,6 +102,7 @@ METRICS = (
         "(`covered`)",
     ),
     *adapter_series.METRICS,
+    *limit_series.METRICS,
     Metric(
         "rank_disagreements_total",
         "counter",

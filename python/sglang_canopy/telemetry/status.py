@@ -15,6 +15,7 @@ from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
 from sglang_canopy.telemetry.hour import Hour, Sums
+from sglang_canopy.telemetry.limit_series import heeded, limits
 from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
 
@@ -89,6 +90,7 @@ class Status:
             self._next_walk = now + max(POINT_S, 200 * self._walk_s)
         last_minute = self.history.last_minute()
         disk, ahead = self._disk(), self.cache.tree_core.ahead
+        keep = _shown(self.cache.tree_core.keeps.stats(), "tenants")
         return {
             "rank": self.rank,
             "time": time.time(),
@@ -111,7 +113,9 @@ class Status:
             "categories": [self._category(row) for row in rows],
             "adapters": self._adapters(),
             "groups": list(self._groups()),
-            "keep": _shown(self.cache.tree_core.keeps.stats(), "tenants"),
+            "keep": keep,
+            "limits": limits(keep, disk),
+            "hints": heeded(getattr(self.cache.tree_core.live.device_policy, "model", None)),
             "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
             "copy_ahead": None if ahead is None else ahead.status(),
             "disk": disk,

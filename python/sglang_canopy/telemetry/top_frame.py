@@ -24,7 +24,10 @@ def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableTy
     empty = Text()
     lines: list[RenderableType] = [_header(status)]
     if status["ranks"]:
-        lines += [empty, _hit_ratios(status), empty, _tiers(status), empty, _categories(status)]
+        lines += [empty, _hit_ratios(status), empty]
+        if status.get("workers"):
+            lines += [_workers(status["workers"]), empty]
+        lines += [_tiers(status), empty, _categories(status)]
     if status.get("groups"):
         lines += [empty, _groups(status["groups"])]
     if status.get("whatif"):
@@ -79,7 +82,10 @@ def _header(status: Mapping[str, Any]) -> Text:
     ranks = len(status["ranks"])
     line = Text(f"sglang-canopy {plain(status['version'])}", style="bold")
     line.append(f"   up {seconds(status['uptime_s'])}", style="not bold")
-    if ranks > 1:
+    workers = status.get("workers", ())
+    if workers:
+        line.append(f"   {len(workers)} servers, {ranks} replicas added up", style="not bold")
+    elif ranks > 1:
         line.append(f"   {ranks} replicas added up", style="not bold")
     return line
 
@@ -102,6 +108,31 @@ def _hit_ratios(status: Mapping[str, Any]) -> RenderableType:
     table.add_row(
         Text(f"{minutes:.1f} min", style="dim"), Text(sparkline(status["history"]), style="yellow")
     )
+    return table
+
+
+def _workers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One line a server: those that do not answer first, then the busiest."""
+    table = _table("server", "policy", "requests", "prompt", "hit", "last minute", "hit then")
+    table.columns[0].justify = "left"
+    busiest = sorted(rows, key=lambda row: ("error" not in row, -row.get("prompt_tokens", 0)))
+    for row in busiest[:MAX_ROWS]:
+        url = plain(row["url"], 48)
+        if "error" in row:
+            table.add_row(url, Text(plain(row["error"], 64).plain, style="red"))
+            continue
+        prompts, lately = row["prompt_tokens"], row["prompt_tokens_last_minute"]
+        table.add_row(
+            url,
+            plain(row["policy"], 20),
+            size(row["requests"]),
+            size(prompts),
+            Text(percent(row["hit_tokens"], prompts), style="bold"),
+            size(lately),
+            percent(row["hit_tokens_last_minute"], lately),
+        )
+    if len(rows) > MAX_ROWS:
+        table.caption = f"{len(rows) - MAX_ROWS} more servers"
     return table
 
 

@@ -1,4 +1,4 @@
-"""Where the numbers come from: ``/canopy/status`` of a running server."""
+"""Where the numbers come from: ``/canopy/status`` of running servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
@@ -15,6 +16,8 @@ from sglang_canopy.policy.registry import live_names
 TIERS = ("device", "host", "disk")
 TIMEOUT_S = 5.0
 MAX_BYTES = 8 << 20
+MAX_SERVERS = 256
+_AT_ONCE = 16
 
 _TIER_SUMS = ("hit_tokens", "hit_tokens_last_minute", "entered_tokens", "demoted_tokens")
 _CATEGORY_SUMS = ("requests", "prompt_tokens", "miss_tokens")
@@ -26,7 +29,64 @@ def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
 
     Raises ``CanopyError`` in one line: nobody there, no Canopy there, or nothing counted.
     """
-    url = url.rstrip("/")
+    status = _status_of(url.rstrip("/"), api_key)
+    return {**status, **_added_up(url, status)}
+
+
+def fetch_all(urls: Sequence[str], api_key: str | None = None) -> dict[str, Any]:
+    """One status of several servers, such as the workers of a gateway, added up.
+
+    ``workers`` has a row for each, by itself: its ``url`` and policy, its requests, prompt tokens
+    and hits, or the ``error`` for one that has nothing to add. Of one server it is ``fetch``.
+    Raises ``CanopyError`` where none has anything, with the first one's reason.
+    """
+    if len(urls) == 1:
+        return fetch(urls[0], api_key)
+    if not 0 < len(urls) <= MAX_SERVERS:
+        raise CanopyError(f"--url must name 1 to {MAX_SERVERS} servers, got {len(urls)}")
+
+    def ask(url: str) -> dict[str, Any] | CanopyError:
+        try:
+            return fetch(url, api_key)
+        except CanopyError as error:
+            return error
+
+    with ThreadPoolExecutor(min(len(urls), _AT_ONCE)) as pool:
+        answers = list(pool.map(ask, urls))
+    rows = [_worker(url, answer) for url, answer in zip(urls, answers)]
+    counted = [a for a in answers if not isinstance(a, CanopyError) and a.get("ranks")]
+    if not counted:
+        raise next(
+            (a for a in answers if isinstance(a, CanopyError)),
+            CanopyError("no server has counted anything yet; try again"),
+        )
+    ranks = [rank for status in counted for rank in status["ranks"]]
+    together = {**counted[0], "ranks": ranks, "uptime_s": min(s["uptime_s"] for s in counted)}
+    together.pop("whatif", None)  # each server's own: what it would hit with its own capacity
+    return {**together, **_added_up(urls[0], together), "workers": rows}
+
+
+def _worker(url: str, answer: dict[str, Any] | CanopyError) -> dict[str, Any]:
+    """One server's row."""
+    if isinstance(answer, CanopyError):
+        return {"url": url, "error": str(answer)}
+    if not answer.get("ranks"):
+        return {"url": url, "policy": answer["policy"], "error": "nothing counted"}
+    tiers = answer["tiers"].values()
+    return {
+        "url": url,
+        "policy": answer["policies"]["device"],
+        "uptime_s": answer["uptime_s"],
+        "requests": sum(row["requests"] for row in answer["categories"]),
+        "prompt_tokens": answer["prompt_tokens"],
+        "hit_tokens": sum(tier["hit_tokens"] for tier in tiers),
+        "prompt_tokens_last_minute": answer["prompt_tokens_last_minute"],
+        "hit_tokens_last_minute": sum(tier["hit_tokens_last_minute"] for tier in tiers),
+    }
+
+
+def _status_of(url: str, api_key: str | None) -> dict[str, Any]:
+    """What the server says. Raises ``CanopyError``."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise CanopyError(f"--url must be like http://127.0.0.1:30000, got {url!r:.80}")
     request = urllib.request.Request(f"{url}/canopy/status")
@@ -44,7 +104,7 @@ def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
         raise CanopyError(f"no server answers at {url} ({reason}); give --url") from None
     if not isinstance(status, dict) or "policy" not in status:
         raise CanopyError(f"{url}/canopy/status is not Canopy's: another kind of server")
-    return {**status, **_added_up(url, status)}
+    return status
 
 
 def _refusal(url: str, code: int) -> str:
@@ -69,7 +129,7 @@ def _added_up(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
         )
     first = ranks[0]
     return {
-        "policies": first["policies"],
+        "policies": {t: name for r in reversed(ranks) for t, name in r["policies"].items()},
         "groups": first["groups"],
         "history": [
             tuple(map(sum, zip(*points)))
@@ -80,7 +140,11 @@ def _added_up(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
         "history_point_s": first["history_point_s"],
         "prompt_tokens": sum(r["prompt_tokens"] for r in ranks),
         "prompt_tokens_last_minute": sum(r["prompt_tokens_last_minute"] for r in ranks),
-        "tiers": {t: _tier([r["tiers"][t] for r in ranks]) for t in TIERS if t in first["tiers"]},
+        "tiers": {
+            tier: _tier([r["tiers"][tier] for r in ranks if tier in r["tiers"]])
+            for tier in TIERS
+            if any(tier in r["tiers"] for r in ranks)
+        },
         "categories": _categories(ranks),
         "faults": _sum_by_key([(r.get("disk") or {}).get("faults", {}) for r in ranks]),
         "reporting_share": max(r["reporting_s"] / max(r["uptime_s"], 1.0) for r in ranks),

@@ -9,8 +9,12 @@ Three things are read, told apart by their content:
   are read one after the other in archive order, each from where the one before it ended;
   ``canopy overlay`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
-  ``hash_ids``, ``stop``, ``think_time``) plus ``block_size``, ``conversation``, ``turn``, ``category`` and
+  ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
+  plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and
   ``user`` (the archive's file, which parent and sub-agents share).
+
+A conversation, and each sub-agent, says how many tokens its tools (``tool_tokens``) and its system
+prompt (``system_tokens``) have; prompts begin with them, in this order.
 
 ``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
 block, has no id. They are local to a file, so the reader renumbers them file by file.
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -121,7 +126,8 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
     block_tokens = lines.count(document, "block_size", least=1)
     identity = document.get("id")
     name = identity if isinstance(identity, str) and identity else name
-    runs = _runs(document.get("requests"), name, name, 0.0, block_tokens, ordinal, "agent")
+    agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(document))
+    runs = _runs(document.get("requests"), agent, 0.0)
     # JSON makes an int of its own of every number; a long conversation repeats each by the dozen.
     share = {}.setdefault  # type: ignore[var-annotated]
     requests = tuple(
@@ -135,9 +141,27 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
     )
 
 
-def _runs(
-    entries: Any, run: str, user: str, start_s: float, block_tokens: int, line: int, category: str
-) -> list[list[TraceRequest]]:
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """What all requests of one agent have in common."""
+
+    conversation: str | None
+    user: str | None
+    block_tokens: int
+    line: int
+    category: str
+    tool_tokens: int
+    system_tokens: int
+
+
+def _head_tokens(record: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the tools and of the system prompt; 0 where the record is silent."""
+    names = ("tool_tokens", "system_tokens")
+    tools, system = (0 if record.get(n) is None else lines.count(record, n) for n in names)
+    return tools, system
+
+
+def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest]]:
     """The requests of one agent and, each as a list of its own, of its sub-agents."""
     if not isinstance(entries, list):
         raise lines.BadLine("'requests' must be a list")
@@ -148,56 +172,68 @@ def _runs(
             raise lines.BadLine("an entry of 'requests' is not an object")
         time_s = start_s + lines.number(entry, "t")
         if "requests" in entry:
-            child = f"{run}/{entry.get('agent_id') or len(nested) + 1}"
-            nested += _runs(entry["requests"], child, user, time_s, block_tokens, line, "subagent")
+            tools, system = _head_tokens(entry)
+            child = replace(
+                agent,
+                conversation=f"{agent.conversation}/{entry.get('agent_id') or len(nested) + 1}",
+                category="subagent",
+                tool_tokens=tools,
+                system_tokens=system,
+            )
+            nested += _runs(entry["requests"], child, time_s)
             continue
-        own.append(
-            _parse_request(entry, time_s, block_tokens, line, category, len(own) + 1, run, user)
-        )
+        own.append(_parse_request(entry, time_s, len(own) + 1, agent))
     own.sort(key=lambda r: r.time_s)
     return [own, *nested]
 
 
-def _parse_request(
-    entry: dict[str, Any],
-    time_s: float,
-    block_tokens: int,
-    line: int,
-    category: str,
-    turn: int,
-    conversation: str | None,
-    user: str | None,
-) -> TraceRequest:
-    tokens = lines.count(entry, "in")
+def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agent) -> TraceRequest:
+    tokens, block_tokens = lines.count(entry, "in"), agent.block_tokens
     blocks = lines.block_ids(entry)
     if len(blocks) > -(-tokens // block_tokens):
         raise lines.BadLine(
             f"'hash_ids' has {len(blocks)} blocks of {block_tokens} tokens, "
             f"more than {tokens} tokens fill"
         )
-    stop = entry.get("stop")
+    stop, model = entry.get("stop"), entry.get("model")
     return TraceRequest(
         time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
-        category=category, turn=turn, conversation=conversation,
-        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=user,
-        think_s=lines.number(entry, "think_time") if "think_time" in entry else None, line=line,
+        category=agent.category, turn=turn, conversation=agent.conversation,
+        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
+        think_s=_seconds(entry, "think_time"), api_s=_seconds(entry, "api_time"),
+        model=model if isinstance(model, str) and model else None,
+        input_types=_kinds(entry, "input_types"), output_types=_kinds(entry, "output_types"),
+        tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
     )  # fmt: skip
+
+
+def _seconds(entry: dict[str, Any], name: str) -> float | None:
+    return lines.number(entry, name) if entry.get(name) is not None else None
+
+
+def _kinds(entry: dict[str, Any], name: str) -> tuple[str, ...]:
+    given = entry.get(name)
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(kind, str) for kind in given):
+        raise lines.BadLine(f"{name!r} must be a list of strings, got {given!r:.80}")
+    return tuple(map(sys.intern, given))
 
 
 def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
     for key in ("conversation", "user", "category"):
         if not isinstance(record.get(key, ""), str):
             raise lines.BadLine(f"{key!r} must be a string, got {record[key]!r}")
-    return _parse_request(
-        record,
-        lines.number(record, "t"),
+    agent = _Agent(
+        record.get("conversation"),
+        record.get("user"),
         lines.count(record, "block_size", least=1),
         line,
         record.get("category", "agent"),
-        lines.count(record, "turn", least=1) if "turn" in record else 1,
-        record.get("conversation"),
-        record.get("user"),
+        *_head_tokens(record),
     )
+    turn = lines.count(record, "turn", least=1) if "turn" in record else 1
+    return _parse_request(record, lines.number(record, "t"), turn, agent)
 
 
 def flat_line(request: TraceRequest) -> str:
@@ -215,8 +251,16 @@ def flat_line(request: TraceRequest) -> str:
         record["conversation"] = request.conversation
     if request.user is not None:
         record["user"] = request.user
-    if request.think_s is not None:
-        record["think_time"] = request.think_s
+    said: dict[str, Any] = {
+        "think_time": request.think_s,
+        "api_time": request.api_s,
+        "model": request.model,
+        "input_types": request.input_types or None,
+        "output_types": request.output_types or None,
+        "tool_tokens": request.tool_tokens or None,
+        "system_tokens": request.system_tokens or None,
+    }
+    record.update((name, value) for name, value in said.items() if value is not None)
     record["hash_ids"] = request.blocks
     return json.dumps(record, separators=(",", ":"))
 
@@ -226,20 +270,13 @@ def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = 
 
     ``suffix`` is put behind the names of conversation and user.
     """
-    return TraceRequest(
+    return replace(
+        request,
         # A nanosecond is far below the traces' own grain, and prints the same everywhere.
-        round(request.time_s + start_s, 9),
-        request.input_tokens,
-        request.output_tokens,
-        tuple([b + first_id for b in request.blocks]) if first_id else request.blocks,
-        request.block_tokens,
-        request.category,
-        request.turn,
-        None if request.conversation is None else request.conversation + suffix,
-        request.stop,
-        None if request.user is None else request.user + suffix,
-        request.think_s,
-        request.line,
+        time_s=round(request.time_s + start_s, 9),
+        blocks=tuple([b + first_id for b in request.blocks]) if first_id else request.blocks,
+        conversation=None if request.conversation is None else request.conversation + suffix,
+        user=None if request.user is None else request.user + suffix,
     )
 
 

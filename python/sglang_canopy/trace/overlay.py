@@ -2,8 +2,9 @@
 
 Public agentic traces are one conversation a file, each with a clock and block ids of its own. An
 overlay chooses some, starts each at a random moment of a window and merges their requests by
-time. Every block stays unique to its conversation, so nothing is shared between tenants: what a
-cache then wins it wins by keeping the right conversations.
+time. Agents of one kind begin with the same tools and the same system prompt, so agents with the
+same model and the same numbers of tokens of both share those blocks (``shared_heads.py``); every
+other block stays unique to its conversation. With ``own_prefixes`` those are, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import agentic, lines
 from sglang_canopy.trace.record import TraceRequest
+from sglang_canopy.trace.shared_heads import SharedHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,13 @@ def choose(documents: int, conversations: int, window_s: float, seed: int) -> li
 
 
 def overlay(
-    archive: Path | str, conversations: int, window_s: float, seed: int, *, skip_bad: int = 0
+    archive: Path | str,
+    conversations: int,
+    window_s: float,
+    seed: int,
+    *,
+    skip_bad: int = 0,
+    own_prefixes: bool = False,
 ) -> Iterator[TraceRequest]:
     """Yield the merged requests by time; equal arguments give equal requests.
 
@@ -68,12 +76,15 @@ def overlay(
     starts = choose(documents, conversations, window_s, seed)
     wanted = {s.document for s in starts}
     texts = {i: d for i, d in enumerate(agentic.documents(archive)) if i in wanted}
-    yield from _merged(starts, texts, tolerance)
+    yield from _merged(starts, texts, tolerance, None if own_prefixes else SharedHeads())
     tolerance.report()
 
 
 def _merged(
-    starts: list[Start], texts: dict[int, tuple[str, bytes]], tolerance: lines.Tolerance
+    starts: list[Start],
+    texts: dict[int, tuple[str, bytes]],
+    tolerance: lines.Tolerance,
+    heads: SharedHeads | None,
 ) -> Iterator[TraceRequest]:
     running: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
     first_id = 0
@@ -96,19 +107,21 @@ def _merged(
         except lines.BadLine as error:
             tolerance.bad(start.document + 1, str(error), where=name)
             continue
-        rest = _placed(conversation, start, first_id)
+        rest = _placed(conversation, start, first_id, heads)
         first = next(rest)
         heapq.heappush(running, (first.time_s, order, first, rest))
         first_id += conversation.most_id + 1
 
 
 def _placed(
-    conversation: agentic.Conversation, start: Start, first_id: int
+    conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads | None
 ) -> Iterator[TraceRequest]:
     # One int object a block, shared by all requests: a long conversation repeats them by the
     # thousand.
-    ids = range(first_id, first_id + conversation.most_id + 1)
-    lookup = list(ids).__getitem__
+    ids = list(range(first_id, first_id + conversation.most_id + 1))
+    if heads is not None:
+        heads.share(conversation, ids)
+    lookup = ids.__getitem__
     suffix = f"#{start.copy + 1}" if start.copy else ""
     for request in conversation.requests:
         yield replace(

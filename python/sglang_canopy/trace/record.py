@@ -25,5 +25,16 @@ class TraceRequest:
     user: str | None = None
     think_s: float | None = None
     """Seconds between the answer to the turn before and this one, where the trace says."""
+    api_s: float | None = None
+    """Seconds that the answer took where the trace was taken."""
+    model: str | None = None
+    input_types: tuple[str, ...] = ()
+    """Kinds of content in what this turn adds to the prompt: ``text``, ``tool_result``, ..."""
+    output_types: tuple[str, ...] = ()
+    """Kinds of content in the answer: ``text``, ``thinking``, ``tool_use``."""
+    tool_tokens: int = 0
+    """Tokens of the tools' definitions, which the prompt begins with; 0 if the trace is silent."""
+    system_tokens: int = 0
+    """Tokens of the system prompt, which comes after them."""
     line: int = 0
     """1-based line (or ordinal) in the source, for messages."""

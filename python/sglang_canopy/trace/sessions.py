@@ -28,15 +28,17 @@ def session_links(
     A turn follows the one before it in its conversation. A sub-agent, whose conversation is named
     after its parent's (``parent/child``), follows the parent's last turn before it and belongs to
     the parent's session. The time to think is ``TraceRequest.think_s`` between turns where the
-    trace has it, else the gap between the two arrivals, which holds the answer's time too; at
-    most ``think_cap_s``.
+    trace has it, else the gap between the two arrivals, less the answer's own time where the trace
+    has that; at most ``think_cap_s``.
     """
     count = len(requests)
     links = SessionLinks(list(range(count)), [-1] * count, [0.0] * count)
     last: dict[str, int] = {}
     times: list[float] = []
+    answers: list[float] = []
     for index, request in enumerate(requests):
         times.append(request.time_s)
+        answers.append(request.api_s or 0.0)
         name = request.conversation
         if name is None:
             continue
@@ -49,6 +51,6 @@ def session_links(
         links.before[index] = before
         links.first[index] = links.first[before]
         if think is None:
-            think = times[index] - times[before]
+            think = max(0.0, times[index] - times[before] - answers[before])
         links.think_s[index] = think if think_cap_s is None else min(think, think_cap_s)
     return links

@@ -1,0 +1,82 @@
+"""The series of tenants at a limit, and of hints that are no longer acted on. No label names a tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+from sglang_canopy.records import CLIENT, GATEWAY, INFERRED
+from sglang_canopy.telemetry.metric import Metric
+
+AT_LIMIT = 0.95
+"""A tenant that uses this part of what it may have is at its limit."""
+
+METRICS = (
+    Metric(
+        "tenants_at_limit",
+        "gauge",
+        ("limit",),
+        "tenants that use 95 % of what they may have: of their quota on disk (`quota`), of pins there "
+        "(`pin`), of kept paths (`keep`)",
+    ),
+    Metric(
+        "limit_refusals_total",
+        "counter",
+        ("limit",),
+        "pages that the disk did not take (`quota`), and wishes to pin or to keep that were refused, "
+        "since a tenant or all of them had what they may have",
+    ),
+    Metric(
+        "hint_tenants",
+        "gauge",
+        ("said", "source", "heeded"),
+        "tenants that said when a conversation goes on (`return`) or that it is over (`over`), by whose "
+        "word it was, and whether it came true often enough to be acted on (`yes`, `no`); of the 64 "
+        "that hinted last",
+    ),
+)
+
+
+def heeded(model: Any) -> list[dict[str, Any]]:
+    """Whose hints a policy acts on: a row for each thing said, source, and whether it does.
+    ``model``: what the policy learns, ``None`` for one that learns nothing."""
+    if model is None:
+        return []
+    counts = model.hints.heeded()
+    rows = product(("over", "return"), (CLIENT, GATEWAY, INFERRED), (True, False))
+    return [
+        {"said": said, "source": source, "heeded": acts, "tenants": counts[said, source, acts]}
+        for said, source, acts in rows
+    ]
+
+
+def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
+    """Tenants at each limit there is, and what was refused. The arguments are parts of a status."""
+    found = {"keep": {"tenants": _at(keep["tenants"], "tokens", keep["tenant_limit_tokens"]),
+                      "refused": keep["refused"]}}  # fmt: skip
+    if disk is not None:
+        found["quota"] = {
+            "tenants": disk["tenants_at_quota"],
+            "refused": disk["refused_pages"].get("quota", 0),
+        }
+        pins = _at(disk["pinned_tenants"], "bytes", disk["pin_tenant_limit_bytes"])
+        found["pin"] = {"tenants": pins, "refused": disk["pins_refused"]}
+    return found
+
+
+def _at(rows: list[dict[str, Any]], what: str, limit: int) -> int:
+    return sum(row[what] >= AT_LIMIT * limit > 0 for row in rows)
+
+
+def update(
+    set_to: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
+) -> None:
+    """Bring every series to what ``Status.take`` says: ``set_to`` sets a gauge, ``count`` raises a
+    counter to a total, each by name, value and labels."""
+    for limit, row in status["limits"].items():
+        set_to("tenants_at_limit", row["tenants"], limit)
+        count("limit_refusals_total", row["refused"], limit)
+    for row in status["hints"]:
+        acts = "yes" if row["heeded"] else "no"
+        set_to("hint_tenants", row["tenants"], row["said"], row["source"], acts)

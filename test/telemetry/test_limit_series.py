@@ -1,0 +1,114 @@
+"""Series of tenants at a limit, and of hints that are not acted on: counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_canopy.records import GATEWAY
+from sglang_canopy.reuse.hint_trust import HintRecords
+from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.reuse.shadow import Tip
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.reporter import Reporter
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"canopy:{name}", {"dp_rank": "0", **labels})
+
+
+def say_over(
+    records: HintRecords, tenant: str, right: int, wrong: int, speaker: object = None
+) -> None:
+    """``tenant`` finishes as many requests again that nobody says anything of and that go on."""
+    root = ReuseModel().categories.get("*")
+    for at in range(2 * (right + wrong)):
+        tip = Tip(float(at), root, tenant)
+        tip.speaker = tenant if speaker is None else speaker
+        records.note_tip(tip, over=at < right + wrong)
+        if at >= right:
+            records.continued(tip, at + 1.0)
+
+
+def test_a_tenant_whose_hints_come_true_is_told_from_one_whose_do_not() -> None:
+    records = HintRecords()
+    say_over(records, "honest", 400, 2)
+    say_over(records, "liar", 0, 400)
+    say_over(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
+    assert records.heeded() == {
+        ("over", "client", True): 1,
+        ("over", "client", False): 1,
+        ("over", "gateway", True): 1,
+    }
+
+
+def test_hints_that_are_not_acted_on_have_a_series(registry) -> None:
+    tree = LiveTree(200, "wa")
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
+    hints = tree.core.live.device_policy.model.hints
+    reporter.report()
+    asked = {"said": "over", "source": "client"}
+    assert value(registry, "hint_tenants", **asked, heeded="no") == 0
+    say_over(hints, "liar", 0, 40)
+    reporter.report()
+    assert value(registry, "hint_tenants", **asked, heeded="no") == 1
+    hints._records.clear()
+    reporter.report()
+    assert value(registry, "hint_tenants", **asked, heeded="no") == 0
+
+
+def test_a_policy_that_learns_nothing_has_no_series_of_hints(registry) -> None:
+    tree = LiveTree(200, "canopy-lru")
+    Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
+    labels = {"said": "over", "source": "client", "heeded": "no"}
+    assert value(registry, "hint_tenants", **labels) is None
+
+
+def test_a_tenant_that_has_kept_all_it_may_is_at_its_limit(registry) -> None:
+    tree = LiveTree(200, "wa")
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
+    limit = tree.core.keeps.budget.tenant_tokens
+    tree.serve(list(range(limit)), 1.0, tenant="a", keep_until=60.0)
+    reporter.report()
+    assert value(registry, "tenants_at_limit", limit="keep") == 1
+    assert value(registry, "limit_refusals_total", limit="keep") is None
+    tree.serve(list(range(100, 105)), 2.0, tenant="a", keep_until=60.0)
+    reporter.report()
+    assert value(registry, "limit_refusals_total", limit="keep") == 1
+    tree.serve(list(range(150, 155)), 70.0, tenant="b", keep_until=80.0)
+    reporter.report()
+    assert value(registry, "tenants_at_limit", limit="keep") == 0
+
+
+def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_path: Path) -> None:
+    pages = 5
+    probe = DiskTree(tmp_path / "probe")
+    probe.serve([1, 2], 1.0)
+    probe.settle()
+    size = next(iter(probe.store.stats()[k] for k in ("bytes",)))
+    probe.close()
+    tree = DiskTree(tmp_path / "disk", tokens=64, disk={"quota_bytes": {"a": pages * size}})
+    reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
+    tree.serve(list(range(4)), 1.0, tenant="a")
+    tree.settle()
+    reporter.report()
+    assert value(registry, "tenants_at_limit", limit="quota") == 0
+    tree.serve(list(range(100, 100 + 2 * pages)), 2.0, tenant="a")
+    tree.serve(list(range(200, 200 + 4 * pages)), 3.0, tenant="b")
+    tree.settle()
+    reporter.report()
+    stats = tree.store.stats()
+    assert value(registry, "tenants_at_limit", limit="quota") == 1, stats
+    assert value(registry, "tenants_at_limit", limit="pin") == 0
+    names = {label for metric in registry.collect() for s in metric.samples for label in s.labels}
+    assert "tenant" not in names
+    tree.close()
