@@ -4,7 +4,7 @@
 
 DIR holds `mooncake/` and `agentic_coding/`. Every trace and capacity, two processes; about five
 minutes. Prints a table: prompt tokens that hit, in %, and the duel's distance from LRU and from the
-best. ``--one-in N`` starts with one conversation of N in the sample.
+best. ``--one-in N`` starts with one block of N in the sample.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def row(data: Path, name: str, share: float, one_in: int) -> dict[str, Any]:
         "against_lru": round(hits["duel"] - hits["lru"], 3),
         "against_best": round(hits["duel"] - max(hits[arm] for arm in ARMS), 3),
         "switches": stats["switches"],
-        "one_conversation_in": stats["one_conversation_in"],
+        "one_block_in": stats["one_block_in"],
     }
 
 

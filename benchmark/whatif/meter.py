@@ -5,9 +5,11 @@
 
 A trace is simulated in full under the running policy (LRU) at one capacity; the meter hears of
 every request with what it hit there, as in a server. Its arms are compared with full simulations of
-the same policies and capacities. Printed in % of prompt tokens; `error` is the meter's minus the
-simulation's, over the whole trace. `us` is what the meter took per request of the trace, on the
-thread that serves; `share` is that at the trace's own rate.
+the same policies and capacities. Block ids are hashed, as a server's are; a seed is another hash and
+so another sample. Printed in % of prompt tokens, over the whole trace: for each arm `error`, the
+meter's minus the simulation's, and `stated`, the standard error that the meter gives itself. `us` is
+what the meter took per request of the trace, on the thread that serves; `share` is that at the
+trace's own rate.
 
 ``--cost`` needs no data: conversations of 2,000 to 8,000 tokens at several rates, through all that
 ``--canopy-observe`` does with a request that has ended (their tokens are hashed, too). `share` is
@@ -17,7 +19,9 @@ in % of the scheduler's thread, over all and, once the sample has been thinned o
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
 import random
 import sys
 import time
@@ -28,15 +32,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
 from sglang_canopy.sim.driver import distinct_blocks, simulate
 from sglang_canopy.trace.open import open_trace
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.whatif.meter import LRU, NOW, Asked, Memory, Meter, Question
 
-TRACES = ("conversation", "synthetic", "agentic-60", "agentic-400")
+TRACES = ("conversation", "synthetic", "agentic-60")
 CAPACITIES = (0.02, 0.05, 0.1)
-SAMPLES = (None, 2, 8, 32)
+SAMPLES = (None, 4, 8, 16, 32)
+SEEDS = (1, 2, 3)
+_MASK = (1 << 64) - 1
 POLICIES = (LRU, "wa")
 
 
@@ -53,15 +60,32 @@ def trace(data: Path, name: str) -> tuple[list[TraceRequest], int]:
     return requests, distinct_blocks(requests)
 
 
-def measured(requests: list[TraceRequest], blocks: int, one_in: int | None) -> Meter:
+def hashed(block: int, seed: int) -> int:
+    """SplitMix64: a block's id as the hash of its tokens is one."""
+    z = block + seed * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
+
+
+def measured(requests: list[TraceRequest], blocks: int, one_in: int | None, seed: int) -> Meter:
     """A meter that heard of the whole trace, served under LRU."""
     memory = Memory(blocks * requests[0].block_tokens)
-    meter = Meter(Asked(POLICIES, (1.0, 2.0), one_in), memory, LRU)
-    simulate(requests, make_policy("lru"), blocks, on_request=meter.ended)
+    meter = Meter(Asked(POLICIES, (1.0, 2.0), one_in, memory_s=math.inf), memory, LRU)
+    ids: dict[int, int] = {}
+
+    def ended(request: Request, hit_tokens: int) -> None:
+        heard = copy.copy(request)
+        heard.path = tuple(ids.get(b) or ids.setdefault(b, hashed(b, seed)) for b in request.path)
+        meter.ended(heard, hit_tokens)
+
+    simulate(requests, make_policy("lru"), blocks, on_request=ended)
     return meter
 
 
-def rows(data: Path, name: str, share: float, samples: tuple[int | None, ...]) -> list[dict]:
+def rows(
+    data: Path, name: str, share: float, samples: tuple[int | None, ...], seeds: tuple[int, ...]
+) -> list[dict[str, Any]]:
     requests, distinct = trace(data, name)
     blocks = max(1, int(distinct * share))
     truth = {
@@ -73,25 +97,47 @@ def rows(data: Path, name: str, share: float, samples: tuple[int | None, ...]) -
     span_s = requests[-1].time_s - requests[0].time_s
     found = []
     for one_in in samples:
-        meter = measured(requests, blocks, one_in)
-        caches = meter.caches
-        ratio = {q: 100 * caches.saved_ever[q] / (caches.asked_ever or 1) for q in truth}
-        shift = truth[LRU, NOW] - ratio[LRU, NOW]
-        row: dict[str, Any] = {
-            "trace": name,
-            "capacity": share,
-            "one_in": "auto" if one_in is None else one_in,
-            "sampled": caches.seen,
-            "us": round(1e6 * meter.spent_s / len(requests), 1),
-            "share": round(100 * meter.spent_s / span_s, 3),
-        }
-        for question in truth:
-            if question != (LRU, NOW):
-                label = f"{question.policy} {question.capacity}"
-                row[label] = round(truth[question], 2)
-                row[f"{label} error"] = round(ratio[question] + shift - truth[question], 2)
-        found.append(row)
+        for seed in seeds if one_in else seeds[:1]:
+            meter = measured(requests, blocks, one_in, seed)
+            row: dict[str, Any] = {
+                "trace": name,
+                "capacity": share,
+                "one_in": "auto" if one_in is None else one_in,
+                "seed": seed,
+                "sampled": meter.caches.seen,
+                "us": round(1e6 * meter.spent_s / len(requests), 1),
+                "share": round(100 * meter.spent_s / span_s, 3),
+            }
+            for arm in meter.rows():
+                question = Question(arm["policy"], arm["capacity"])
+                if question != (LRU, NOW):
+                    label = f"{question.policy} {question.capacity}"
+                    row[label] = round(truth[question], 2)
+                    row[f"{label} error"] = round(100 * arm["hit_ratio"] - truth[question], 2)
+                    row[f"{label} stated"] = round(100 * arm["standard_error"], 2)
+            found.append(row)
     return found
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """For each trace, capacity and sample: the errors' root mean square and worst over arms and
+    seeds, the stated ones', and how many errors are within two stated ones."""
+    lines = [
+        "| trace | capacity | one in | sampled | error, RMS | worst | stated, RMS | within 2 |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for key in dict.fromkeys((r["trace"], r["capacity"], r["one_in"]) for r in rows):
+        own = [r for r in rows if (r["trace"], r["capacity"], r["one_in"]) == key]
+        arms = [k.removesuffix(" error") for k in own[0] if k.endswith(" error")]
+        pairs = [(r[f"{arm} error"], r[f"{arm} stated"]) for r in own for arm in arms]
+        off, said = (math.sqrt(sum(p[i] ** 2 for p in pairs) / len(pairs)) for i in (0, 1))
+        within = sum(abs(error) <= 2 * stated + 0.01 for error, stated in pairs)
+        worst = max((error for error, _ in pairs), key=abs)
+        lines.append(
+            f"| {key[0]} | {key[1]:.0%} | {key[2]} | {own[0]['sampled']:,} | {off:.2f} | "
+            f"{worst:+.2f} | {said:.2f} | {within} of {len(pairs)} |"
+        )
+    return lines
 
 
 def cost(rate: float, span_s: float = 300.0) -> dict[str, Any]:
@@ -146,10 +192,12 @@ def main() -> None:
     parser.add_argument("--trace", choices=TRACES, nargs="*", default=TRACES)
     parser.add_argument("--capacity", type=float, nargs="*", default=CAPACITIES)
     parser.add_argument("--one-in", type=int, nargs="*", help="0: auto")
+    parser.add_argument("--seed", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--rate", type=float, nargs="*", default=(1, 8, 32, 128))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.cost:
-        for rate in (1, 8, 32, 128):
+        for rate in args.rate:
             print(json.dumps(cost(rate)), flush=True)
         return
     if args.data is None:
@@ -159,9 +207,10 @@ def main() -> None:
     begin = time.perf_counter()
     for name in args.trace:
         for share in args.capacity:
-            for row in rows(args.data, name, share, samples):
+            for row in rows(args.data, name, share, samples, tuple(args.seed)):
                 found.append(row)
                 print(json.dumps(row), flush=True)
+    print("\n".join(table(found)))
     print(f"{time.perf_counter() - begin:.0f} s")
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -6,8 +6,11 @@ import json
 import stat
 from pathlib import Path
 
+import pytest
+
 from sglang_canopy.radix.saved_profile import EVERY_S, Profile
 from sglang_canopy.server import entry
+from sglang_canopy.telemetry.ttft_hour import TtftHour
 from support.live_tree import LiveTree
 
 
@@ -97,6 +100,26 @@ def test_the_ttft_line_is_fed_by_first_tokens() -> None:
     before = entry.ttft_fit.stats()["requests"]
     times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
-    entry.first_token(None, None, out, 0)
-    entry.first_token(None, None, SimpleNamespace(time_stats=None), 0)
+    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
+    entry.first_token(None, state, out, 0)
+    entry.first_token(None, state, SimpleNamespace(time_stats=None), 0)
     assert entry.ttft_fit.stats()["requests"] == before + 1
+
+
+def test_what_clients_waited_is_counted_from_the_requests_creation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from types import SimpleNamespace
+
+    hour = TtftHour(lambda: 1e9)
+    monkeypatch.setattr(entry, "ttft_hour", hour)
+    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
+    monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
+    for token_at in (12.0, None):  # the second is known now alone
+        entry.first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
+    (point,) = hour.points()
+    assert (point["requests"], point["p50_s"], point["p99_s"]) == (
+        2,
+        pytest.approx(2.0, rel=0.06),
+        pytest.approx(4.0, rel=0.06),
+    )

@@ -139,7 +139,7 @@ WHATIF: dict[str, Any] = {
         )
     ],
     "sampled_requests": 4200,
-    "one_conversation_in": 8,
+    "one_block_in": 8,
 }
 
 
@@ -152,7 +152,7 @@ def test_what_other_policies_would_hit_is_shown_beside_the_running_one() -> None
 
 def test_a_server_that_is_only_watched_has_a_frame_too() -> None:
     text = shown({**STATUS, "policy": "lru", "ranks": [], "whatif": WHATIF})
-    assert "one conversation in 8" in text
+    assert "one block in 8" in text
     assert "prompt tokens hit:" not in text
 
 

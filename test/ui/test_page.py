@@ -58,13 +58,25 @@ RANK: dict[str, Any] = {
     ],
     "tenants": [{"tenant": None, "device": 640, "host": 320}],
     "curves": {"chat": [(0.0, 1.0), (10.0, 0.6), (100.0, 0.3), (1000.0, 0.25)]},
-    "groups": [{"tier": "host", "group": "0", "name": "system prompt", "ttl_s": 7200.0}],
+    "groups": [
+        {
+            "tier": "host",
+            "group": "0",
+            "name": "system prompt",
+            "ttl_s": 7200.0,
+            "held_tokens": {"device": 555, "host": 777},
+        }
+    ],
 }
 STATUS: dict[str, Any] = {
     "version": "9.9",
     "policy": "wa",
     "uptime_s": 600.0,
     "ttft_model": {"alpha": 0.001, "beta": 0.02},
+    "ttft_hour": [
+        {"time": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
+        for n in range(60)
+    ],
     "ranks": [RANK],
     "whatif": {
         "running": "wa",
@@ -74,7 +86,7 @@ STATUS: dict[str, Any] = {
             {**ARM, "policy": "wa", "capacity": "host x2", "hit_ratio": 0.58, "running": False},
             {**ARM, "policy": "canopy-lru", "capacity": "now", "hit_ratio": 0.41, "running": False},
         ],
-        "one_conversation_in": 4,
+        "one_block_in": 4,
         "sampled_requests": 4200,
     },
 }
@@ -219,9 +231,11 @@ def test_a_browser_shows_every_part(tmp_path: Path) -> None:
         "60.0 %",
         "public",
         "4.32k",
+        "777",
+        "99 in 100 below",
     ):
         assert text in dom, text
-    assert dom.count('class="u-wrap"') == 3  # hits, evictions, curves
+    assert dom.count('class="u-wrap"') == 4  # hits, evictions, curves, times to first token
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom
     assert "<img" not in dom
     assert "no news" not in dom

@@ -72,11 +72,11 @@ class WhatifFlags:
     one_in: int | None = declare(
         None,
         f"{FLAG}-one-in",
-        "Sample one conversation of so many.",
+        "Sample one block of so many.",
         metavar="N",
         low=1,
         high=1 << 20,
-        shown_default="all, and half of them whenever that is above 8 requests a second",
+        shown_default="all, and half of them whenever that is too much work for 1 % of a core",
     )
     observe: bool = declare(
         False,

@@ -1,8 +1,8 @@
 """Which of several rankings saves most on this traffic, found with sampled shadow caches.
 
-Set dueling (Qureshi et al., ISCA 2007) with whole conversations as the sample: every ranking runs
-a small cache of its own over the same sampled requests (``sampled_caches.py``), and the real cache
-follows the one that saves most prompt tokens. All ranks follow alike.
+Set dueling (Qureshi et al., ISCA 2007) with blocks as the sample: every ranking runs a small cache
+of its own over the same sampled blocks (``sampled_caches.py``), and the real cache follows the one
+that saves most prompt tokens. All ranks follow alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.sampled_caches import MOST_PER_S, Arm, SampledCaches
+from sglang_canopy.policy.sampled_caches import MOST_WORK_PER_S, Arm, SampledCaches
 from sglang_canopy.records import Request
 
 _HOLD_REQUESTS = 32
@@ -36,12 +36,15 @@ class Duel:
     """
 
     def __init__(
-        self, arms: Mapping[str, Callable[[], Policy]], *, most_per_s: float = MOST_PER_S
+        self,
+        arms: Mapping[str, Callable[[], Policy]],
+        *,
+        most_work_per_s: float = MOST_WORK_PER_S,
     ) -> None:
         self.winner = next(iter(arms))
         self.capacity_tokens = 0
         self.switches = 0
-        self.caches = SampledCaches(most_per_s=most_per_s)
+        self.caches = SampledCaches(most_work_per_s=most_work_per_s)
         """Others may add caches of their own, which are fed with these."""
         self._make = dict(arms)
         self._since_switch = 0
@@ -53,16 +56,12 @@ class Duel:
             for name, make in self._make.items():
                 self.caches.add(name, Arm(make, tokens))
 
-    def samples(self, conversation: int) -> bool:
-        """Whether a conversation, by any number that names it, is in the sample."""
-        return self.caches.samples(conversation)
-
     def observe(self, request: Request, conversation: Hashable) -> None:
-        """Serve a sampled request that has ended in every shadow cache, and choose the winner anew.
+        """Serve what is sampled of an ended request in every shadow cache, and choose the winner anew.
 
         Its label must be the live policy's, its path extended over the output where it is known.
         """
-        if self.caches.observe(request, conversation):
+        if self.caches.observe(request, conversation) is not None:
             self._since_switch += 1
             self._decide()
 
@@ -78,7 +77,7 @@ class Duel:
             "winner": self.winner,
             "switches": self.switches,
             "hit_ratios": {name: round(ratio, 5) for name, ratio in self.hit_ratios().items()},
-            "one_conversation_in": self.caches.one_in,
+            "one_block_in": self.caches.one_in,
             "sampled_requests": self.caches.seen,
         }
 

@@ -1,22 +1,32 @@
-"""Several shadow caches over one sample of the requests, and what each of them saved.
+"""Several shadow caches over one sample of the blocks, and what each of them saved.
 
-The sample is of whole conversations, by a hash, and each cache is smaller by the sampled share
-(SHARDS, Waldspurger et al., FAST 2015). Only the requests and their stamps decide what is sampled,
-so that all tensor-parallel ranks sample alike.
+The sample is of blocks, by a hash of their ids (SHARDS, Waldspurger et al., FAST 2015). An id names
+the whole path up to its block, so a sampled block's ancestors that are sampled lie before it on
+every path, and the sampled blocks form a prefix tree of their own. What several conversations share
+is sampled like anything else; a sample of conversations would see its users too rarely. Only the
+requests and their stamps decide what is sampled, so that all tensor-parallel ranks sample alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.shadow_cache import ShadowCache, as_sampled
 from sglang_canopy.records import Request
 
-MOST_PER_S = 8.0
-"""Sampled requests a second, on average over a minute, above which half of the sample goes."""
+MOST_WORK_PER_S = 150.0
+"""Above this average over a minute, half of the sample goes. A unit is one request in one shadow
+cache, some 60 us on a slow core: below 1 % of a thread."""
+
+HEARD_WORK = 0.6
+"""What a request costs of which no block is in the sample: its blocks are hashed and looked at."""
+
+LEAST_WORK_PER_S = 12.0
+"""What the shadow caches may do however many requests there are."""
 
 MEMORY_REQUESTS = 3000
 """A sampled request's weight falls to 1/e after so many more."""
@@ -26,6 +36,8 @@ MOST_BLOCKS = 200_000
 
 _SAMPLE_S = 60.0
 _MASK = (1 << 64) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio, odd: Fibonacci hashing (Knuth, vol. 3, section 6.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +49,50 @@ class Arm:
     whole_nodes: bool = False
 
 
+class Picked(NamedTuple):
+    """What of a request is in the sample."""
+
+    blocks: tuple[int, ...]
+    asked_tokens: int
+    """Prompt tokens that the sampled blocks stand for."""
+
+
+class Sample(NamedTuple):
+    """One request in every shadow cache."""
+
+    blocks: tuple[int, ...]
+    asked_tokens: int
+    hit_blocks: dict[Hashable, int]
+    """How many leading ones of ``blocks`` each cache had."""
+    saved_tokens: dict[Hashable, int]
+    """Prompt tokens that these stand for."""
+
+
+def block_number(block: int) -> int:
+    """A number from 0 to 2^32 - 1 for a block's id, such that neighbouring ids fall apart."""
+    return (block * _MULTIPLIER & _MASK) >> 32
+
+
+def covered_tokens(request: Request) -> int:
+    """Prompt tokens that are in the blocks of a request's path."""
+    return min(request.prompt_tokens, len(request.path) * request.block_tokens)
+
+
 class SampledCaches:
-    """Shadow caches by name. ``one_in``: of so many conversations one is sampled; ``None`` starts
-    with all and doubles whenever a minute has more than ``most_per_s`` sampled requests a second.
+    """Shadow caches by name. ``one_in``: of so many blocks one is sampled; ``None`` starts with all
+    and doubles whenever a minute has had more than ``most_work_per_s``.
     """
 
-    def __init__(self, one_in: int | None = None, most_per_s: float = MOST_PER_S) -> None:
+    def __init__(self, one_in: int | None = None, most_work_per_s: float = MOST_WORK_PER_S) -> None:
         self.one_in = one_in or 1
         self.seen = 0
-        """Sampled requests."""
+        """Requests with a block in the sample."""
+        self.heard_per_s = 0.0
+        """Requests a second, in the minute before this one."""
+        self.last: Sample | None = None
+        """The last request's, if a block of it is in the sample."""
         self.asked = 0.0
-        """Their prompt tokens; recent requests weigh most, here and in ``saved``."""
+        """Sampled prompt tokens; recent requests weigh most, here and in ``saved``."""
         self.saved: dict[Hashable, float] = {}
         """Prompt tokens that each cache had."""
         self.asked_ever = 0
@@ -56,9 +101,10 @@ class SampledCaches:
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
         self._squares: dict[tuple[Hashable, Hashable], float] = {}
-        self._most_per_s = math.inf if one_in else most_per_s
         self._thins = one_in is None
-        self._counted_from, self._counted = 0.0, 0
+        self._most_work_per_s = most_work_per_s
+        self._counted_from = -math.inf
+        self._heard, self._visits = 0, 0
 
     def add(self, name: Hashable, arm: Arm) -> None:
         """Another cache, empty. One of the same name and size is left as it is."""
@@ -70,29 +116,57 @@ class SampledCaches:
         self.saved.setdefault(name, 0.0)
         self.saved_ever.setdefault(name, 0)
 
-    def samples(self, conversation: int) -> bool:
-        """Whether a conversation, by any number that names it, is in the sample."""
-        return _mixed(conversation) % self.one_in == 0
+    def samples(self, block: int) -> bool:
+        """Whether a block, by its id, is in the sample."""
+        return block_number(block) % self.one_in == 0
 
-    def observe(self, request: Request, conversation: Hashable) -> dict[Hashable, int]:
-        """Serve a sampled request that has ended in every cache; prompt tokens that each had.
+    def pick(self, request: Request) -> Picked | None:
+        """What of a request that has ended is in the sample; ``None`` where no block is.
+
+        Call it once for each request: what it costs is counted here. Its path is extended over the
+        output where that is known.
+        """
+        self.last = None
+        if not self._arms or not request.path:
+            return None
+        self._thin_out(request)
+        n, path, tokens = self.one_in, request.path, request.block_tokens
+        of_prompt = -(-request.prompt_tokens // tokens)
+        if n == 1:
+            return Picked(tuple(path), covered_tokens(request))
+        blocks = self.sampled(path[:of_prompt])
+        asked = len(blocks) * tokens
+        if of_prompt <= len(path) and blocks and blocks[-1] == path[of_prompt - 1]:
+            asked -= of_prompt * tokens - request.prompt_tokens  # the last is not full of prompt
+        blocks += self.sampled(path[of_prompt:])
+        return Picked(tuple(blocks), n * asked) if blocks else None
+
+    def observe(self, request: Request, conversation: Hashable) -> Sample | None:
+        """Serve a request that has ended in every cache, if a block of it is in the sample.
 
         Its label must be set, its path extended over the output where it is known.
         """
-        if not self._arms or not request.path:
-            return {}
-        self._thin_out(request)
-        copy = as_sampled(request, conversation)
-        saved = {name: self._cache(name, copy).access(copy) for name in self._arms}
+        picked = self.pick(request)
+        return None if picked is None else self.serve(as_sampled(request, conversation), picked)
+
+    def serve(self, copy: Request, picked: Picked) -> Sample:
+        """Serve what was picked of a request in every cache. ``copy`` (``as_sampled``) is used up."""
+        copy.path = picked.blocks
+        copy.block_tokens *= self.one_in
+        asked = picked.asked_tokens
+        hits = {name: self._cache(name, copy).access(copy) for name in self._arms}
+        saved = {name: min(hit * copy.block_tokens, asked) for name, hit in hits.items()}
         keep = 1.0 - 1.0 / MEMORY_REQUESTS
-        self.asked = self.asked * keep + copy.prompt_tokens
-        self.asked_ever += copy.prompt_tokens
+        self.asked = self.asked * keep + asked
+        self.asked_ever += asked
         for name, tokens in saved.items():
             self.saved[name] = self.saved[name] * keep + tokens
             self.saved_ever[name] += tokens
         self._compare(saved, keep)
         self.seen += 1
-        return saved
+        self._visits += len(self._arms)
+        self.last = Sample(picked.blocks, asked, hits, saved)
+        return self.last
 
     def hit_ratio(self, name: Hashable) -> float:
         """Share of the sampled prompt tokens that a cache had."""
@@ -104,15 +178,21 @@ class SampledCaches:
         return self.saved[name] - self.saved[other], math.sqrt(squares)
 
     def blocks(self) -> dict[Hashable, int]:
-        """Blocks that each cache holds."""
+        """Sampled blocks that each cache holds."""
         return {name: len(cache) for name, cache in self._caches.items()}
+
+    def sampled(self, path: Sequence[int]) -> list[int]:
+        """The blocks of a path that are in the sample."""
+        n = self.one_in  # block_number, written out: this runs for every block of every request
+        return [b for b in path if ((b * _MULTIPLIER & _MASK) >> 32) % n == 0]
 
     def _cache(self, name: Hashable, request: Request) -> ShadowCache:
         cache = self._caches.get(name)
         if cache is None:
             arm = self._arms[name]
+            block_tokens = request.block_tokens // self.one_in
             cache = self._caches[name] = ShadowCache(
-                arm.make(), arm.tokens, request.block_tokens, self.one_in, arm.whole_nodes
+                arm.make(), arm.tokens, block_tokens, self.one_in, arm.whole_nodes
             )
         return cache
 
@@ -125,27 +205,21 @@ class SampledCaches:
                 self._squares[name, other] = squares * keep + float(mine - saved[other]) ** 2
 
     def _thin_out(self, request: Request) -> None:
-        """Halve the sample when it has more requests, or the caches more blocks, than allowed."""
-        if not self._thins:
-            return
+        """Halve the sample when there is more work, or the caches have more blocks, than allowed."""
         now = request.time
-        if not self._counted:
+        if not self._heard:
             self._counted_from = now
-        self._counted += 1
+        self._heard += 1
+        span = max(_SAMPLE_S, now - self._counted_from)
+        most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * self._heard / span)
         largest = max(arm.tokens for arm in self._arms.values())
-        dense = self._counted > self._most_per_s * max(_SAMPLE_S, now - self._counted_from)
-        if dense or largest > self.one_in * MOST_BLOCKS * request.block_tokens:
+        large = largest > self.one_in * MOST_BLOCKS * request.block_tokens
+        dense = self._visits > most * span
+        if self._thins and (dense or large):
             self.one_in *= 2
-            for cache in self._caches.values():
-                cache.tree.thin_out(self.one_in)
-            self._counted = 0
-        elif now - self._counted_from >= _SAMPLE_S:
-            self._counted = 0
-
-
-def _mixed(number: int) -> int:
-    """SplitMix64's finaliser, so that neighbouring numbers fall apart."""
-    z = (number + 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+            for name, cache in self._caches.items():
+                cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
+        elif now - self._counted_from < _SAMPLE_S:
+            return
+        self.heard_per_s = self._heard / span
+        self._heard = self._visits = 0

@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import Node, RadixTree
-from sglang_canopy.records import Leaf, Request
-
-
-class SampledTree(RadixTree):
-    """A tree that serves one conversation in ``one_in``, in a capacity smaller by as much.
-
-    What several conversations share takes as much room for a sample of them as for all, so a
-    shared block counts ``1 / one_in`` of a block: the room for it is lent.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        capacity_tokens: int,
-        block_tokens: int,
-        one_in: int,
-        whole_nodes: bool = False,
-    ) -> None:
-        self._tokens = capacity_tokens
-        self._one_in = one_in
-        self.shared_blocks = 0
-        super().__init__(
-            policy,
-            max(1, capacity_tokens // one_in // block_tokens),
-            block_tokens,
-            whole_nodes=whole_nodes,
-        )
-
-    def thin_out(self, one_in: int) -> None:
-        """From now on one conversation in ``one_in`` is served."""
-        self._one_in = one_in
-        self._lend()
-        if self.used_blocks > self.capacity_blocks:
-            self.evict(self.used_blocks - self.capacity_blocks)
-
-    def stamp(self, request: Request, leaf: Node) -> None:
-        own = []
-        node: Node | None = leaf
-        while node is not None and node is not self.root:
-            if not node.shared:
-                own.append(node)
-            node = node.parent
-        super().stamp(request, leaf)
-        new = sum(len(node.blocks) for node in own if node.shared)
-        if new:
-            self.shared_blocks += new
-            self._lend()
-
-    def _cut(self, leaf: Leaf, keep_tokens: int, need: int) -> int:
-        gone = super()._cut(leaf, keep_tokens, need)  # type: ignore[arg-type]
-        if leaf.shared:
-            self.shared_blocks -= gone
-            self._lend()
-        return gone
-
-    def _lend(self) -> None:
-        base = self._tokens // self._one_in // self.block_tokens
-        lent = self.shared_blocks - self.shared_blocks // self._one_in
-        self.capacity_blocks = max(1, base + lent)
+from sglang_canopy.records import Request
 
 
 class ShadowCache:
-    """A tree of block ids under ``policy``, fed with a sample of the live cache's requests.
+    """A tree of block ids under ``policy``, fed with sampled blocks of the live cache's requests.
 
-    ``capacity_tokens``: of the real cache. Nothing is learnt here: requests carry the labels that
-    somebody else gave them.
+    ``capacity_tokens``: of the real cache. Each sampled block stands for ``one_in`` blocks: it
+    counts as so many times ``block_tokens`` tokens, so that room, lengths and offsets are those of
+    the real cache (SHARDS, Waldspurger et al., FAST 2015, scales the capacity instead). Nothing is
+    learnt here: requests carry the labels that somebody else gave them.
     """
 
     def __init__(
@@ -82,20 +26,57 @@ class ShadowCache:
         one_in: int = 1,
         whole_nodes: bool = False,
     ) -> None:
-        self.tree = SampledTree(policy, capacity_tokens, block_tokens, one_in, whole_nodes)
+        self._tokens = capacity_tokens
+        self._block_tokens = block_tokens
+        self._whole_nodes = whole_nodes
+        self.tree = self._empty(policy, one_in)
 
     def access(self, request: Request) -> int:
-        """Serve a request that has ended; returns the prompt tokens that were here."""
+        """Serve a request that has ended, its path thinned out as the cache is; returns how many
+        leading blocks of it were here."""
         tree = self.tree
         if request.time > tree.now:
             tree.now = request.time
         node, hit = tree.match(request.path)
         tree.keep(request, node, hit)
-        return min(hit * tree.block_tokens, request.prompt_tokens)
+        return hit
+
+    def thin_out(self, policy: Policy, one_in: int, sampled: Callable[[int], bool]) -> None:
+        """Hold the ``sampled`` blocks alone, one in ``one_in``, in the same order of use.
+
+        ``policy``: a fresh one of the same kind, which ranks from now on.
+        """
+        old, self.tree = self.tree, self._empty(policy, one_in)
+        tree = self.tree
+        tree.now = old.now
+        placed: dict[Node, Node] = {old.root: tree.root}
+        for node in old.nodes():
+            assert node.parent is not None, "the root is not among its nodes"
+            parent = placed[node.parent]
+            blocks = tuple(block for block in node.blocks if sampled(block))
+            if not blocks:
+                placed[node] = parent  # what is below it hangs there now
+                continue
+            offset = parent.offset + parent.length
+            new = Node(parent, blocks, offset, len(blocks) * tree.block_tokens)
+            new.inherit(node)
+            parent.children[blocks[0]] = new
+            placed[node] = new
+            tree.used_blocks += len(blocks)
+        leaves = [node for node in tree.nodes() if not node.children]
+        for leaf in sorted(leaves, key=lambda leaf: (leaf.last_access, leaf.blocks[0])):
+            policy.admit(leaf, tree.now)
+        if tree.used_blocks > tree.capacity_blocks:
+            tree.evict(tree.used_blocks - tree.capacity_blocks)
 
     def __len__(self) -> int:
-        """Blocks held."""
+        """Sampled blocks held."""
         return self.tree.used_blocks
+
+    def _empty(self, policy: Policy, one_in: int) -> RadixTree:
+        block_tokens = self._block_tokens * one_in
+        capacity = max(1, self._tokens // block_tokens)
+        return RadixTree(policy, capacity, block_tokens, whole_nodes=self._whole_nodes)
 
 
 def as_sampled(request: Request, conversation: Hashable) -> Request:

@@ -133,7 +133,7 @@ class WorkloadAware(Policy):
             return super().finish(request)
         origin = self.model.origin(request)
         request.label = self.model.finish(request)
-        if self.duel is not None and self.duel.samples(origin):
+        if self.duel is not None:
             self.duel.observe(request, origin)
         return request.label
 

@@ -24,6 +24,7 @@ from sglang_canopy.request.sent import body_of, headers_of, metadata_fields
 from sglang_canopy.request.stamp import MARKER_KEY, RETENTION_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
+from sglang_canopy.telemetry.ttft_hour import TtftHour
 from sglang_canopy.tenant import tenant_of
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ carriers = owner.NO_CARRIERS
 """Where else a tenant and our keys may stand; set likewise."""
 
 ttft_fit = TtftFit()
+ttft_hour = TtftHour(time.time)
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
 
 
@@ -180,8 +182,13 @@ def _breakpoints(serving: Any, adapted: Any, request: Any) -> list[Retention]:
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     """After ``TokenizerManager._get_scheduler_first_token_time``, once a request.
 
-    Feeds the TTFT line with the request's prefill time in the scheduler, queueing left out.
+    Feeds the TTFT line with the request's prefill time in the scheduler, queueing left out; and the
+    last hour's times with what the client waited, queueing included. ``result``: when the token
+    was there, if that is before now.
     """
+    created = state.time_stats.created_time
+    if created > 0.0:
+        ttft_hour.add((result or time.perf_counter()) - created)
     if recv_obj.time_stats is None:
         return
     times = recv_obj.time_stats[i]

@@ -90,6 +90,7 @@ def _add(server_args: Any) -> None:
             "policy": ranks[0]["running"] if ranks else server_args.radix_eviction_policy,
             "policy_config": server_args.radix_eviction_policy_config or {},
             "ttft_model": entry.ttft_fit.stats(),
+            "ttft_hour": entry.ttft_hour.points(),
             "client_hints": entry.hint_rule.mode,
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,

@@ -18,6 +18,7 @@ from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
 from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
+from sglang_canopy.ttl.table import RESIDUAL
 
 WINDOW_S = 60.0
 """The "last minute"."""
@@ -28,6 +29,7 @@ MAX_TENANTS, MAX_CURVES = 16, 6
 MAX_GROUPS = 64
 """Groups of one tier that are shown, the first of the table."""
 
+_NONE = (0, 0)
 _SLICE = 1000
 """Nodes looked at before other threads may run."""
 
@@ -74,6 +76,8 @@ class Status:
         self.started = time.time()
         self._held: dict[str, list[int]] = {}
         self._held_by_tenant: dict[str | None, list[int]] = {}
+        self._held_by_group: dict[tuple[int, int], list[int]] = {}
+        """Tokens on the device and on the host, by the tier whose table has the group."""
         self._next_walk = -math.inf
         self._walk_s = 0.0
         """CPU seconds of the last walk; at most half a percent of the time goes into them."""
@@ -213,10 +217,12 @@ class Status:
             if table is None:
                 continue
             for i, group in enumerate(table.groups[:MAX_GROUPS]):
-                yield _group(tier, str(i), group.name, group.ttl_s)
+                held = self._held_by_group.get((tier, i), _NONE)
+                yield _group(tier, str(i), group.name, group.ttl_s, held)
             for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
                 yield _group(tier, f"category {category}", category, ttl_s)
-            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s)
+            held = self._held_by_group.get((tier, RESIDUAL), _NONE)
+            yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
         live, controller = self.cache.tree_core.live, self.cache.cache_controller
@@ -296,6 +302,7 @@ class Status:
         begin = time.thread_time()
         held: dict[str, list[int]] = {}
         of_tenant: dict[str | None, list[int]] = {}
+        of_group: dict[tuple[int, int], list[int]] = {}
         nodes = list(self.cache.tree_core._node_arena.values())
         for start in range(0, len(nodes), _SLICE):
             for node in nodes[start : start + _SLICE]:
@@ -304,11 +311,18 @@ class Status:
                     continue
                 category = self.counters.category_of(node.canopy.category)
                 owner = of_tenant.setdefault(node.canopy.tenant, [0, 0])
-                for tokens in (held.setdefault(category, [0, 0]), owner):
+                group = RESIDUAL if node.canopy.group is None else node.canopy.group
+                for tokens in (
+                    held.setdefault(category, [0, 0]),
+                    owner,
+                    of_group.setdefault((DISK, group), [0, 0]),
+                    of_group.setdefault((HOST, node.canopy.host_group), [0, 0]),
+                ):
                     tokens[DEVICE] += len(key) if data.value is not None else 0
                     tokens[HOST] += len(key) if data.host_value is not None else 0
             pause()
         self._held_by_tenant = of_tenant
+        self._held_by_group = of_group
         self._walk_s = time.thread_time() - begin
         return held
 
@@ -332,12 +346,18 @@ def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
     return {**stats, rows: tenants}
 
 
-def _group(tier: int, group: str, name: str, ttl_s: float) -> dict[str, Any]:
+def _group(
+    tier: int, group: str, name: str, ttl_s: float, held: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """``held``: tokens in memory, on the device and on the host; ``None`` where nobody counts."""
     return {
         "tier": TIERS[tier],
         "group": group,
         "name": name,
         "ttl_s": None if math.isinf(ttl_s) else ttl_s,
+        "held_tokens": None
+        if held is None
+        else {TIERS[DEVICE]: held[DEVICE], TIERS[HOST]: held[HOST]},
     }
 
 

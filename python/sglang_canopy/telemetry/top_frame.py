@@ -221,7 +221,7 @@ def _whatif(meter: Mapping[str, Any]) -> RenderableType:
     below = (
         f"share of prompt tokens hit; {plain(meter['running'])} runs and hits "
         f"{100 * meter['hit_ratio']:.1f} %; {size(meter['sampled_requests'])} sampled requests, "
-        f"one conversation in {meter['one_conversation_in']}"
+        f"one block in {meter['one_block_in']}"
     )
     return Group(table, Text(below, style="dim italic"))
 

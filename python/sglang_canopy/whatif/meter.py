@@ -1,8 +1,8 @@
 """What other policies, and other capacities, would hit on the requests that a server serves.
 
-Shadow caches (``policy/sampled_caches.py``) serve a sample of the conversations. They know nothing
-of requests in flight, of pages or of what a tier loads; so the difference that they show, between
-an arm and the policy that runs, is added to what the server really hit (a control variate).
+Shadow caches (``policy/sampled_caches.py``) serve a sample of the blocks. They know nothing of
+requests in flight, of pages or of what a tier loads; so the difference that they show, between an
+arm and the policy that runs, is added to what the server really hit (a control variate).
 Only the requests and their stamps count: all tensor-parallel ranks hold the same.
 """
 
@@ -16,15 +16,18 @@ from typing import Any, NamedTuple
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.duel import surely_ahead
 from sglang_canopy.policy.registry import live_names, make_policy
-from sglang_canopy.policy.sampled_caches import MEMORY_REQUESTS, Arm, SampledCaches
+from sglang_canopy.policy.sampled_caches import Arm, Sample, SampledCaches, covered_tokens
 from sglang_canopy.policy.shadow_cache import as_sampled
 from sglang_canopy.records import Request
+from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.origins import Origins
 
 NOW = "now"
 """The capacity that the server has."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
+LEARN_FROM_ALL_PER_S = 32.0
+"""With more requests a second, policies learn from those alone of which a block is sampled."""
 
 
 class Question(NamedTuple):
@@ -59,23 +62,6 @@ class Memory:
         return f"{'host' if self.host_tokens else 'device'} x{factor:g}"
 
 
-@dataclass(slots=True)
-class Served:
-    """What the server itself hit; recent requests weigh most. In prompt tokens."""
-
-    asked: float = 0.0
-    hit: float = 0.0
-
-    def add(self, asked: int, hit: int, memory: float) -> None:
-        keep = 1.0 - 1.0 / memory
-        self.asked = self.asked * keep + asked
-        self.hit = self.hit * keep + hit
-
-    @property
-    def ratio(self) -> float:
-        return self.hit / (self.asked or 1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Which arms a meter has, and how it samples."""
@@ -84,9 +70,11 @@ class Asked:
     """Names as ``--radix-eviction`` takes them."""
     factors: Sequence[float] = (1.0, 2.0)
     one_in: int | None = None
-    """``None``: as many conversations as are few enough."""
+    """Of so many blocks one is sampled; ``None``: all while there are few requests."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options of policies, by name."""
+    memory_s: float = 3600.0
+    """A request's weight falls to 1/e within so many seconds."""
 
 
 class Meter:
@@ -108,8 +96,7 @@ class Meter:
         self.lru_ahead_since: float | None = None
         """Since when ``canopy-lru`` has been surely ahead of the running policy, without a break."""
         self._origins = Origins()
-        self._served = Served()
-        self._sampled = Served()
+        self._account = Account(asked.memory_s)
         self._teachers: dict[str, Policy] = {}
         self._own: SampledCaches | None = None
         """The caches that this meter feeds; ``None`` where a duel does."""
@@ -120,48 +107,50 @@ class Meter:
         """From now on the server runs another policy."""
         self.changed = now
         self.lru_ahead_since = None
-        self._served, self._sampled = Served(), Served()
+        self._account.begin()
         self._run(running, policy)
 
     def ended(self, request: Request, hit_tokens: int) -> None:
         """A request ended; ``hit_tokens`` of its prompt were on the device or the host."""
         begin = time.thread_time()
-        asked = request.prompt_tokens
-        caches = self.caches
-        self._served.add(asked, hit_tokens, MEMORY_REQUESTS * caches.one_in)
+        caches, account = self.caches, self._account
+        tokens = request.block_tokens
+        missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
+        account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
         if self._own is None:
-            sampled, self._seen = caches.seen > self._seen, caches.seen
+            sample, self._seen = caches.last if caches.seen > self._seen else None, caches.seen
         else:
-            sampled = self._observe(request)
-        if sampled:
-            self._sampled.add(asked, hit_tokens, MEMORY_REQUESTS)
+            sample = self._observe(request)
+        if sample is not None:
+            served = len(caches.sampled(request.path[: hit_tokens // tokens]))
+            control = sample.hit_blocks.get(Question(self.running, NOW), served)
+            account.sample(sample, control, served, tokens, caches.one_in)
             self._compare(request.time)
         self.spent_s += time.thread_time() - begin
 
     def rows(self) -> list[dict[str, Any]]:
         """Each arm's estimated hit ratio, and the running policy's own, which is measured."""
-        control = self._control()
-        shift = self._served.ratio - control
+        account = self._account
         return [
             {
                 "policy": name.policy,
                 "capacity": name.capacity,
                 "tokens": self._tokens[name.capacity],
-                "hit_ratio": round(min(1.0, max(0.0, ratio + shift)), 5),
-                "sampled_hit_ratio": round(ratio, 5),
-                "standard_error": round(self._error(name), 5),
+                "hit_ratio": round(_share(account.served_ratio + account.ahead(name)), 5),
+                "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
+                "standard_error": round(account.error(name), 5),
                 "running": name == (self.running, NOW),
             }
-            for name, ratio in ((n, self.caches.hit_ratio(n)) for n in self._questions)
+            for name in self._questions
         ]
 
     def stats(self) -> dict[str, Any]:
         """Everything, for operators."""
         return {
             "running": self.running,
-            "hit_ratio": round(self._served.ratio, 5),
+            "hit_ratio": round(self._account.served_ratio, 5),
             "arms": self.rows(),
-            "one_conversation_in": self.caches.one_in,
+            "one_block_in": self.caches.one_in,
             "sampled_requests": self.caches.seen,
             "spent_s": round(self.spent_s, 4),
             "lru_ahead_since": self.lru_ahead_since,
@@ -210,31 +199,16 @@ class Meter:
             self._teachers[name] = teacher
         return teacher
 
-    def _observe(self, request: Request) -> bool:
-        """Serve a request in the shadow caches, if it is in the sample."""
-        if not request.path:
-            return False
+    def _observe(self, request: Request) -> Sample | None:
+        """Learn from a request, and serve what of it is in the sample in the shadow caches."""
+        caches = self.caches
+        picked = caches.pick(request)
+        if picked is None and (not request.path or caches.heard_per_s > LEARN_FROM_ALL_PER_S):
+            return None
         origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
-        if not self.caches.samples(origin):
-            return False
         copy = as_sampled(request, origin)
-        copy.category = request.category
         copy.label = _labelled(self._teachers.values(), copy)
-        return bool(self.caches.observe(copy, origin))
-
-    def _control(self) -> float:
-        """The sample's hit ratio under the running policy: in a shadow cache, or as served."""
-        running = Question(self.running, NOW)
-        if running in self._questions:
-            return self.caches.hit_ratio(running)
-        return self._sampled.ratio
-
-    def _error(self, name: Question) -> float:
-        """Of the difference between an arm and the running policy, as a share of the prompts."""
-        running = Question(self.running, NOW)
-        if running not in self._questions:
-            running = name
-        return self.caches.ahead(name, running)[1] / (self.caches.asked or 1.0)
+        return None if picked is None else caches.serve(copy, picked)
 
     def _compare(self, now: float) -> None:
         lru, running = Question(LRU, NOW), Question(self.running, NOW)
@@ -245,6 +219,10 @@ class Meter:
                 self.lru_ahead_since = now
         else:
             self.lru_ahead_since = None
+
+
+def _share(ratio: float) -> float:
+    return min(1.0, max(0.0, ratio))
 
 
 def _labelled(teachers: Iterable[Policy], request: Request) -> str:

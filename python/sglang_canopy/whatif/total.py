@@ -36,7 +36,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "running": first["running"],
         "hit_ratio": mean([m["hit_ratio"] for m in meters]),
         "arms": arms,
-        "one_conversation_in": max(m["one_conversation_in"] for m in meters),
+        "one_block_in": max(m["one_block_in"] for m in meters),
         "sampled_requests": whole,
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
     }

@@ -87,7 +87,7 @@ function whatIf(meter) {
     })],
   }));
   byId("whatif-note").textContent = meter.running + " runs and hits " + percent(meter.hit_ratio, 1) + "; " +
-    size(meter.sampled_requests) + " sampled requests, one conversation in " + meter.one_conversation_in + ".";
+    size(meter.sampled_requests) + " sampled requests, one block in " + meter.one_block_in + ".";
   show("whatif", table(["policy", ...names.flatMap((n) => [n, ""])], rows));
 }
 
@@ -147,11 +147,19 @@ function held(ranks) {
   show("tenants", table(["tenant", "device", "host"], Object.entries(tenants)
     .map(([name, t]) => [name, size(t.device), size(t.host)])));
   const groups = ranks[0].groups.slice(0, 24);
-  show("groups", table(["group", "tier", "TTL"], groups
-    .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : size(g.ttl_s) + " s"])));
+  const of = (group, tier) => group.held_tokens ? size(sum(ranks.map((r) => {
+    const same = r.groups.find((g) => g.tier === group.tier && g.group === group.group);
+    return (same && same.held_tokens ? same.held_tokens[tier] : 0);
+  }))) : "-";
+  show("groups", table(["group", "TTL on", "TTL", "device", "host"], groups
+    .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : size(g.ttl_s) + " s", of(g, "device"), of(g, "host")])));
 }
 
-function fixed(status) {
+function firstTokens(status) {
+  const hour = status.ttft_hour || [], time = (v) => v == null ? "-" : v < 1 ? (1000 * v).toPrecision(3) + " ms" : v.toPrecision(3) + " s";
+  plot("ttft-hour", hour.map((p) => p.time), [
+    { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
+  ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => time(v) });
   const line = status.ttft_model || {};
   show("ttft", table(["", ""], Object.entries(line).map(([k, v]) => [k, typeof v === "number" ? v.toPrecision(4) : v])));
 }
@@ -171,7 +179,7 @@ async function refresh() {
       size(status.uptime_s / 60) + " min" + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
     byId("trouble").textContent = "";
     whatIf(status.whatif);
-    fixed(status);
+    firstTokens(status);
     if (ranks.length) { hits(ranks); tiers(ranks); held(ranks); curves(ranks[0]); }
     else show("tiers", node("p", "SGLang's own cache is only watched.", "note"));
   } catch (error) {
@@ -207,9 +215,13 @@ byId("ask").addEventListener("submit", async (event) => {
 
 function explained(one) {
   const held = Object.entries(one.tokens).filter(([, n]) => n).map(([tier, n]) => tier + " " + n.toLocaleString()).join(", ");
-  const turn = one.next_to_go, parts = [
+  const turn = one.next_to_go, last = one.evicted[0], parts = [
     node("p", one.cached ? "Holds " + (held || "nothing") + " tokens; last used " + one.last_use_s + " s ago." : "Nothing of it is cached."),
   ];
+  if (last)
+    parts.push(node("p", "Evicted last, " + last.s_ago + " s ago: " + last.tokens.toLocaleString() + " tokens from " + last.offset.toLocaleString() +
+      " on left the " + last.tier + ", by " + last.by + " (" + last.reason + "), unused for " + last.idle_s + " s" +
+      (last.category ? ", as " + last.category : "") + "."));
   if (turn && turn.tokens_before !== null)
     parts.push(node("p", "Would be evicted after " + turn.tokens_before.toLocaleString() + " other tokens" +
       (turn.seconds === null ? "." : ", in about " + turn.seconds + " s at today's rate.")));

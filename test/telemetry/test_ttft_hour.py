@@ -1,0 +1,48 @@
+"""Quantiles of each minute are those of its times, and the hour is bounded."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.telemetry.ttft_hour import TtftHour
+
+
+@given(st.lists(st.floats(0.001, 600.0), min_size=1, max_size=200))
+def test_quantiles_are_within_five_percent(times):
+    hour = TtftHour(lambda: 1e9)
+    for seconds in times:
+        hour.add(seconds)
+    (point,) = hour.points()
+    assert point["requests"] == len(times)
+    assert point["p50_s"] == pytest.approx(statistics.median_low(times), rel=0.06)
+    low = sorted(times)[math.ceil(0.99 * len(times)) - 1]
+    assert point["p99_s"] == pytest.approx(low, rel=0.06)
+
+
+def test_the_hour_forgets_and_quiet_minutes_are_left_out():
+    now = [0.0]
+    hour = TtftHour(lambda: now[0])
+    for minute in range(100):
+        now[0] = 60.0 * minute
+        if minute % 2:
+            hour.add(0.5)
+    points = hour.points()
+    assert [point["time"] for point in points] == [60.0 * m for m in range(41, 100, 2)]
+    now[0] = 1e6
+    assert hour.points() == []
+
+
+def test_what_is_no_time_is_ignored_and_what_is_too_long_is_counted():
+    hour = TtftHour(lambda: 0.0)
+    for seconds in (float("nan"), float("inf"), -1.0):
+        hour.add(seconds)
+    assert hour.points() == []
+    hour.add(1e12)
+    hour.add(0.0)
+    (point,) = hour.points()
+    assert point["requests"] == 2

@@ -1,0 +1,85 @@
+"""Sums of a sample against the sums over all, fading, and what the sample's error is said to be."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.policy.sampled_caches import Sample, SampledCaches
+from sglang_canopy.whatif.account import Account
+
+BLOCK = 16
+
+
+def fill(account, one_in, seed, requests=400, memory_between_s=0.0):
+    """Requests of 20 blocks: the server and the control have the first 5, an arm 5 to 20."""
+    draw, sampler, more = random.Random(seed), SampledCaches(one_in), 0
+    for number in range(requests):
+        path = [draw.randrange(1 << 62) for _ in range(20)]
+        reach = draw.choice((5, 10, 20))
+        more += reach - 5
+        account.serve(number * memory_between_s, 20 * BLOCK, 5 * BLOCK, 15 * BLOCK)
+        blocks = sampler.sampled(path)
+        if blocks:
+            had = len(sampler.sampled(path[:5]))
+            arm = len(sampler.sampled(path[:reach]))
+            stands_for = BLOCK * one_in
+            sample = Sample(
+                tuple(blocks), len(blocks) * stands_for, {"arm": arm}, {"arm": arm * stands_for}
+            )
+            account.sample(sample, had, had, BLOCK, one_in)
+    return more / (20 * requests)
+
+
+def test_all_blocks_say_what_is_so():
+    account = Account(math.inf)
+    truth = fill(account, 1, seed=1)
+    assert account.served_ratio == pytest.approx(0.25)
+    assert account.ahead("arm") == pytest.approx(truth)
+    assert account.error("arm") == 0.0
+    assert account.ahead("nobody") == pytest.approx(-0.25)
+
+
+@pytest.mark.parametrize("one_in", [2, 8, 32])
+def test_a_sample_is_right_on_average_and_as_far_off_as_it_says(one_in):
+    off, said = [], []
+    for seed in range(20):
+        account = Account(math.inf)
+        truth = fill(account, one_in, seed)
+        off.append(account.ahead("arm") - truth)
+        said.append(account.error("arm"))
+    spread = math.sqrt(sum(one**2 for one in off) / 20)
+    assert abs(sum(off) / 20) < spread
+    assert spread < math.sqrt(sum(one**2 for one in said) / 20) < 3 * spread
+
+
+def test_a_prefix_that_everybody_hits_says_nothing_whether_it_is_sampled_or_not():
+    said = []
+    for hot in range(2):
+        account = Account(math.inf)
+        for _ in range(200):
+            account.serve(0.0, 40 * BLOCK, 30 * BLOCK, 10 * BLOCK)
+            blocks = (7, *(random.Random(1).randrange(1 << 62) for _ in range(5)))[1 - hot :]
+            had, asked = hot, len(blocks) * 2 * BLOCK
+            sample = Sample(blocks, asked, {"arm": had + 2}, {"arm": (had + 2) * 2 * BLOCK})
+            account.sample(sample, had, had, BLOCK, 2)
+        said.append(account.ahead("arm"))
+    assert said[0] == pytest.approx(said[1]) == pytest.approx(0.1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([1, 4]))
+def test_old_requests_fade_whatever_the_weights_have_grown_to(seed, one_in):
+    """A thousand memories on, nothing has overflowed, and only what is recent counts."""
+    account = Account(10.0)
+    fill(account, one_in, seed, requests=50)
+    old = account.served_ratio
+    assert old == pytest.approx(0.25)
+    account.serve(10_000.0, 100, 80, 0)
+    assert account.served_ratio == pytest.approx(0.8)
+    account.serve(10_010.0, 100, 0, 0)
+    assert account.served_ratio == pytest.approx(0.8 * math.exp(-1) / (1 + math.exp(-1)))
