@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import agents
+from environment import ROOT
 from sglang_canopy.bench.launch import Server, cpu_arguments, free_port, wait_until_ready
 from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.profiling.client import wait_until
@@ -35,6 +37,17 @@ def test_an_agent_hints_and_two_tenants_stay_apart(client) -> None:
     found = load("two_tenants").main(client.url)
     assert found["ann"][0] == found["bob"][0] == 0
     assert found["ann"][1] == found["bob"][1] > 50
+
+
+@pytest.mark.long
+def test_the_quick_starts_agents_work_and_find_their_conversations_cached(client) -> None:
+    traffic = agents.Traffic(client.url, "m", agents.read_texts([ROOT / "docs"]))
+    seen: list[int] = []
+    answers = traffic.run(20, lambda so_far: seen.append(len(so_far)))
+    found = agents.outcome(answers)
+    assert seen[-1] == len(answers) >= found.steps > agents.AGENTS
+    assert found.hit_ratio > 0.2  # the instructions alone are more of the first prompts
+    assert found.first_token_s > 0
 
 
 @pytest.mark.long
