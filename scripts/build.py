@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -21,7 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"sglang_canopy": ROOT / "python", "canopy_kernel": ROOT / "sgl-kernel" / "python"}
 MOST_BYTES = 2_000_000
-"""Of the wheel: it is text."""
+"""Of the wheel, and of the source distribution: they are text."""
+_BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+"""What a source distribution holds beside the packages."""
 _DATA = (".py", ".json", ".j2", ".typed", ".html", ".js", ".css", ".LICENSE")
 
 
@@ -65,7 +68,7 @@ def build(out: Path) -> tuple[Path, Path]:
         tree = Path(scratch) / "tree"
         # Setuptools leaves build/ and *.egg-info where it works.
         tree.mkdir()
-        for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
+        for name in _BESIDE:
             shutil.copy2(ROOT / name, tree / name)
         skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
         for folder in ("python", "sgl-kernel/python"):
@@ -90,6 +93,23 @@ def check(wheel: Path) -> list[str]:
     return found
 
 
+def check_source(source: Path) -> list[str]:
+    """What is wrong with a source distribution: a wheel can be built of it, and no more is in it."""
+    with tarfile.open(source) as archive:
+        held = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    # What setuptools writes itself.
+    held = {n for n in held if ".egg-info/" not in n and n not in ("PKG-INFO", "setup.cfg")}
+    wanted = set(_BESIDE)
+    for name, folder in PACKAGES.items():
+        prefix = folder.relative_to(ROOT).as_posix()
+        wanted |= {f"{prefix}/{path}" for path in files() if path.startswith(f"{name}/")}
+    found = [f"the source distribution lacks {name}" for name in sorted(wanted - held)]
+    found += [f"the source distribution holds {name}" for name in sorted(held - wanted)]
+    if source.stat().st_size > MOST_BYTES:
+        found.append(f"it has {source.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
+    return found
+
+
 def main() -> int:
     """Build and check, or only compare the version. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -102,7 +122,7 @@ def main() -> int:
             wrong.append(f"the package has version {version()}, not {args.expect}")
     elif not wrong:
         wheel, source = build(args.out)
-        wrong = check(wheel)
+        wrong = check(wheel) + check_source(source)
         for path in (wheel, source):
             print(f"{path}: {path.stat().st_size:,} bytes")
     for line in wrong:

@@ -1,8 +1,8 @@
 """From a fresh clone to a running server: what ./scripts/quickstart.sh runs.
 
 Makes .venv with the pinned packages, prepares a small model, serves it under `lru` and under
-`wa`, asks a question, replays a small synthetic trace under each and shows them side by side.
-Finished steps are not repeated.
+`wa`, lets the same agents work on each (scripts/agents.py) and shows what they got done side by
+side. Finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -10,29 +10,21 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import environment
+from agents import Answer, Outcome, Traffic, outcome, read_texts, side_by_side
 from environment import ROOT, STATE, SetupError, say
 
-TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# At this scale the trace holds 8,700 different tokens and its longest request 150: this pool has to evict.
-KV_TOKENS = 384
-# A block of the trace is one token here; by default reuse is learnt in blocks of 64.
-WA_CONFIG = '{"block_tokens": 1, "quantum_tokens": 16}'
-LENGTHS = ("--scale-lengths", "1/16")
-# Of its five minutes: a replay in about one. A slow machine takes its time.
-FASTEST = 0.22
-# What a mean request of the scaled trace is, and how often one comes at its own pace.
-PROMPT_TOKENS, OUTPUT_TOKENS, EVERY_S = 42, 11, 0.72
-# Above this share of what the machine can serve, TTFT would be waiting and little else.
-LOAD = 0.5
-# A slower machine replays the beginning of the trace.
-REPLAY_S = 100
+# Eight agents' conversations need about 4,000 tokens: less than that, so that it has to evict.
+KV_TOKENS = 3072
+# Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
+WA_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
+RUN_S = 75
 
 
 def parse() -> argparse.Namespace:
@@ -44,7 +36,22 @@ def parse() -> argparse.Namespace:
         metavar="DIR",
         help="serve this model (config.json, weights and tokenizer) instead of SmolLM2-135M",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="text that the agents work on, such as your own transcripts (default: Canopy's own docs and code)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=RUN_S,
+        help=f"agents' time under each policy (default {RUN_S})",
+    )
     parser.add_argument("--once", action="store_true", help="stop the server at the end")
+    parser.add_argument(
+        "--no-open", action="store_true", help="do not open the server's page in a browser"
+    )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -62,15 +69,18 @@ def main() -> int:
         check_port(args.port)
         if args.model is not None:
             check_model(args.model)
+        if not 5 <= args.seconds <= 3600:
+            raise SetupError(f"--seconds {args.seconds:g}: choose from 5 to 3600")
+        texts = read_texts([args.data] if args.data else [ROOT / "docs", ROOT / "python"])
         environment.enter(kind)
         say(f"1/4 packages ({kind})")
         environment.install(kind)
         say("2/4 model")
         if args.model is not None:
-            return compare(args.model.resolve(), args.model.resolve().name, kind, args)
+            return compare(args.model.resolve(), args.model.resolve().name, kind, args, texts)
         from prepare import prepare_smollm2
 
-        return compare(prepare_smollm2(), NAME, kind, args)
+        return compare(prepare_smollm2(), NAME, kind, args, texts)
     except SetupError as error:
         say(str(error))
         return 2
@@ -110,27 +120,25 @@ def check_model(model: Path) -> None:
             )
 
 
-def compare(model: Path, name: str, kind: str, args: argparse.Namespace) -> int:
+def compare(
+    model: Path, name: str, kind: str, args: argparse.Namespace, texts: Sequence[str]
+) -> int:
     """Serve under both policies, one after the other; the second stays up unless `--once`."""
-    from sglang_canopy.bench import report
     from sglang_canopy.errors import CanopyError
 
-    results = []
-    pace = 0.0
+    outcomes: dict[str, Outcome] = {}
     try:
         for number, policy in ((3, "lru"), (4, "wa")):
-            say(f"{number}/4 {policy}: a server of its own, then the trace")
+            say(f"{number}/4 {policy}: a server of its own, then the agents")
             with serve(model, name, kind, policy, args.port) as server:
+                ask(server.url, name, show=policy == "wa")
+                post(f"{server.url}/flush_cache?timeout=20", {})  # both begin with an empty cache
                 if policy == "wa":
-                    ask(server.url, name)
-                request_s = warm_up(server.url, vocabulary(model))
-                pace = pace or pace_for(request_s)  # the first server's, for both
-                flush(server.url)  # both replays begin with an empty cache
-                results.append(replay(server.url, model, name, policy, pace))
+                    open_page(f"{server.url}/canopy/ui", not args.no_open)
+                outcomes[policy] = work(server.url, name, policy, texts, args.seconds)
                 if policy == "lru":
                     continue
-                print(f"\n{report.results_table(results, ('category',))}\n", flush=True)
-                print(f"The trace is synthetic ({TRACE.parent.relative_to(ROOT)}/README.md).")
+                print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
                 if not args.once:
                     stay(server, name)
     except CanopyError as error:
@@ -149,66 +157,73 @@ def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: i
     if policy == "wa":
         arguments += ["--radix-eviction-policy-config", WA_CONFIG]
     return serving(
-        [*arguments, "--canopy-enable-forced-output"],
+        arguments,
         log=STATE / "logs" / f"server-{policy}.log",
         port=port,
         describe=f"{policy}: start",
     )
 
 
-def ask(url: str, name: str) -> None:
-    """One chat question through the `openai` client."""
+def ask(url: str, name: str, *, show: bool) -> None:
+    """One chat question through the `openai` client; it also warms the server up."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    answer = client.chat.completions.create(
-        model=name,
-        messages=[{"role": "user", "content": QUESTION}],
-        temperature=0,
-        max_tokens=32,
-        extra_body={"custom_params": {"canopy_category": "chat", "canopy_turn": 1}},
-    )
-    print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
+    try:
+        answer = client.chat.completions.create(
+            model=name,
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=32,
+        )
+    except openai.OpenAIError as error:
+        raise SetupError(f"the model did not answer a chat: {error}") from error
+    if show:
+        print(f"\n> {QUESTION}\n{(answer.choices[0].message.content or '').strip()}\n", flush=True)
 
 
-def vocabulary(model: Path) -> int:
-    """Token ids that a model has."""
-    from transformers import AutoConfig
+def open_page(url: str, wanted: bool) -> None:
+    """Show the server's page while the agents work, where there is a screen."""
+    import webbrowser
 
-    config = AutoConfig.from_pretrained(model)
-    return int(config.get_text_config().vocab_size)
+    print(f"What its cache holds and does: {url}", flush=True)
+    screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if wanted and screen:
+        webbrowser.open(url)
 
 
-def warm_up(url: str, ids: int) -> float:
-    """Seconds that a mean request of the trace takes this server when it is busy."""
-    import random
+def work(url: str, name: str, policy: str, texts: Sequence[str], seconds: float) -> Outcome:
+    """Let the agents work, with a bar; what they got is kept as a file too."""
+    import dataclasses
+    import json
     import time
 
-    draw = random.Random(1)
-    busy_s = []
-    for _ in range(3):
-        began = time.monotonic()
-        prompts = [
-            [draw.randrange(min(100, ids // 2), ids) for _ in range(PROMPT_TOKENS)]
-            for _ in range(4)
-        ]
-        sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-        post(f"{url}/generate", {"input_ids": prompts, "sampling_params": sampling})
-        busy_s.append((time.monotonic() - began) / len(prompts))
-    return min(busy_s)
+    import openai
+    from tqdm import tqdm
 
+    from environment import MININTERVAL_S
 
-def pace_for(request_s: float) -> float:
-    """The share of the trace's own time in which it can be replayed without a queue."""
-    pace = max(FASTEST, request_s / EVERY_S / LOAD)
-    said = f"{1000 * request_s:.0f} ms a request here"
-    say(f"{said}: {count(pace)} requests, {1 / pace:.1f} times as fast as they came")
-    return pace
+    began = time.monotonic()
+    bar_format = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
+    with tqdm(
+        total=seconds, desc=policy, bar_format=bar_format, mininterval=MININTERVAL_S, leave=False
+    ) as bar:
 
+        def progress(answers: Sequence[Answer]) -> None:
+            so_far = outcome(answers)
+            hits = f"{100 * so_far.hit_ratio:.0f} %"
+            bar.set_postfix_str(f"{so_far.steps} steps, {hits} hit", refresh=False)
+            bar.update(min(time.monotonic() - began, seconds) - bar.n)
 
-def count(pace: float) -> int:
-    """Requests of the trace that are replayed in ``REPLAY_S`` seconds."""
-    return int(REPLAY_S / (EVERY_S * pace))
+        try:
+            answers = Traffic(url, name, texts).run(seconds, progress)
+        except openai.OpenAIError as error:
+            log = STATE / "logs" / f"server-{policy}.log"
+            raise SetupError(f"a request failed: {error}; the server's log is {log}") from error
+    results = STATE / "quickstart" / f"{policy}.json"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps([dataclasses.asdict(a) for a in answers], indent=1), "utf-8")
+    return outcome(answers)
 
 
 def post(url: str, body: dict) -> None:
@@ -219,31 +234,6 @@ def post(url: str, body: dict) -> None:
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     urllib.request.urlopen(request, timeout=120).close()
-
-
-def flush(url: str) -> None:
-    post(f"{url}/flush_cache?timeout=20", {})
-
-
-def replay(url: str, model: Path, name: str, policy: str, pace: float) -> dict:
-    """Replay the bundled trace; the benchmark's own bar is shown, its report goes to a log."""
-    from sglang_canopy.bench import report
-
-    output = STATE / "quickstart" / f"{policy}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    log = STATE / "logs" / f"replay-{policy}.log"
-    command = [sys.executable, "-m", "sglang_canopy.bench_serving"]
-    command += ["--dataset-name", "bailian", "--dataset-path", str(TRACE)]
-    command += ["--base-url", url, "--model", name, "--tokenizer", str(model)]
-    command += ["--num-prompts", str(count(pace)), *LENGTHS, "--time-scale", f"{pace:.3f}"]
-    command += ["--output-file", str(output)]
-    with log.open("w", encoding="utf-8") as text:
-        ran = subprocess.run(
-            command, stdout=text, env={**os.environ, "PYTHONWARNINGS": "ignore"}, check=False
-        )
-    if ran.returncode != 0:
-        raise SetupError(f"the replay ended with status {ran.returncode}; its output is in {log}")
-    return report.load(str(output))
 
 
 def stay(server, name: str) -> None:  # type: ignore[no-untyped-def]

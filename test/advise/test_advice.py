@@ -9,9 +9,11 @@ from sglang_canopy.advise.advice import Below, advise
 from sglang_canopy.advise.arms import LRU, SGLANG_LRU
 from sglang_canopy.advise.costs import Coster
 from sglang_canopy.advise.sample import Sample, read_sample
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.system.engine_profile import load_profile
+from sglang_canopy.trace.prompts import changed
 from support.tiny_traces import ask
 
 PROFILE = load_profile("llama-3.1-8b-h100")
@@ -79,6 +81,20 @@ def test_the_same_call_gives_the_same_advice(advice, mixed):
     assert again.as_json() == advice.as_json()
 
 
+def test_hits_shorten_the_queue_by_more_than_their_own_prefill(mixed):
+    """At 55 prompts a second one such server is nine tenths busy under LRU."""
+    crowd = sample_of([changed(r, time_s=r.time_s / 55) for r in mixed.requests])
+    got = advise(crowd, PROFILE, capacity_tokens=400 * 64, servers=1, jobs=1)
+    rows = {row.gain.label: row for row in got.rows}
+    lru, wa = rows["lru, as in SGLang"].cost, rows["wa"].cost
+    assert got.servers == 1
+    assert wa.ttft_mean_s < lru.ttft_mean_s <= lru.queued_mean_s
+    assert lru.queued_mean_s - wa.queued_mean_s > lru.ttft_mean_s - wa.ttft_mean_s
+    assert advise(crowd, PROFILE, capacity_tokens=400 * 64, jobs=1).servers >= 1
+    with pytest.raises(CanopyError, match="--servers"):
+        advise(crowd, PROFILE, servers=0, jobs=1)
+
+
 def test_nothing_repeats_keep_lru():
     rows = [ask(float(i), range(i * 10, i * 10 + 8), talk=str(i)) for i in range(60)]
     got = advise(sample_of(rows), PROFILE, capacity_tokens=1000, below=[Below("host", 8.0)], jobs=1)
@@ -89,10 +105,13 @@ def test_nothing_repeats_keep_lru():
 
 def test_costs_are_the_profiles():
     tokens = np.array([1000, 2000])
-    cost = Coster(PROFILE, tokens, 1.0).cost(np.array([400, 0]))
-    want = (PROFILE.prefill_s(400, 600) + PROFILE.prefill_s(1, 1999)) / 2
-    assert cost.gpu_s_per_request == pytest.approx(want)
-    waits = Coster(PROFILE, tokens, 1.0).transfer_s(np.array([0, 1000]), 1e9)
+    first, second = PROFILE.prefill_s(400, 600), PROFILE.prefill_s(1, 1999)
+    apart = Coster(PROFILE, tokens, 1.0, np.array([0.0, 60.0])).cost(np.array([400, 0]))
+    assert apart.gpu_s_per_request == pytest.approx((first + second) / 2)
+    assert apart.queued_mean_s == apart.ttft_mean_s
+    together = Coster(PROFILE, tokens, 1.0, np.array([0.0, 0.0])).cost(np.array([400, 0]))
+    assert together.queued_mean_s - together.ttft_mean_s == pytest.approx(first / 2)
+    waits = Coster(PROFILE, tokens, 1.0, np.zeros(2)).transfer_s(np.array([0, 1000]), 1e9)
     assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
 
 

@@ -1,17 +1,96 @@
-"""The examples that need a server, against a real one."""
+"""The examples that need a server, against real ones: what they print is so, and a log becomes a server."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from support.example_files import load
+import agents
+from environment import ROOT
+from sglang_canopy.bench.launch import Server, cpu_arguments, free_port, wait_until_ready
+from sglang_canopy.config.plan_file import read_plan
+from sglang_canopy.profiling.client import wait_until
+from sglang_canopy.sim.system import load_profile
+from sglang_canopy.trace.served_log import read_served
+from support.example_files import EXAMPLES, load
+
+KV_TOKENS = 4096
+KV_BYTES = 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32: the tiny model's
+LOGGED = ("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json")
+
+
+@pytest.fixture
+def client(shared_server, tiny_model):
+    flags = ("--radix-eviction", "wa", "--canopy-chunks", "on", *LOGGED)
+    return shared_server(tiny_model, *flags, kv_tokens=KV_TOKENS)
 
 
 @pytest.mark.long
-def test_an_agent_hints_and_two_tenants_stay_apart(server, tiny_model):
-    with server(tiny_model, "--radix-eviction", "wa", "--enable-cache-report") as client:
-        answers = load("agent_loop").main(client.url, "Which leaf goes first?")
-        assert len(answers) == 3
-        found = load("two_tenants").main(client.url)
-        assert found["ann"][0] == found["bob"][0] == 0
-        assert found["ann"][1] == found["bob"][1] > 50
+def test_an_agent_hints_and_two_tenants_stay_apart(client) -> None:
+    answers = load("agent_loop").main(client.url, "Which leaf goes first?")
+    assert len(answers) == 3
+    found = load("two_tenants").main(client.url)
+    assert found["ann"][0] == found["bob"][0] == 0
+    assert found["ann"][1] == found["bob"][1] > 50
+
+
+@pytest.mark.long
+def test_the_quick_starts_agents_work_and_find_their_conversations_cached(client) -> None:
+    traffic = agents.Traffic(client.url, "m", agents.read_texts([ROOT / "docs"]))
+    seen: list[int] = []
+    answers = traffic.run(20, lambda so_far: seen.append(len(so_far)))
+    found = agents.outcome(answers)
+    assert seen[-1] == len(answers) >= found.steps > agents.AGENTS
+    assert found.hit_ratio > 0.2  # the instructions alone are more of the first prompts
+    assert found.first_token_s > 0
+
+
+@pytest.mark.long
+def test_documents_in_another_order_are_reused(client) -> None:
+    first, second = load("rag_documents").main(client.url)
+    assert not first["fused"]
+    assert second["fused"]
+    assert second["reused"] > second["recomputed"] > 0
+
+
+@pytest.mark.long
+def test_a_log_becomes_a_plan_and_a_server_that_follows_it(client, tiny_model, tmp_path) -> None:
+    for task in ("Which leaf goes first?", "Which one stays?", "Who asked for it?"):
+        load("agent_loop").main(client.url, task)
+    log = client.server.log
+    assert wait_until(lambda: len(read_served(log)) >= 9, 30)
+    engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(engine))
+    plan = f"--profile {profile} --device-tokens {KV_TOKENS} --device-policy wa --disks none"
+    plan += f" --dram-max-gib {2**-8} --dram-levels 1 --page-size 16 --no-cache --jobs 1"
+    port, tools = free_port(), Path(sys.executable).parent
+    command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]
+    command += [*cpu_arguments(tiny_model, kv_tokens=KV_TOKENS, dtype="float32")[2:]]
+    said = tmp_path / "server.log"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "PLAN": plan, "PATH": f"{tools}:{os.environ['PATH']}"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    server = Server(f"http://127.0.0.1:{port}", said, process)
+    try:
+        wait_until_ready(server, 240)
+        facts = json.loads(type(client)(server).get("/server_info"))
+    finally:
+        server.stop(0)
+    made = read_plan(tmp_path / "plan.json")
+    assert made.radix_eviction == facts["radix_eviction_policy"] == "wa"
+    assert made.server is not None
+    assert made.server.to_json()["page_size"] == facts["page_size"] == 16
+    assert (tmp_path / "advice.html").exists()
+    assert (tmp_path / "plan.html").exists()

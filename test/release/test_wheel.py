@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import build as release
-from sglang_canopy import __version__
+from sglang_canopy import SGLANG_VERSION, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +39,13 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
     assert "sglang_canopy/py.typed" in names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
+
+
+def test_the_source_distribution_holds_the_packages_and_nothing_else(
+    built: tuple[Path, Path],
+) -> None:
+    assert release.check_source(built[1]) == []
+    assert built[1].name == f"sglang_canopy-{__version__}.tar.gz"
 
 
 def test_its_dependencies_bring_neither_torch_nor_sglang(built: tuple[Path, Path]) -> None:
@@ -91,10 +99,10 @@ def pip(python: Path | str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
     """The Python of an environment that holds pip alone."""
-    folder = tmp_path_factory.mktemp("clean") / "venv"
+    folder = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     return folder / "bin" / "python"
 
@@ -103,26 +111,46 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(1200)
 def test_the_cuda_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
     said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", f"{built[0]}[cuda]")
-    assert '"name": "sglang"' in said
-    assert '"name": "torch"' in said
+    chosen = {one["metadata"]["name"]: one["metadata"]["version"] for one in json.loads(said)["install"]}  # fmt: skip
+    assert chosen["sglang"] == SGLANG_VERSION
+    assert {"torch", "sglang-canopy"} <= chosen.keys()
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_the_cpu_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
+@pytest.mark.timeout(2400)
+def test_a_cpu_server_from_nothing(built: tuple[Path, Path], clean: Path, tmp_path: Path, tiny_model: Path) -> None:  # fmt: skip
+    """As docs/guide/quickstart.md has it by hand, with the wheel in place of the checkout."""
     pins = ROOT / "requirements"
-    said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", "-r", str(pins / "cpu.txt"), str(built[0]))  # fmt: skip
-    assert '"name": "sglang-canopy"' in said
-    assert '"name": "torch"' in said
-    # With --no-deps, as the set-up does: sglang itself.
-    said = pip(clean, "install", "--dry-run", "--quiet", "--report", "-", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))  # fmt: skip
-    assert '"name": "sglang"' in said
+    pip(clean, "install", "--quiet", "-r", str(pins / "cpu.txt"))
+    pip(clean, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
+    stand_in = tmp_path / "stand-in"  # setuptools leaves build/ where it works
+    shutil.copytree(ROOT / "sgl-kernel" / "cpu", stand_in)
+    pip(clean, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
+    code = (
+        "import sys; from pathlib import Path; "
+        "from sglang_canopy.bench.launch import cpu_arguments, free_port, serving; "
+        "import sglang_canopy, json, urllib.request; "
+        "flags = [*cpu_arguments(Path(sys.argv[1]), kv_tokens=2048, dtype='float32'), "
+        "'--load-format', 'dummy', '--radix-eviction', 'wa']\n"
+        "with serving(flags, log=Path('log'), port=free_port(), deadline_s=900, patience_s=0) as server:\n"
+        "    got = json.load(urllib.request.urlopen(server.url + '/canopy/status', timeout=120))\n"
+        "    print(sglang_canopy.__file__, got['version'], got['policy'])"
+    )
+    env = {**os.environ, "PYTHONPATH": "", "PATH": f"{clean.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([clean, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    where, version, policy = done.stdout.split()[-3:]
+    assert Path(where).is_relative_to(clean.parents[1])
+    assert (version, policy) == (__version__, "wa")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_laboratory_from_nothing(built: tuple[Path, Path], clean: Path, tmp_path: Path) -> None:
-    pip(clean, "install", "--quiet", str(built[0]))
+@pytest.mark.parametrize("kind", ["wheel", "source distribution"])
+def test_the_laboratory_from_nothing(
+    built: tuple[Path, Path], clean: Path, tmp_path: Path, kind: str
+) -> None:
+    pip(clean, "install", "--quiet", str(built[kind != "wheel"]))
     installed = pip(clean, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
     canopy = clean.parent / "canopy"

@@ -19,8 +19,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server import queue
 from sglang_canopy.server.live_queue import PROTECTED, LiveQueue
-from storage.test_two_ranks_agree import on_two_ranks
 from support.live_tree import LiveTree
+from support.two_ranks import two_ranks
 
 PAGE = 4
 
@@ -308,7 +308,8 @@ def batch(
 
 
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Path) -> None:
-    first, second = on_two_ranks("queue_orders", tmp_path)
+    with two_ranks(tmp_path) as run:
+        first, second = run("queue_orders", tmp_path)
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]

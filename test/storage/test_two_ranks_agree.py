@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from support.live_tree import LiveTree
-
-TESTS = Path(__file__).resolve().parents[1]
-PATIENCE_S = 240
+from support.two_ranks import Run, two_ranks
 
 
-def on_two_ranks(scenario: str, folder: Path) -> tuple[Any, Any]:
-    """What the two ranks of ``rank_worker.py`` found."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "support.rank_worker", scenario, str(rank), str(folder)],
-            cwd=TESTS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        done = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, errors) in zip(ranks, done):
-        assert rank.returncode == 0, errors[-3000:]
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in done)
-    return first, second
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
+        yield run
 
 
-def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(tmp_path: Path) -> None:
+def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     first, second = on_two_ranks("reads", tmp_path)
     assert first == second
     for tokens, known in first["seen"]:
@@ -46,7 +29,9 @@ def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(tmp_path:
     assert (first["compared"], first["disagreed"]) == (3, 0)
 
 
-def test_a_record_that_differs_is_the_first_ranks_and_is_counted(tmp_path: Path) -> None:
+def test_a_record_that_differs_is_the_first_ranks_and_is_counted(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     first, second = on_two_ranks("late_use", tmp_path)
     assert first == second
     assert [row[:5] for row in first["known"]] == [
@@ -56,7 +41,9 @@ def test_a_record_that_differs_is_the_first_ranks_and_is_counted(tmp_path: Path)
     assert (first["compared"], first["disagreed"]) == (1, 1)
 
 
-def test_ranks_on_two_machines_start_from_the_first_ones_profile(tmp_path: Path) -> None:
+def test_ranks_on_two_machines_start_from_the_first_ones_profile(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     for rank in range(2):
         (tmp_path / f"machine-{rank}").mkdir()
     learnt = LiveTree(4096, "wa")
@@ -71,7 +58,9 @@ def test_ranks_on_two_machines_start_from_the_first_ones_profile(tmp_path: Path)
     assert first["path"] == "wa.json"
 
 
-def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(tmp_path: Path) -> None:
+def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     for rank in range(2):
         (tmp_path / f"machine-{rank}").mkdir()
     (tmp_path / "machine-0" / "wa.json").write_text("{")
@@ -80,14 +69,18 @@ def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(tmp_p
     assert "a profile must be a JSON file" in first["error"]
 
 
-def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(tmp_path: Path) -> None:
+def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     first, second = on_two_ranks("copies", tmp_path)
     assert first == second
     assert first["ahead"]["used"] > 0
     assert first["victims"][0] > 10
 
 
-def test_ranks_exchange_their_policies_at_the_same_request(tmp_path: Path) -> None:
+def test_ranks_exchange_their_policies_at_the_same_request(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
     first, second = on_two_ranks("exchanges", tmp_path)
     assert first == second
     assert first["changes"][-1] == "canopy-lru"  # by the meter

@@ -1,8 +1,9 @@
 """One of two ranks, each a process with a tree, a disk store and a clock of its own.
 
-    cd test && python -m support.rank_worker SCENARIO RANK FOLDER
+    cd test && python -m support.rank_worker RANK
 
-The ranks talk through a real process group. Each prints one JSON object.
+Each line of its input, ``[SCENARIO, FOLDER]``, is run in a child, which prints one JSON object. The
+ranks talk through a real process group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,14 +243,29 @@ def exchanges(rank: int, folder: Path) -> Any:
     }
 
 
-def main() -> None:
-    scenario, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def run(scenario: str, rank: int, folder: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
     )
     result = globals()[scenario](rank, folder)
     torch.distributed.barrier()
-    print(json.dumps(result))
+    print(json.dumps({"found": result}), flush=True)
+
+
+def main() -> None:
+    rank = int(sys.argv[1])
+    for line in sys.stdin:
+        scenario, folder = json.loads(line)
+        child = os.fork()  # nothing but imports has happened, so no thread is lost
+        if child == 0:
+            try:
+                run(scenario, rank, Path(folder))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        if os.waitpid(child, 0)[1] != 0:
+            print("failed", flush=True)
 
 
 if __name__ == "__main__":

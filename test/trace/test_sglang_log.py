@@ -11,6 +11,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import open_trace
+from sglang_canopy.trace.guess import guess_format
 from sglang_canopy.trace.sglang_log import read_as_server
 
 
@@ -114,6 +115,29 @@ def test_a_log_without_requests_is_refused(tmp_path: Path) -> None:
     log.write_text("[x] The server is fired up\n")
     with pytest.raises(CanopyError, match="holds no request in JSON"):
         list(open_trace(log, "sglang"))
+
+
+STARTED = """\
+/venv/sglang/launch_server.py:71: UserWarning: 'python -m sglang.launch_server' is deprecated
+  Example: sglang serve --model-path <model> [options]
+[2026-01-02 03:00:05] Init torch distributed begin.
+[2026-01-02 03:00:09] The server is fired up and ready to roll!
+"""
+
+
+@pytest.mark.parametrize("probes", [1, 900])
+def test_a_servers_log_is_told_by_its_lines_whatever_comes_before(tmp_path, probes) -> None:
+    """A start logs a hundred lines that begin as a JSON list does, and then come health checks."""
+    log = tmp_path / "server.log"
+    probe = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
+    log.write_text(STARTED + probe * probes + finished("a", 1, [1] * 40) + "\n")
+    assert guess_format(log) == "sglang"
+
+
+def test_a_servers_log_without_requests_is_told_by_its_arguments(tmp_path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n" + STARTED)
+    assert guess_format(log) == "sglang"
 
 
 def test_sglangs_own_logger_is_understood(tmp_path: Path) -> None:

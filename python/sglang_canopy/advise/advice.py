@@ -26,11 +26,13 @@ from sglang_canopy.advise.arms import (
 )
 from sglang_canopy.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from sglang_canopy.advise.decide import Decision, Gain, decide
+from sglang_canopy.advise.queue import servers_for
 from sglang_canopy.advise.sample import Sample
 from sglang_canopy.characterize.recommend import bootstrap
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.sim.stack import LRUCurve, lru_curve
 from sglang_canopy.sim.system.engine_profile import EngineProfile
+from sglang_canopy.sim.system.stamps import spread_stamps
 
 DEFAULT_CAPACITY_TOKENS = 400_000
 """About what an 8B model leaves for KV on one GPU of 80 GB."""
@@ -99,6 +101,9 @@ class Advice:
     tiers: tuple[Tier, ...]
     prefill_busy: float
     """Share of one GPU's time that prefill takes under the baseline."""
+    servers: int
+    """That share the requests, in the queue."""
+    servers_given: bool
     clusters: int
     cluster_kind: str
     scaled_prompts: float
@@ -126,6 +131,7 @@ def advise(
     *,
     capacity_tokens: float | None = None,
     below: Sequence[Below] = (),
+    servers: int | None = None,
     jobs: int | None = None,
     seed: int = 1,
     resize: Callable[[int], object] = lambda n: None,
@@ -133,13 +139,18 @@ def advise(
 ) -> Advice:
     """Simulate and decide. ``resize`` is told how many simulations there will be at most.
 
-    Raises ``CanopyError`` for a capacity that is not above 0.
+    ``servers`` share the log's requests; ``None`` stands for as many as are not too busy under the
+    baseline. Raises ``CanopyError`` for a capacity or servers that are not above 0.
     """
     given = capacity_tokens is not None
     asked = float(DEFAULT_CAPACITY_TOKENS if capacity_tokens is None else capacity_tokens)
     if not 0 < asked < float("inf"):
         raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
-    return _Adviser(sample, profile, asked, given, tuple(below), seed).run(jobs, resize, progress)
+    if servers is not None and servers < 1:
+        raise CanopyError(f"--servers must be 1 or more, got {servers}")
+    return _Adviser(sample, profile, asked, given, tuple(below), servers, seed).run(
+        jobs, resize, progress
+    )
 
 
 class _Adviser:
@@ -150,17 +161,18 @@ class _Adviser:
         asked: float,
         given: bool,
         below: tuple[Below, ...],
+        servers: int | None,
         seed: int,
     ) -> None:
         self.sample, self.profile, self.asked, self.given = sample, profile, asked, given
-        self.below, self.seed = below, seed
+        self.below, self.servers, self.seed = below, servers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = _clusters(sample)
         self.at = sample.blocks_of(asked)
         # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.curve = lru_curve(sample.requests)
-        self.coster = Coster(profile, self.tokens, sample.token_scale)
+        self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals_s(sample))
         self.results: dict[Run, Uncached] = {}
         self.gains: dict[Run, Gain] = {}
 
@@ -190,6 +202,9 @@ class _Adviser:
         )
         more = [(advised, self._tier_blocks(b)) for b in self.below]
         self._simulate([run for run in more if run not in self.results], jobs, progress)
+        computed = self.coster.prefill_s(self.results[self.base, self.at])
+        busy = float(computed.mean()) * self._per_second()
+        self.coster.servers = servers_for(busy) if self.servers is None else self.servers
         base = self.coster.cost(self.results[self.base, self.at])
         known = asdict(self.sample) | {"requests": len(self.sample.requests)}
         return Advice(
@@ -206,7 +221,9 @@ class _Adviser:
             rows=tuple(self._row(arm, base, _kind(arm)) for arm in here),
             others={arm.label: self._curve_of(arm, others) for arm in compared},
             tiers=tuple(self._tiers(advised, base)),
-            prefill_busy=base.gpu_s_per_request * self._per_second(),
+            prefill_busy=busy,
+            servers=self.coster.servers,
+            servers_given=self.servers is not None,
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
@@ -332,6 +349,11 @@ def _kind(arm: Arm) -> str:
     if arm.placebo:
         return "placebo"
     return "hints" if arm.hints else "policy"
+
+
+def _arrivals_s(sample: Sample) -> NDArray[np.float64]:
+    """When the sample's requests come, as close together as the log's do."""
+    return np.array(spread_stamps([r.time_s for r in sample.requests])) / sample.one_in
 
 
 def _clusters(sample: Sample) -> tuple[NDArray[np.int64], str]:

@@ -1,7 +1,6 @@
 """What hits are worth under a profile: GPU-seconds of prefill and the time of a first token.
 
-Each request is costed by itself, without a queue: the least that hits save. Under load the queue
-adds to it (``canopy simulate-system --loads``).
+Each request is costed by itself, the least that hits save, and in a queue of all (``queue.py``).
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_canopy.advise.arms import Uncached
+from sglang_canopy.advise.queue import waits_s
 from sglang_canopy.sim.system.engine_profile import EngineProfile
 
-COSTED = 5000
-"""Requests that are costed, evenly spread over the sample."""
 DISK_BYTES_PER_S = 3e9
 """Of a local NVMe disk, where the profile has none."""
 
@@ -26,34 +24,54 @@ class Cost:
 
     gpu_s_per_request: float
     ttft_mean_s: float
-    ttft_p50_s: float
-    ttft_p95_s: float
+    """Of each request by itself."""
+    queued_mean_s: float
+    """TTFT with the wait for the prompts before it."""
+    queued_p95_s: float
 
 
 class Coster:
-    """Costs arms on one sample: ``tokens`` of the prompts, each ``scale`` of the server's."""
+    """Costs arms on one sample: ``tokens`` of the prompts, each ``scale`` of the server's.
 
-    def __init__(self, profile: EngineProfile, tokens: NDArray[np.int64], scale: float) -> None:
+    The prompts come at ``arrivals_s``, ascending, to ``servers`` servers.
+    """
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        tokens: NDArray[np.int64],
+        scale: float,
+        arrivals_s: NDArray[np.float64],
+        servers: int = 1,
+    ) -> None:
         self.profile, self.scale = profile, scale
-        step = max(1, len(tokens) // COSTED)
-        self._taken = slice(None, None, step)
-        self._tokens = tokens[self._taken] * scale
+        self.arrivals_s, self.servers = arrivals_s, servers
+        self._tokens = tokens * scale
         self._pairs = profile.pair_s()
 
-    def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> Cost:
-        """``transfer_s`` is what each request of the sample waits for tiers below the device."""
-        left = np.maximum(uncached[self._taken] * self.scale, 1.0)
-        prefill = np.array(
+    def prefill_s(self, uncached: Uncached) -> NDArray[np.float64]:
+        """Seconds to compute what is left of each prompt, one token at the least."""
+        left = np.maximum(uncached * self.scale, 1.0)
+        return np.array(
             [
                 self.profile.prefill_batch_s([(new, max(all_ - new, 0.0))], self._pairs)
                 for new, all_ in zip(left.tolist(), self._tokens.tolist())
             ]
         )
+
+    def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> Cost:
+        """``transfer_s`` is what each request of the sample waits for tiers below the device."""
+        prefill = self.prefill_s(uncached)
         ttft = prefill + self.profile.arrival_s
         if transfer_s is not None:
-            ttft = ttft + transfer_s[self._taken]
-        p50, p95 = np.percentile(ttft, (50, 95))
-        return Cost(float(prefill.mean()), float(ttft.mean()), float(p50), float(p95))
+            ttft = ttft + transfer_s
+        queued = ttft + waits_s(self.arrivals_s, prefill, self.servers)
+        return Cost(
+            gpu_s_per_request=float(prefill.mean()),
+            ttft_mean_s=float(ttft.mean()),
+            queued_mean_s=float(queued.mean()),
+            queued_p95_s=float(np.percentile(queued, 95)),
+        )
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
         """Seconds to load so many tokens of each request."""

@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G,G",
         help="sizes of a disk to ask about, in GB; none for no disk (default %(default)s)",
     )
+    add(
+        "--servers",
+        type=int,
+        metavar="N",
+        help="servers that share the requests, for the wait in the queue (default: as many as keep "
+        "prefill under LRU below 70 %% of their time)",
+    )
     add("--out", default="advice.html", metavar="FILE", help="the page (default %(default)s)")
     add("--json", metavar="FILE", help="write every number as JSON")
     add(
@@ -70,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
     if args.capacity_tokens is not None and not 0 < args.capacity_tokens < float("inf"):
         raise CanopyError(f"--capacity-tokens must be above 0, got {args.capacity_tokens}")
+    if args.servers is not None and args.servers < 1:
+        raise CanopyError(f"--servers must be 1 or more, got {args.servers}")
     for out in (args.out, args.json):
         if out and not Path(out).resolve().parent.is_dir():
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
@@ -117,6 +126,7 @@ def _advise(
             profile,
             capacity_tokens=args.capacity_tokens,
             below=below,
+            servers=args.servers,
             jobs=args.jobs,
             seed=args.seed,
             resize=resize,

@@ -47,7 +47,7 @@ def page(advice: Advice, name: str) -> str:
             "figure": "policies" if advice.repeats else None,
             "table": HtmlTable(
                 words.HEAD, policies, text=(len(words.HEAD) - 1,), marked=marked,
-                notes=[words.about_uncertainty(advice), words.about_profile(advice)],
+                notes=[words.about_uncertainty(advice), words.about_profile(advice), words.about_queue(advice)],
             ),
         },
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sglang_canopy.advise.advice import Advice, Row, Tier
 from sglang_canopy.advise.decide import Gain
+from sglang_canopy.advise.queue import BUSY
 from sglang_canopy.report.table import bytes_text, short_number, text_table
 
 KINDS = {
@@ -17,8 +18,8 @@ KINDS = {
 }
 FEW_PROMPTS = 50
 """Below so many mean prompts in the simulated cache, a single one decides too much."""
-HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "TTFT mean", "P95", "GPU-s saved/h", "")  # fmt: skip
-TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT mean", "advised hits", "TTFT mean", "GPU-s saved/h")  # fmt: skip
+HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "TTFT alone", "queued", "queued, P95", "GPU-s saved/h", "")  # fmt: skip
+TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU-s saved/h")  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -48,7 +49,8 @@ def policy_cells(row: Row) -> list[str]:
         "" if base else f"{g.points:+.1f}",
         "" if base else _interval(g),
         seconds(row.cost.ttft_mean_s),
-        seconds(row.cost.ttft_p95_s),
+        seconds(row.cost.queued_mean_s),
+        seconds(row.cost.queued_p95_s),
         "" if base else short_number(row.gpu_s_saved_per_hour),
         KINDS[row.kind],
     ]
@@ -60,9 +62,9 @@ def tier_cells(tier: Tier) -> list[str]:
         tier.label,
         f"{short_number(tier.tokens)} tokens",
         percent(tier.lru.hit_ratio),
-        seconds(tier.lru_cost.ttft_mean_s),
+        seconds(tier.lru_cost.queued_mean_s),
         percent(tier.advised.hit_ratio),
-        seconds(tier.advised_cost.ttft_mean_s),
+        seconds(tier.advised_cost.queued_mean_s),
         short_number(tier.gpu_s_saved_per_hour),
     ]
 
@@ -147,14 +149,26 @@ def about_hints(advice: Advice) -> str:
 
 def about_profile(advice: Advice) -> str:
     """What TTFT and GPU-seconds mean here."""
-    text = (
-        f"Times are those of {advice.profile} ({advice.profile_source}), each request by itself, "
-        "without a queue: the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
-        f"hour of this log. Prefill under LRU keeps one such GPU busy for {percent(advice.prefill_busy)} of the time"
+    return (
+        f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
+        "request by itself, the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
+        "hour of this log. Prefill under LRU keeps one such GPU busy for "
+        f"{percent(advice.prefill_busy)} of the time."
     )
-    if advice.prefill_busy > 1:
-        return text + ": the log is the traffic of several."
-    return text + "."
+
+
+def about_queue(advice: Advice) -> str:
+    """How long prompts wait, and before how many servers."""
+    count = "one server" if advice.servers == 1 else f"{advice.servers} servers"
+    text = (
+        f"Queued: prompts come as in the log to {count} and wait for each other, first come first "
+        "served; decoding beside them is left out (canopy simulate-system has it)."
+    )
+    if not advice.servers_given:
+        return text + f" So many keep prefill under LRU below {100 * BUSY:.0f} % of their time; say yours with --servers."  # fmt: skip
+    if advice.prefill_busy >= advice.servers:
+        return text + " Under LRU that is more than they can do: the queue grows for as long as the log goes on."  # fmt: skip
+    return text
 
 
 def about_uncertainty(advice: Advice) -> str:
@@ -195,6 +209,7 @@ def _summary(advice: Advice) -> Iterator[str]:
         yield text_table(TIER_HEAD, [tier_cells(tier) for tier in advice.tiers])
         yield ""
     yield about_profile(advice)
+    yield about_queue(advice)
     yield ""
     yield advice.decision.sentence
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.trace import azure, hashed, lines, openai_log
 
-_LOOK_AT = 200
-"""Lines; a server's log begins with others."""
+_LOOK_AT = 10_000
+"""Lines; a server's log begins with others, and health checks may be many."""
 
 
 def guess_format(path: Path | str) -> str:
@@ -22,16 +22,23 @@ def guess_format(path: Path | str) -> str:
         text = raw.strip()
         if text.startswith(",".join(azure.COLUMNS).encode()):
             return "azure"
-        if b'{"timestamp"' in text and b'"event": "request.' in text:
+        if b"server_args=" in text or (b'{"timestamp"' in text and b'"event": "request.' in text):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
             return "vllm"
-        if text.startswith((b"{", b"[")):
+        if _begins_json(text):
             found = _json_format(text)
             if found:
                 return found
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; say --format"
+    )
+
+
+def _begins_json(text: bytes) -> bool:
+    """An object, or a list of them; ``[2026-01-02 03:04:05]`` is a log's stamp."""
+    return text.startswith(b"{") or (
+        text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     )
 
 

@@ -1,0 +1,227 @@
+"""The quick start's traffic: agents that come back and readers that do not, with real text.
+
+An agent works on a task in a few turns. Each turn sends the whole conversation and, as the output
+of its tool, another piece of a file. A reader asks one question about a file and never returns to
+it. Nothing but plain chat requests is sent: no labels, no hints.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from environment import SetupError
+
+AGENTS, READERS = 8, 2
+LEAST_TURNS, MOST_TURNS = 6, 10
+TASK_CHARS = TOOL_CHARS = 240
+DOCUMENT_CHARS = 800
+ANSWER_TOKENS = 8
+THINK_S = (1.0, 4.0)
+READ_S = 2.0
+"""Mean pause of a reader between two documents."""
+SUFFIXES = (".md", ".py", ".txt", ".rst", ".json", ".jsonl", ".log")
+MOST_FILES, FILE_CHARS, LEAST_CHARS = 500, 50_000, 20_000
+SYSTEM = """\
+You are an agent that works on a code base in small steps. In each step you read the output of your \
+last command and reply with one short command, or with DONE when nothing is left to do.
+
+Rules:
+- One command a step. Look before you change: list files, search, read only the lines you need.
+- Prefer grep and sed to whole files; outputs longer than a screen are cut off.
+- Never change a test to make it pass. Never touch files outside the task.
+- When a command fails, read its message, and try something else instead of the same again.
+- Before DONE, run the tests of what you changed and look at the difference once more.
+"""
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished request."""
+
+    who: str
+    """``agent`` or ``reader``."""
+    first_token_s: float
+    """From sending, the wait in the server's queue included."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def read_texts(folders: Iterable[Path]) -> list[str]:
+    """Text files below ``folders``, in the order of their names.
+
+    Raises SetupError where that is too little to make different prompts of.
+    """
+    folders = list(folders)
+    paths = sorted(p for f in folders for p in f.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    texts = [p.read_text("utf-8", errors="replace")[:FILE_CHARS] for p in paths[:MOST_FILES]]
+    texts = [text for text in texts if len(text) > DOCUMENT_CHARS]
+    if sum(map(len, texts)) < LEAST_CHARS:
+        raise SetupError(
+            f"--data {', '.join(map(str, folders))}: less than {LEAST_CHARS:,} characters in files "
+            f"that end in {', '.join(SUFFIXES)}; give a folder with more text"
+        )
+    return texts
+
+
+def piece(texts: Sequence[str], characters: int, draw: random.Random) -> str:
+    """So many characters of one of the texts, from anywhere in it."""
+    text = draw.choice(texts)
+    start = draw.randrange(max(1, len(text) - characters))
+    return text[start : start + characters]
+
+
+def task(texts: Sequence[str], draw: random.Random) -> Iterator[Messages]:
+    """The prompts of one task; the caller appends each answer to the list before it goes on."""
+    messages = [{"role": "system", "content": SYSTEM}]
+    ask = f"Task {draw.randrange(10**6)}: explain this, then improve it.\n\n"
+    said = ask + piece(texts, TASK_CHARS, draw)
+    for _ in range(draw.randint(LEAST_TURNS, MOST_TURNS)):
+        messages.append({"role": "user", "content": said})
+        yield messages
+        said = "Output of your command:\n" + piece(texts, TOOL_CHARS, draw)
+
+
+def question(texts: Sequence[str], draw: random.Random) -> Messages:
+    """A reader's prompt."""
+    document = piece(texts, DOCUMENT_CHARS, draw)
+    return [{"role": "user", "content": f"{document}\n\nWhat is this about, in one sentence?"}]
+
+
+class Traffic:
+    """Agents and readers, a thread each, against one server."""
+
+    def __init__(self, url: str, model: str, texts: Sequence[str]) -> None:
+        import openai
+
+        self.client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)  # fmt: skip
+        self.model, self.texts = model, texts
+        self.answers: list[Answer] = []
+        self.failed: BaseException | None = None
+        self._until = 0.0
+        self._lock = threading.Lock()
+
+    def run(self, seconds: float, progress: Callable[[list[Answer]], object]) -> list[Answer]:
+        """The answers whose first token came within ``seconds``. ``progress`` gets them as they grow.
+
+        Everyone draws with a seed of their own, so each server is asked for the same tasks.
+        Raises what a request raised.
+        """
+        began = time.monotonic()
+        self._until = began + seconds
+        everyone = [(self._agent, n) for n in range(AGENTS)]
+        everyone += [(self._reader, n) for n in range(READERS)]
+        threads = [
+            threading.Thread(target=self._guarded, args=(act, random.Random(f"{act.__name__}{n}")))
+            for act, n in everyone
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.5)
+            with self._lock:
+                progress(list(self.answers))
+        if self.failed is not None:
+            raise self.failed
+        return self.answers
+
+    def _guarded(self, act: Callable[[random.Random], None], draw: random.Random) -> None:
+        try:
+            act(draw)
+        except BaseException as error:
+            self.failed, self._until = error, 0.0
+
+    def _agent(self, draw: random.Random) -> None:
+        self._pause(draw.uniform(0, THINK_S[1]))
+        while time.monotonic() < self._until:
+            for messages in task(self.texts, draw):
+                if time.monotonic() >= self._until:
+                    break
+                said = self._ask("agent", messages)
+                messages.append({"role": "assistant", "content": said})
+                self._pause(draw.uniform(*THINK_S))
+
+    def _reader(self, draw: random.Random) -> None:
+        self._pause(draw.uniform(0, READ_S))
+        while time.monotonic() < self._until:
+            self._ask("reader", question(self.texts, draw))
+            self._pause(draw.expovariate(1 / READ_S))
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(max(0.0, min(seconds, self._until - time.monotonic())))
+
+    def _ask(self, who: str, messages: Messages) -> str:
+        sent = time.monotonic()
+        first, said, usage = None, "", None
+        stream = self.client.chat.completions.create(
+            model=self.model,
+            messages=messages,
+            max_tokens=ANSWER_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                said += choice.delta.content or ""
+                if first is None and (choice.delta.content or choice.finish_reason):
+                    first = time.monotonic()
+        if first is not None and first < self._until and usage is not None:
+            details = usage.prompt_tokens_details
+            cached = (details.cached_tokens or 0) if details else 0
+            with self._lock:
+                self.answers.append(Answer(who, first - sent, usage.prompt_tokens, cached))
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What users would notice of a run."""
+
+    steps: int
+    """Of agents, finished."""
+    documents: int
+    first_token_s: float
+    """Mean over the agents' steps."""
+    hit_ratio: float
+    """Prompt tokens from the cache, of all."""
+
+
+def outcome(answers: Sequence[Answer]) -> Outcome:
+    waits = [answer.first_token_s for answer in answers if answer.who == "agent"]
+    tokens = sum(answer.prompt_tokens for answer in answers)
+    return Outcome(
+        steps=len(waits),
+        documents=len(answers) - len(waits),
+        first_token_s=sum(waits) / len(waits) if waits else 0.0,
+        hit_ratio=sum(answer.cached_tokens for answer in answers) / tokens if tokens else 0.0,
+    )
+
+
+def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
+    """Two runs as a table, and a sentence."""
+    rows = (
+        (f"agents' steps done in {seconds:.0f} s", lambda o: f"{o.steps}"),
+        ("documents read", lambda o: f"{o.documents}"),
+        ("an agent waits for its first token", lambda o: f"{o.first_token_s:.1f} s"),
+        ("prompt tokens found in the cache", lambda o: f"{100 * o.hit_ratio:.0f} %"),
+    )
+    wide = max(len(label) for label, _ in rows)
+    lines = [" " * wide + "".join(f"{name:>10}" for name in outcomes)]
+    lines += [f"{label:{wide}}" + "".join(f"{f(o):>10}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
+    (one, before), (other, after) = outcomes.items()
+    if before.steps and after.steps:
+        change = 100 * (after.steps / before.steps - 1)
+        lines.append(
+            f"\nThe same agents in the same memory got {abs(change):.0f} % "
+            f"{'more' if change >= 0 else 'less'} done under {other} than under {one}."
+        )
+    return "\n".join(lines)

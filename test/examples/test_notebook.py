@@ -1,0 +1,39 @@
+"""The notebook runs from its first cell to its last, and is committed without what it printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "compare_policies.ipynb"
+
+
+def test_it_is_committed_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    assert [c for c in cells if c.get("outputs") or c.get("execution_count")] == []
+
+
+def test_it_runs_and_compares_policies(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    ran = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in ran.cells for output in cell.get("outputs", ())]
+    figures = [o for o in outputs if "image/png" in o.get("data", {})]
+    assert len(figures) == 2
+    text = "".join(o["text"] for o in outputs if o.output_type == "stream" and o.name == "stdout")
+    rows = {}
+    for line in text.splitlines():
+        name, values = line[:14].strip(), line[14:].replace("%", " ").split()
+        if len(values) == 5 and name != "capacity":
+            rows[name] = [float(value) for value in values]
+    assert list(rows) == ["lru", "s3fifo", "wa", "wa, placebo"]
+    assert all(row == sorted(row) for row in rows.values())  # more memory, no fewer hits
+    assert sum(rows["wa"]) > sum(rows["lru"])
+    assert list(tmp_path.iterdir()) == []
