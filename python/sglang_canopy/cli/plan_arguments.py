@@ -169,6 +169,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default %(default)s)",
     )
     add(
+        "--screening",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="predict a grid of configurations, and simulate only those that could be the choice; "
+        "auto: for 10,000 requests or more",
+    )
+    add(
         "--no-checks",
         action="store_true",
         help="do not evaluate the choice's neighbours and other loads",

@@ -23,7 +23,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.choice import parse_constraints
 from sglang_canopy.plan.objective import metric
-from sglang_canopy.plan.planner import PlanRequest
+from sglang_canopy.plan.planner import PlanRequest, screens
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.plan.space import GROUP, TTL, Configuration
@@ -92,10 +92,12 @@ def check(args: argparse.Namespace) -> PlanCommand:
         constraints=constraints,
         minimise=wanted,
         grid=args.grid,
+        screening={"auto": None, "on": True, "off": False}[args.screening],
         options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
         checks=not args.no_checks,
         confidence=args.confidence,
     )
+    screens(request, 0)
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
