@@ -12,6 +12,7 @@ from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.profiling.client import wait_until
 from sglang_canopy.sim.system import load_profile
 from sglang_canopy.trace.served_log import read_served
+from support.gateways import post, running
 
 PAGE = 64
 DEVICE_TOKENS = 2048
@@ -103,6 +104,34 @@ def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, sec
     for at, prompt in enumerate(prompts):
         server = (client, second)[at % 2]
         assert server.cached(prompt)["total"] >= 5 * PAGE
+    for server in (client, second):
+        (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
+        assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes
+        host = rank["tiers"]["host"]["capacity_bytes"]
+        assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
+def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
+    said = read_plan(plan)
+    assert said.made_by["routing"] == "round-robin"
+    workers = [client.url, second.url]
+    log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
+    prompts = [list(range(at, at + 6 * PAGE)) for at in range(start, start + 3000, 500)]
+    with running(gateway, workers, log, policy="round_robin") as url:
+        for prompt in prompts:
+            sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
+            status, answer = post(
+                f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling}
+            )
+            assert status == 200, answer
+    # Each prompt is on the server that it was sent to, and on no other.
+    found = [
+        [server.cached(p)["total"] >= 5 * PAGE for server in (client, second)] for p in prompts
+    ]
+    assert [sum(pair) for pair in found] == [1] * len(prompts)
+    assert sum(first for first, _ in found) == len(prompts) // 2
     for server in (client, second):
         (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
         assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes

@@ -76,6 +76,8 @@ class PlanRequest:
     """Predict a grid and simulate only what could be the choice; ``None``: for a trace of
     ``SCREENED_REQUESTS`` or more, where all metrics can be predicted."""
     options: SearchOptions = field(default_factory=SearchOptions)
+    loads: tuple[float, ...] = LOADS
+    """Of the traffic, at which the choice is simulated too."""
     checks: bool = True
     """Neighbours of the choice, other loads, and how sure it is."""
     confidence: float = 0.0
@@ -229,7 +231,7 @@ def make_plan(
             choice, sure = _sure(choice, rows, request, work)
             say("other loads", len(rows), len(rows))
             sensitivity = {1.0: choice.row}
-            for load in LOADS:
+            for load in request.loads:
                 sensitivity[load] = evaluate([configuration_of(choice.row)], load)[0]
         rows = list(found.rows.values())
         points = objectives.matrix(rows)

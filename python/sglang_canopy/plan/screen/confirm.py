@@ -23,7 +23,10 @@ from sglang_canopy.plan.space import Configuration
 BATCH = 2
 """Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
 SAFETY = 1.5
-LEAST_SLOPE = 0.03
+ANCHORS = 4
+"""Simulated first: what is predicted to be the choice, and each time what is farthest from all
+simulated so far. Without them a run would know only how predictions fail where it has looked."""
+LEAST_SLOPE = 0.05
 LEAST_OF_SPAN = 0.005
 """Of the logarithm, for one unit of distance, however alike the simulated ones are; the second for
 cost and throughput, which depend on the makespan alone."""
@@ -78,9 +81,12 @@ def confirm(
         found.slopes = dict(margins.slopes)
         left = [i for i, c in enumerate(names) if c not in found.rows]
         able = _possible(bounds, left, found, constraints, minimise)
-        if not able:
+        if left and len(seen) < ANCHORS:
+            new = [names[margins.farthest(seen, _first(bounds, left, constraints, minimise)[0])]]
+        elif able:
+            new = [names[i] for i in _first(bounds, able, constraints, minimise)]
+        else:
             return found
-        new = [names[i] for i in _first(bounds, able, constraints, minimise)]
         found.rows.update(zip(new, evaluate(new)))
         if progress is not None:
             progress(len(found.rows))
@@ -141,6 +147,14 @@ class Margins:
             middle = np.clip(middle, low, high)
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
+
+    def farthest(self, seen: Sequence[Configuration], first: int) -> int:
+        """The candidate farthest from all ``seen``, ``first`` where there are none."""
+        if not seen:
+            return first
+        log = next(reversed(self._log.values()))
+        far = np.stack([self._distance(self._index[c], log) for c in seen]).min(axis=0)
+        return int(far.argmax())
 
     def _distance(self, of: int, log: Floats) -> Floats:
         """From one candidate to each; configurations that are predicted alike are near."""

@@ -25,7 +25,7 @@ SGLang reserves a small share of the rest."""
 _BUSY = 0.5
 """Of a shared channel, what reads get while writes are under way."""
 
-_STEPS, _BUCKETS = 8, 512
+_STEPS, _BUCKETS = 32, 128
 """Decode steps of a bucket, and buckets: longer outputs end in the last one."""
 
 Floats = NDArray[np.float64]
@@ -155,9 +155,10 @@ def replay(
         ready = np.full(width, arrival)
         came = on_host
         if any_disk:
+            pending = np.maximum(write_free - arrival, 0.0) * tiers.disk_write
+        if any_disk and (disk[i] > on_host).any():
             wanted = np.minimum(disk[i] // tiers.page * tiers.page, limit) - on_host
             # What waits to be written holds host memory, and a prefetch needs some.
-            pending = np.maximum(write_free - arrival, 0.0) * tiers.disk_write
             room = np.minimum(PREFETCH_HOST_SHARE * tiers.host, tiers.host - pending)
             wanted = np.minimum(wanted, room.astype(np.int64))
             wanted = np.where(has_disk & (wanted >= tiers.threshold), wanted, 0)

@@ -1,30 +1,31 @@
 """A search that predicts every configuration and simulates few of them.
 
-First a grid in equal steps; then the sizes beside the choice, halved until they are no longer told
-apart, and its other choices. What cannot be predicted (policies other than LRU, TTLs) is tried in
+First a grid in equal steps; then every size beside the choice that is told apart, and its other
+choices. What cannot be predicted (policies other than LRU, TTLs) is tried in
 full on the choice only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.choice import ChosenConfiguration, Constraint, configuration_of
+from sglang_canopy.plan.choice import ChosenConfiguration, Constraint, choose, configuration_of
 from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.lines import beside
 from sglang_canopy.plan.objective import METRICS, Metric, Row
 from sglang_canopy.plan.screen.confirm import Margins, Screened, confirm
 from sglang_canopy.plan.screen.predict import PREDICTED, can_predict
 from sglang_canopy.plan.search import SearchResult
-from sglang_canopy.plan.space import Configuration, Space
+from sglang_canopy.plan.sizes import STEPS_AN_OCTAVE, round_size
+from sglang_canopy.plan.space import Configuration, Space, slice_of
 
 MOST = 1000
 """Configurations of the grid."""
 STEPS = ((16, 8), (8, 8), (8, 4), (4, 2))
 """Equal steps of DRAM and disk, the finest that have no more."""
-ROUNDS = 8
+ROUNDS = 2
 PREDICTED_ROW = "predicted"
 """Key of a row that was not simulated."""
 
@@ -69,35 +70,70 @@ def screened_search(
     (``PREDICTED_ROW``), and are as predicted, corrected by what was simulated nearby.
     """
     say = progress or (lambda stage, done: None)
-    named = candidates(space)
+    full = {configuration_of(row): row for row in rows}
+    named = list(dict.fromkeys((*candidates(space), *(c for c in full if can_predict(c)))))
     predicted = dict(zip(named, predict(named)))
     say("predicted", 0)
-    full = {configuration_of(row): row for row in rows if configuration_of(row) in predicted}
     found = confirm(
         predicted, evaluate, wish.constraints, wish.minimise, full, lambda n: say("confirmed", n)
     )
     for _ in range(ROUNDS):
         chosen = configuration_of(found.choice.row)
-        near = [*beside(chosen, _by_row(found), space), *space.alternatives(chosen)]
-        new = [c for c in dict.fromkeys(near) if c not in found.rows and _sold(c, evaluate)]
-        guessed = [c for c in new if can_predict(c) and c not in found.predicted]
-        whole = [c for c in new if not can_predict(c)]
-        if not guessed and not whole:
+        near = [*around(chosen, found.predicted, space), *space.alternatives(chosen)]
+        new = [c for c in dict.fromkeys(near) if c not in found.predicted and can_predict(c)]
+        new = [c for c in new if _sold(c, evaluate)]
+        if not new:
             break
-        others = dict(zip(whole, evaluate(whole))) if whole else {}
-        found.rows.update(others)
         found = confirm(
-            {**found.predicted, **dict(zip(guessed, predict(guessed)))},
+            {**found.predicted, **dict(zip(new, predict(new)))},
             evaluate,
             wish.constraints,
             wish.minimise,
             found.rows,
             lambda n: say("neighbours", n),
         )
+    others = [
+        c
+        for c in space.alternatives(configuration_of(found.choice.row))
+        if not can_predict(c) and _sold(c, evaluate)
+    ]
+    if others:
+        found.rows.update(zip(others, evaluate(others)))
+        found.choice = choose(list(found.rows.values()), wish.constraints, wish.minimise)
     result = SearchResult(budget=len(found.predicted))
     result.rows = corrected(found)
     result.stages = {"predicted": len(found.predicted), "simulated": len(found.rows)}
     return result, found.choice
+
+
+def around(
+    of: Configuration, known: Collection[Configuration], space: Space
+) -> list[Configuration]:
+    """Every size that is told apart between those of ``known`` beside ``of``, of DRAM and disk."""
+    alike = [c for c in known if slice_of(c) == slice_of(of)]
+    widths = [
+        _between(getattr(of, axis), sorted({getattr(c, axis) for c in alike}), space.least_gib)
+        for axis in ("dram_gib", "disk_gib")
+    ]
+    return [
+        c
+        for dram, disk in product(*widths)
+        if (c := space.at(of, dram, disk, of.disk_mib_s)) is not None and c != of
+    ]
+
+
+def _between(size: float, sizes: Sequence[float], least: float) -> list[float]:
+    """``size``, and what lies between it and its neighbours in ``sizes``."""
+    at = sizes.index(size)
+    low, high = sizes[max(at - 1, 0)], sizes[min(at + 1, len(sizes) - 1)]
+    if size <= 0:
+        return [size]
+    found, step = {size}, max(low, least)
+    while step < high:
+        if low < step:
+            found.add(round_size(step))
+        step *= 1 + 1 / STEPS_AN_OCTAVE
+    return sorted(s for s in found if low < s < high or s == size)
 
 
 def corrected(found: Screened) -> dict[Configuration, Row]:
@@ -112,10 +148,6 @@ def corrected(found: Screened) -> dict[Configuration, Row]:
         better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
         rows[c] = {**row, **better, PREDICTED_ROW: True}
     return rows
-
-
-def _by_row(found: Screened) -> dict[Configuration, Row]:
-    return {**found.predicted, **found.rows}
 
 
 def _sold(c: Configuration, evaluate: Evaluator) -> bool:
