@@ -215,3 +215,45 @@ def test_no_trace_or_two(trace, capsys):
     empty.write_text("")
     assert main(["plan", str(empty)]) == 2
     assert "is empty or in no known format" in capsys.readouterr().err
+
+
+QUICK = ("--dram-levels", "2", "--disks", "none", "--page-size", "1", "--no-checks", "--jobs", "1")
+
+
+def test_gpus_are_compared_at_their_prices(plan, capsys):
+    profiles = "llama-3.1-8b-h100=3.9,llama-3.1-8b-h20=900"
+    status, report = plan(
+        "--compare", profiles, "--device-tokens", "30000", "--slo", "p99_ttft<600s", base=QUICK
+    )
+    assert status == 0
+    said = capsys.readouterr().out
+    assert "llama-3.1-8b-h20" in said
+    assert "published figures, not measured" in said
+    assert "Best by cost: llama-3.1-8b-h100" in said
+    assert report["about"]["profile"] == "llama-3.1-8b-h100"
+    assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
+
+
+def test_what_happens_at_twice_the_traffic(plan, capsys):
+    more = ("--scale-traffic", "2", "--slo", "p99_ttft<600s", "--device-tokens", "30000")
+    status, report = plan(*more, base=[q for q in QUICK if q != "--no-checks"])
+    assert status == 0
+    assert set(report["sensitivity"]) == {"0.8", "1", "1.2", "2"}
+    assert "+100 %" in capsys.readouterr().out
+
+
+def test_two_gpus_an_instance_are_paid_for(plan):
+    one, two = (
+        plan("--gpus-per-instance", n, "--device-tokens", "30000", base=QUICK)[1] for n in "12"
+    )
+    gpu = two["baseline"]["cost_per_hour"] - one["baseline"]["cost_per_hour"]
+    assert gpu == pytest.approx(3.9)
+
+
+def test_a_schedule_has_a_plan_for_each_slot(plan, capsys):
+    hours = 60 * 0.4 / 3600  # of 120 requests, one every 0.4 s
+    status, _ = plan("--schedule", str(hours), "--device-tokens", "30000", base=QUICK)
+    assert status == 0
+    said = capsys.readouterr().out
+    assert said.count("60 requests") == 2
+    assert "with the dearest of them all the time" in said

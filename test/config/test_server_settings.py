@@ -15,7 +15,6 @@ from sglang_canopy.config.server_settings import (
     SGLANG_DEFAULTS,
     ServerSettings,
     chunk_of,
-    running_of,
 )
 from sglang_canopy.errors import CanopyError
 
@@ -91,20 +90,6 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     with pytest.raises(Enough):
         memory_hook.handle_gpu_memory_settings(None)
     assert said == {"chunked_prefill_size": chunk_of(gib)}
-
-
-@pytest.mark.parametrize(("pool", "context"), [(1000, 8192), (300_000, 131_072), (10**6, 8192)])
-def test_as_many_requests_run_as_sglang_lets(monkeypatch, pool, context) -> None:
-    from sglang.srt.mem_cache import kv_cache_configurator as configurator
-
-    monkeypatch.setattr(
-        configurator, "get_schedule", lambda: SimpleNamespace(max_running_requests=None)
-    )
-    itself = SimpleNamespace(
-        model_config=SimpleNamespace(context_len=context), attn_dp_size=1, mambaish_config=None
-    )
-    found = configurator.KVCacheConfigurator.resolve_max_num_reqs(itself, pool)
-    assert found == running_of(pool, context)
 
 
 def test_settings_go_to_the_file_and_back(tmp_path) -> None:

@@ -12,6 +12,7 @@ from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.profiling.client import wait_until
 from sglang_canopy.sim.system import load_profile
 from sglang_canopy.trace.served_log import read_served
+from support.gateways import post, running
 
 PAGE = 64
 DEVICE_TOKENS = 2048
@@ -111,6 +112,34 @@ def test_two_servers_serve_side_by_side_each_with_the_tiers_it_names(client, sec
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
+def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_path):
+    said = read_plan(plan)
+    assert said.made_by["routing"] == "round-robin"
+    workers = [client.url, second.url]
+    log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
+    prompts = [list(range(at, at + 6 * PAGE)) for at in range(start, start + 3000, 500)]
+    with running(gateway, workers, log, policy="round_robin") as url:
+        for prompt in prompts:
+            sampling = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
+            status, answer = post(
+                f"{url}/generate", {"input_ids": prompt, "sampling_params": sampling}
+            )
+            assert status == 200, answer
+    # Each prompt is on the server that it was sent to, and on no other.
+    found = [
+        [server.cached(p)["total"] >= 5 * PAGE for server in (client, second)] for p in prompts
+    ]
+    assert [sum(pair) for pair in found] == [1] * len(prompts)
+    assert sum(first for first, _ in found) == len(prompts) // 2
+    for server in (client, second):
+        (rank,) = json.loads(server.get("/canopy/status"))["ranks"]
+        assert rank["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes
+        host = rank["tiers"]["host"]["capacity_bytes"]
+        assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
+
+
+@pytest.mark.long
 def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     draw = random.Random(1)
     starts = [7000 + 10 * k for k in range(6)]
@@ -127,9 +156,8 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     assert found["requests"] >= 36
     assert found["seen"]["mean_ttft_s"] > 0
     assert set(found["errors"]) >= {"throughput_tokens_per_s", "disk_hit_ratio", "p99_ttft_s"}
-    error = found["errors"]["token_hit_ratio"]
-    if abs(error) >= 0.02:
-        pytest.xfail(f"hits are predicted {100 * error:.1f} points off; 2 are wanted")
+    # The profile is a larger model's: its times are far off, and the hits are right all the same.
+    assert abs(found["errors"]["token_hit_ratio"]) < 0.02
 
 
 @pytest.mark.long

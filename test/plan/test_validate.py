@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,3 +131,28 @@ def test_a_plan_without_a_pool_asks_for_it():
     plan = ServerPlan(host_bytes=1 << 30, disk_bytes=1 << 30)
     with pytest.raises(CanopyError, match="give --disk-mib-s"):
         system_of_plan(plan, PROFILE, device_tokens=1000)
+
+
+def one_after_another(count=40, took=0.03):
+    """(seconds, tokens) of a client that waits for each answer before it asks again, mostly what
+    it has asked before; and what a server then finds that forgets nothing."""
+    draw = np.random.default_rng(1)
+    asked, cached, known = [], [], set()
+    for at in range(count):
+        who = int(draw.integers(6))
+        asked.append((at * 1.5 * took, [7000 + 10 * who, *range(8000, 8192)]))
+        cached.append(192 if who in known else 0)
+        known.add(who)
+    return asked, np.array(cached), np.full(count, took)
+
+
+def test_hits_do_not_suffer_where_the_profile_is_too_slow(tmp_path):
+    """Seen on a real server: a tiny model, and a profile of a larger one. A question asked again
+    came in the simulation while the first was being answered, which no client had done."""
+    asked, cached, took = one_after_another()
+    result = SimpleNamespace(ttft_s=took / 2, e2e_s=took, cached_tokens=cached)
+    trace, seen = read(log_of(tmp_path / "server.log", asked, result))
+    slow = scaled(PROFILE, 20.0)
+    found = validate(trace, seen, system_of_plan(PLAN, slow), slow)
+    assert found.error("mean_ttft_s") > 1
+    assert abs(found.error("token_hit_ratio")) < 0.001

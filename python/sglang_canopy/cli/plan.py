@@ -7,13 +7,20 @@ import datetime
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from sglang_canopy.cli.plan_arguments import add_arguments
-from sglang_canopy.cli.plan_options import PlanCommand, check, policy_configs
+from sglang_canopy.cli.plan_options import (
+    PlanCommand,
+    check,
+    policy_configs,
+    prices_of,
+)
+from sglang_canopy.cli.plan_questions import EmptySlot, compare, schedule
 from sglang_canopy.cli.validate import read_validation
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
@@ -21,10 +28,9 @@ from sglang_canopy.plan.cache import default_folder
 from sglang_canopy.plan.choice import configuration_of, label_of
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import CapacityPlan, make_plan, to_json
-from sglang_canopy.plan.prices import load_prices
 from sglang_canopy.plan.server_plan import server_plan
 from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.watch import changed, cut
+from sglang_canopy.plan.watch import between, changed, cut
 from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.report.plan_html import write_figures, write_page, write_private
 from sglang_canopy.report.plan_text import plan_text
@@ -41,6 +47,10 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace) -> int:
     """Plan, print, write what was asked for."""
     command = check(args)
+    if args.compare:
+        return compare(args, plan_once, write_outputs)
+    if args.schedule is not None:
+        return schedule(command, plan_once)
     if not args.watch:
         plan, work, about = plan_once(command)
         print(plan_text(plan, work.prices.currency))
@@ -51,11 +61,21 @@ def run(args: argparse.Namespace) -> int:
     return watch(command)
 
 
-def plan_once(command: PlanCommand) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
-    """Read the trace and plan."""
+def plan_once(
+    command: PlanCommand, hours: tuple[float, float] | None = None
+) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
+    """Read the trace and plan, of the requests between two ``hours`` from its first."""
     args = command.args
     trace, ids = read(command)
-    prices, configs = load_prices(args.prices), policy_configs(args.policy_config)
+    span_h = (trace[-1].time_s - trace[0].time_s) / 3600
+    if hours is not None:
+        trace = between(trace, *hours)
+        if not len(trace):
+            raise EmptySlot(span_h)
+    prices, configs = prices_of(args, command.profile), policy_configs(args.policy_config)
+    given = getattr(args, "gpu_per_hour", None)
+    if given is not None:  # of --compare
+        prices = replace(prices, gpu_per_hour=given)
     work = PlanInputs(trace, command.engine, prices, configs, ids)
     cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
@@ -75,6 +95,7 @@ def plan_once(command: PlanCommand) -> tuple[CapacityPlan, PlanInputs, dict[str,
         )
     about = {
         "trace": command.path,
+        "span_h": span_h,
         "format": command.format,
         "requests": len(work.trace),
         "load": args.load,

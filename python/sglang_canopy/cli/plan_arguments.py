@@ -148,6 +148,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="KV pool of one device, in tokens (default: the profile's, or 40 GiB of KV)",
     )
+    add(
+        "--gpus-per-instance",
+        type=int,
+        metavar="N",
+        help="GPUs that are paid for one instance (default: the profile's, else the price list's)",
+    )
     add("--routing", default="prefix-aware", help=f"how requests are spread: {', '.join(ROUTINGS)}")
     _add_settings(add)
     how = parser.add_argument_group("how it is searched")
@@ -167,6 +173,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="stop when further sizes could add no more than this to the dominated volume "
         "(default %(default)s)",
+    )
+    add(
+        "--screening",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="predict a grid of configurations, and simulate only those that could be the choice; "
+        "auto: for 10,000 requests or more",
+    )
+    add(
+        "--scale-traffic",
+        metavar="X,Y",
+        help="what the choice does at X times the traffic too (beside 0.8 and 1.2 times)",
+    )
+    add(
+        "--schedule",
+        type=float,
+        metavar="H",
+        help="a plan for every H hours of the trace, and what they cost together",
+    )
+    add(
+        "--compare",
+        metavar="PROFILE=USD,...",
+        help="plan for each of these engine profiles (another GPU, another tensor parallelism), at "
+        "USD a GPU-hour (=USD left out: the price list's), and say which meets the limits best",
     )
     add(
         "--no-checks",

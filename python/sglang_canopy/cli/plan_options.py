@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
@@ -23,8 +23,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.backend import NAMES as BACKENDS
 from sglang_canopy.plan.choice import parse_constraints
 from sglang_canopy.plan.objective import metric
-from sglang_canopy.plan.planner import PlanRequest
-from sglang_canopy.plan.prices import GIB, load_prices
+from sglang_canopy.plan.planner import LOADS, PlanRequest, screens
+from sglang_canopy.plan.prices import GIB, Prices, load_prices
 from sglang_canopy.plan.search import SearchOptions
 from sglang_canopy.plan.space import GROUP, TTL, Configuration
 from sglang_canopy.plan.system import Engine
@@ -64,7 +64,7 @@ def check(args: argparse.Namespace) -> PlanCommand:
         option, other = ("--maximise", "--minimise")[:: 1 if args.maximise else -1]
         raise CanopyError(f"{option} {wanted.name}: write {other} {wanted.name}")
     profile = load_profile(args.profile, args.model)
-    prices = load_prices(args.prices)
+    prices = prices_of(args, profile)
     disks = None if args.disks is None else _names(args.disks)
     if disks == ("none",):
         disks = ()
@@ -92,10 +92,13 @@ def check(args: argparse.Namespace) -> PlanCommand:
         constraints=constraints,
         minimise=wanted,
         grid=args.grid,
+        screening={"auto": None, "on": True, "off": False}[args.screening],
         options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
+        loads=_loads(args.scale_traffic),
         checks=not args.no_checks,
         confidence=args.confidence,
     )
+    screens(request, 0)
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
@@ -124,6 +127,48 @@ def check(args: argparse.Namespace) -> PlanCommand:
     command = PlanCommand(args, path, form, request, profile, engine, slot)
     PlanInputs(CompactTrace(()), engine, prices, configs)
     return command
+
+
+def prices_of(args: argparse.Namespace, profile: EngineProfile) -> Prices:
+    """The price list, for as many GPUs an instance as the profile is of. Raises ``CanopyError``."""
+    prices = load_prices(args.prices)
+    noted = profile.notes.get("gpus")
+    gpus = args.gpus_per_instance
+    if gpus is None and type(noted) is int:
+        gpus = noted
+    if gpus is None:
+        return prices
+    if gpus < 1:
+        raise CanopyError(f"--gpus-per-instance must be 1 or more, got {gpus}")
+    return replace(prices, gpus_per_instance=gpus)
+
+
+def compared(args: argparse.Namespace) -> list[tuple[str, float | None]]:
+    """The profiles of ``--compare`` and what an hour of their GPUs costs."""
+    found = []
+    for text in _names(args.compare):
+        name, separator, price = text.partition("=")
+        try:
+            each = float(price) if separator else None
+        except ValueError:
+            each = -1.0
+        if each is not None and not 0 <= each < float("inf"):
+            raise CanopyError(f"--compare must be PROFILE or PROFILE=USD a GPU-hour, got {text!r}")
+        load_profile(name)
+        found.append((name, each))
+    return found
+
+
+def _loads(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return LOADS
+    try:
+        given = [float(part) for part in _names(text)]
+    except ValueError:
+        given = [-1.0]
+    if min(given) <= 0 or max(given) > 1000:
+        raise CanopyError(f"--scale-traffic must be numbers above 0, such as 2,3; got {text!r}")
+    return tuple(dict.fromkeys((*LOADS, *given)))
 
 
 def _engine(args: argparse.Namespace, profile: EngineProfile) -> Engine:

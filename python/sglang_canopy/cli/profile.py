@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.cli import profile_tables
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.profiling.client import ProfiledServer
 from sglang_canopy.profiling.measure import Limits, Measurer
@@ -23,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--url",
-        required=True,
         metavar="URL",
         help="the server; it must serve no other requests meanwhile",
     )
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="KV bytes of a token, if the model's config is not on this machine",
     )
     add("--seed", type=int, default=0, metavar="K", help="seed of the random prompts")
+    profile_tables.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     for option in ("max_prompt", "max_batch", "repeats"):
         if getattr(args, option) < 1:
             raise CanopyError(f"--{option.replace('_', '-')} must be 1 or more")
-    profile = measure(args)
+    if bool(args.url) == bool(args.aiconfigurator):
+        raise CanopyError(
+            "give one of --url, a server to measure, and --aiconfigurator, published kernel times"
+        )
+    profile = profile_tables.profile_of(args) if args.aiconfigurator else measure(args)
     out.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
     print(f"{args.output}: {profile.name}")
     for new in profile.attention_new_tokens:
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for tier in ("host", "disk"):
         speed = getattr(profile, tier)
         if speed is None:
-            print(f"  {tier}: not measured")
+            print(f"  {tier}: not known")
         else:
             read, write = speed.read_bytes_per_s / 1e6, speed.write_bytes_per_s / 1e6
             print(f"  {tier}: reads {read:.0f} MB/s, writes {write:.0f} MB/s")

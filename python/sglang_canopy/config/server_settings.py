@@ -32,8 +32,9 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 _CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
 """``--chunked-prefill-size`` of a GPU below so many GiB (``arg_groups/memory_hook.py``)."""
-LEAST_RUNNING, MOST_RUNNING, RUNNING_A_CONTEXT = 2048, 4096, 512
-"""``--max-running-requests`` (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
+LEAST_RUNNING = 2048
+"""``--max-running-requests`` of SGLang where none is given and the pool is not tiny; of a pool of
+many contexts more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
 
 
 def _check(name: str, kind: str, value: Any) -> None:
@@ -148,12 +149,6 @@ model; some attention backends raise the page size."""
 def chunk_of(gpu_memory_gib: float) -> int:
     """SGLang's ``--chunked-prefill-size`` where none is given."""
     return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)
-
-
-def running_of(pool_tokens: int, context_tokens: int) -> int:
-    """SGLang's ``--max-running-requests`` where none is given."""
-    wanted = int(pool_tokens / context_tokens * RUNNING_A_CONTEXT)
-    return max(1, min(max(min(wanted, MOST_RUNNING), LEAST_RUNNING), pool_tokens // 2))
 
 
 def merged_extra(given: str | None, settings: ServerSettings, more: Mapping[str, Any]) -> str:

@@ -189,6 +189,8 @@ def label_of(row: Row) -> str:
     """A row's configuration in a few words, and what became of its group TTLs."""
     c = configuration_of(row)
     table = row.get("ttl_table")
+    if row.get("predicted"):
+        return f"~ {c.label()}"
     if c.ttl != GROUP or table is None:
         return c.label()
     kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]

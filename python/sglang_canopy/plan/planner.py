@@ -20,8 +20,10 @@ from sglang_canopy.plan.choice import (
 from sglang_canopy.plan.evaluate import Evaluator
 from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, Objectives, Row, Scale
 from sglang_canopy.plan.prices import GIB, Prices
+from sglang_canopy.plan.screen.predict import Predictor, can_predict
+from sglang_canopy.plan.screen.search import PREDICTED_ROW, Wish, screened_search
 from sglang_canopy.plan.search import SearchOptions, SearchResult, full_grid, search
-from sglang_canopy.plan.settle import Rejected, settle
+from sglang_canopy.plan.settle import Rejected, rejected, settle
 from sglang_canopy.plan.sizes import round_size, sizes
 from sglang_canopy.plan.space import TTL, Configuration, Space
 from sglang_canopy.plan.system import Engine
@@ -38,6 +40,7 @@ GRID_STEPS = (16, 8)
 """Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
 DRAM_MOST_GIB = 2048.0
 """Of one instance: what a machine of eight GPUs has."""
+SCREENED_REQUESTS = 10_000
 BASELINE_SHARE = 0.25
 """The fixed baseline's DRAM, as a share of the trace's distinct KV."""
 
@@ -69,7 +72,12 @@ class PlanRequest:
     minimise: Metric = METRICS["cost"]
     grid: bool = False
     """The full grid instead of the search."""
+    screening: bool | None = None
+    """Predict a grid and simulate only what could be the choice; ``None``: for a trace of
+    ``SCREENED_REQUESTS`` or more, where all metrics can be predicted."""
     options: SearchOptions = field(default_factory=SearchOptions)
+    loads: tuple[float, ...] = LOADS
+    """Of the traffic, at which the choice is simulated too."""
     checks: bool = True
     """Neighbours of the choice, other loads, and how sure it is."""
     confidence: float = 0.0
@@ -103,6 +111,11 @@ class CapacityPlan:
     from_cache: int
     trace_hash: str
     seconds: float
+
+    @property
+    def predicted(self) -> int:
+        """Rows that were not simulated."""
+        return sum(bool(row.get(PREDICTED_ROW)) for row in self.found.rows.values())
 
 
 def make_space(
@@ -176,7 +189,16 @@ def make_plan(
         say = progress or (lambda stage, done, most: None)
         say("baseline", 0, most)
         baseline = evaluate([baseline_of(request, space, footprint_gib)])[0]
-        if request.grid:
+        if screens(request, len(work.trace)):
+            found, choice = screened_search(
+                space,
+                Wish(request.constraints, request.minimise),
+                Predictor(work),
+                evaluate,
+                [baseline],
+                lambda stage, done: say(stage, done, most),
+            )
+        elif request.grid:
             say("grid", 0, most)
             found = full_grid(grid, evaluate)
         else:
@@ -188,24 +210,30 @@ def make_plan(
                 options=request.options,
                 progress=lambda stage, done: say(stage, done, most),
             )
-        rows = list(found.rows.values())
+        rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
         choice = choose(rows, request.constraints, request.minimise)
         neighbours: list[Rejected] = []
         sensitivity: dict[float, Row] = {1.0: choice.row}
         sure: Uncertainty | None = None
         if request.checks:
             say("neighbours", len(rows), len(rows))
-            choice, neighbours, seen = settle(
-                choice, rows, request.constraints, request.minimise, space, evaluate
-            )
-            found.stages["neighbours"] = len(seen) - len(rows)
-            found.rows, rows = seen, list(seen.values())
+            if len(rows) < len(found.rows):
+                neighbours = rejected(
+                    choice, found.rows, request.constraints, request.minimise, space
+                )
+            else:
+                choice, neighbours, seen = settle(
+                    choice, rows, request.constraints, request.minimise, space, evaluate
+                )
+                found.stages["neighbours"] = len(seen) - len(rows)
+                found.rows, rows = seen, list(seen.values())
             say("how sure", len(rows), len(rows))
             choice, sure = _sure(choice, rows, request, work)
             say("other loads", len(rows), len(rows))
             sensitivity = {1.0: choice.row}
-            for load in LOADS:
+            for load in request.loads:
                 sensitivity[load] = evaluate([configuration_of(choice.row)], load)[0]
+        rows = list(found.rows.values())
         points = objectives.matrix(rows)
         scale = Scale.of(points)
         front = [rows[i] for i in objectives.front(rows)]
@@ -230,6 +258,33 @@ def make_plan(
             trace_hash=evaluate.trace_hash,
             seconds=time.perf_counter() - started,
         )
+
+
+def screens(request: PlanRequest, requests: int) -> bool:
+    """Whether configurations are predicted. Raises ``CanopyError`` where that was asked for and
+    cannot be."""
+    metrics = (
+        request.minimise,
+        *(c.metric for c in request.constraints),
+        *Objectives.of(request.objectives).metrics,
+    )
+    first = Configuration(
+        device_policy=request.device_policies[0],
+        host_policy=request.host_policies[0],
+        disk_policy=request.disk_policies[0],
+        write_policy=request.write_policies[0],
+        schedule_policy=request.schedule_policies[0],
+        ttl=request.ttls[0],
+    )
+    can = can_predict(first, metrics)
+    if request.screening is None:
+        return can and not request.grid and requests >= SCREENED_REQUESTS
+    if request.screening and (request.grid or not can):
+        raise CanopyError(
+            "--screening on predicts LRU without a TTL, write_through and fcfs, named first, and "
+            "TTFT, throughput, hits and cost, without --grid; leave it out, or ask for these"
+        )
+    return request.screening
 
 
 def _sure(
@@ -282,7 +337,8 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "evaluations": len(plan.found.rows),
         "grid_size": plan.grid_size,
         "stages": plan.found.stages,
-        "left_to_gain": plan.found.left,
+        "left_to_gain": plan.found.left if plan.predicted == 0 else None,
+        "predicted": plan.predicted,
         "out_of_budget": plan.found.out_of_budget,
         "simulated": plan.simulated,
         "from_cache": plan.from_cache,

@@ -56,12 +56,22 @@ def settle(
             break
         seen.update(zip(new, evaluate(new)))
         choice = choose(list(seen.values()), constraints, minimise)
+    return choice, rejected(choice, seen, constraints, minimise, space), seen
+
+
+def rejected(
+    choice: ChosenConfiguration,
+    seen: Mapping[Configuration, Row],
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+    space: Space,
+) -> list[Rejected]:
+    """What of ``seen`` is beside the choice, and the reason against each."""
     chosen = configuration_of(choice.row)
-    rejected = [
+    return [
         Rejected(row=seen[c], why=why_not(choice.row, seen[c], constraints, minimise))
         for c in _nearest(chosen, seen, space)
     ]
-    return choice, rejected, seen
 
 
 def _nearest(

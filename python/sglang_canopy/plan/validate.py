@@ -20,6 +20,7 @@ import numpy as np
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.log_arrivals import AsAnswered
 from sglang_canopy.plan.system import HOST_BYTES_PER_S
 from sglang_canopy.policy.registry import policy_names
 from sglang_canopy.sim.system.config import SystemConfig, TierSpec
@@ -149,7 +150,8 @@ def validate(
             f"only {int(there.sum())} of {len(trace)} requests say when their first token was "
             "there; give a log of more requests"
         )
-    result = simulate_system(Workload(trace, keep_stamps=True), config, profile)
+    workload = Workload(trace, keep_stamps=True)
+    result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
     cached = np.array([s.cached_tokens if s else 0 for s in known])
     seen = _ttfts(ttft[there])

@@ -6,12 +6,13 @@ request of the log, so that a plan depends on the log alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.space import Configuration
+from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.trace.record import TraceRequest
 
 WEEK_S = 7 * 24 * 3600.0
@@ -65,6 +66,13 @@ def cut(trace: Iterable[TraceRequest], slot: Slot) -> list[TraceRequest]:
             "with what there is"
         )
     return list(_from_zero(chosen))
+
+
+def between(trace: Sequence[TraceRequest], begin_h: float, end_h: float) -> CompactTrace:
+    """The requests between two hours from the first, their clock from the first of them."""
+    first_s = trace[0].time_s
+    part = [r for r in trace if begin_h <= (r.time_s - first_s) / 3600 < end_h]
+    return CompactTrace(_from_zero(part)) if part else CompactTrace(())
 
 
 def changed(before: Configuration | None, after: Row, gain: float, before_row: Row | None) -> bool:

@@ -54,9 +54,14 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
         f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
     ]
-    if plan.found.out_of_budget:
+    if plan.found.out_of_budget and not plan.predicted:
         lines.append("The evaluations were spent before the search was done (--evaluations).")
-    if not plan.request.grid:
+    if plan.predicted:
+        lines.append(
+            f"{plan.predicted} of them were predicted and not simulated (~): none could be the "
+            "choice within the margins of those that were (--screening off simulates all)."
+        )
+    elif not plan.request.grid:
         lines.append(
             f"Sizes between those evaluated could add {100 * plan.found.left:.2g} % to that volume "
             "at most, if more room is never slower."

@@ -54,7 +54,7 @@ def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) ->
     """Stream ``trace`` once. Raises ``CanopyError`` for an empty trace."""
     by_distance = _Histogram()
     requests = blocks = tokens = 0
-    stack = _Stack()
+    stack = StackDistances()
     for chunk in _chunks(trace, chunk_accesses):
         distances = stack.distances(chunk.ids, chunk.lengths)
         by_distance.add(distances, chunk.tokens)
@@ -73,7 +73,7 @@ def lru_uncached_tokens(
     """Tokens each request has to prefill under LRU, for each capacity in blocks."""
     wanted = list(capacities)
     parts: dict[int, list[NDArray[np.int64]]] = {c: [] for c in wanted}
-    stack = _Stack()
+    stack = StackDistances()
     for chunk in _chunks(trace, chunk_accesses):
         distances = stack.distances(chunk.ids, chunk.lengths)
         starts = np.concatenate(([0], np.cumsum(chunk.lengths)[:-1]))
@@ -92,7 +92,7 @@ def stack_distances(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     ``ids`` has shape (n,). The distance is the number of other ids accessed since the last
     access of the same id: the access hits in a cache of more than that many objects.
     """
-    stack = _Stack()
+    stack = StackDistances()
     lengths = np.ones(len(ids), dtype=np.int64)
     parts = [
         stack.distances(ids[at : at + _CHUNK], lengths[at : at + _CHUNK])
@@ -134,7 +134,7 @@ def _chunk(batch: list[TraceRequest], count: int) -> _Chunk:
     return _Chunk(ids, np.clip(np.repeat(inputs, lengths) - depth * size, 0, size), lengths)
 
 
-class _Stack:
+class StackDistances:
     """The LRU stack between chunks: block ids, least recent first."""
 
     def __init__(self) -> None:

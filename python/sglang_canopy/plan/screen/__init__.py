@@ -1,0 +1,1 @@
+"""Predict configurations without simulating them, and say which need no simulation."""
