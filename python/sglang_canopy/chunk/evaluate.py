@@ -31,7 +31,6 @@ from sglang_canopy.chunk.quality import (
 from sglang_canopy.chunk.selectors import DEFAULT, SELECTORS, make_selector
 from sglang_canopy.errors import CanopyError
 
-
 STAND_INS = 2
 """Documents of the corpus that stand for a chunk's predecessors, as many as about nothing."""
 
