@@ -271,3 +271,26 @@ def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monke
     args = ["chunk-eval", "--model", str(model_dir), "--data", str(musique), "--no-text"]
     assert main([*args, "--json", str(out), "--resume", "--minutes", "1.5"]) == 0
     assert json.loads(out.read_text())["rows"][0]["n"] == 2
+
+
+def test_stand_ins_of_the_corpus_are_of_another_question(model_dir, tmp_path, monkeypatch, capsys):
+    from sglang_canopy.chunk import evaluate as evaluation
+
+    def question(name: str) -> dict:
+        texts = [f"the {name} was seen in Oslo by Alice {word}" for word in ("old", "river")]
+        ctxs = [{"title": "", "text": text} for text in texts]
+        return {"ctxs": ctxs, "question": "what is old", "answers": ["x"]}
+
+    data, cases = tmp_path / "q.json", []
+    data.write_text(json.dumps([question("secret"), question("password")]))
+    real = evaluation._one
+    monkeypatch.setattr(evaluation, "_one", lambda *a: cases.append(a[4]) or real(*a))
+    args = ["chunk-eval", "--model", str(model_dir), "--data", str(data), "--no-text"]
+    args += ["--encode", "standin", "--stand-in", "corpus", "--ratio", "0.2"]
+    assert main(args) == 0
+    first, second = cases
+    assert first.stand_in == [token for document in second.documents for token in document]
+    assert second.stand_in == [token for document in first.documents for token in document]
+    data.write_text(json.dumps([question("secret")]))
+    assert main(args) != 0
+    assert "second example" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ from sglang_canopy.chunk.quality import (
 from sglang_canopy.chunk.selectors import DEFAULT, SELECTORS, make_selector
 from sglang_canopy.errors import CanopyError
 
+STAND_INS = 2
+"""Documents of the corpus that stand for a chunk's predecessors, as many as about nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
@@ -52,6 +55,7 @@ class EvaluationPlan:
     seed: int = 0
     text: bool = True
     answer_tokens: int = FORCED
+    stand_in: str = "neutral"
 
 
 def evaluate(
@@ -94,12 +98,26 @@ def evaluate(
             continue
         if time.monotonic() > end:
             break
-        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        others = _stand_ins(examples, number) if plan.stand_in == "corpus" else None
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens, others)
         measured = _one(plan, names, model, tokenizer, case, encoders)
         found += [{"number": number, **one} for one in measured]
         if so_far is not None:
             so_far(_report(plan, names, found))
     return _report(plan, names, found)
+
+
+def _stand_ins(examples: Sequence[Any], number: int) -> list[str]:
+    """Two documents of another example, none of which is in this one."""
+    own = set(examples[number].documents)
+    for step in range(1, len(examples)):
+        there = [d for d in examples[(number + step) % len(examples)].documents if d not in own]
+        if len(there) >= STAND_INS:
+            return there[:STAND_INS]
+    raise CanopyError(
+        "stand-ins from the corpus need a second example with two documents of its own; give more "
+        "examples, or leave out --stand-in corpus"
+    )
 
 
 def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:

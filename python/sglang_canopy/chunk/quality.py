@@ -57,8 +57,15 @@ class Reference:
     ttft_s: float
 
 
-def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -> Case:
-    """Piecewise, so that a document always gives the same ids.
+def tokenise(
+    tokenizer: Any,
+    example: Example,
+    chunks: int,
+    chunk_tokens: int,
+    stand_ins: Sequence[str] | None = None,
+) -> Case:
+    """Piecewise, so that a document always gives the same ids. stand_ins: documents to encode chunks
+    behind, instead of those about nothing.
 
     Documents are cut to ``chunk_tokens``, the empty line between them included: it is what tells
     a document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
@@ -90,9 +97,10 @@ def tokenise(tokenizer: Any, example: Example, chunks: int, chunk_tokens: int) -
     room = max(0, chunk_tokens - len(gap))
     documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
     question = ids(f"Question: {example.question}{after}{example.lead}")
-    return Case(
-        ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
-    )
+    before_others = list(stand_in(ids))
+    if stand_ins is not None:
+        before_others = [t for d in stand_ins for t in (*ids(d)[:room], *gap)]
+    return Case(ids(before), documents, question, example.answers, example.task, before_others)
 
 
 def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
