@@ -26,7 +26,8 @@ def said(client: Any, rounds: int) -> tuple[list[Any], int, int]:
     answers, found, steps = [], 0, 0
     for number in range(rounds):
         for head in HEADS:
-            answer = client.generate(head + token_ids(20, 90 + number), ANSWER)
+            # What was said before is what the drafts are made of.
+            answer = client.generate(head + token_ids(20, 90 + number % 2), ANSWER)
             answers.append(answer["output_ids"])
             found += answer["meta_info"]["cached_tokens"]
             steps += answer["meta_info"].get("spec_verify_ct", ANSWER)
@@ -38,15 +39,17 @@ def test_drafts_by_ngrams_answer_alike_on_three_tiers(server, smollm2, tmp_path:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     tiers = (
-        *("--enable-hierarchical-cache", "--hicache-ratio", "4", "--page-size", "16"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "4"),
         *("--hicache-storage-backend", "canopy"),
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", json.dumps(extra)),
     )
-    with server(model, "--radix-eviction", "lru", kv_tokens=8192) as client:
+    pages = ("--page-size", "16")
+    with server(model, *pages, "--radix-eviction", "lru", kv_tokens=8192) as client:
         expected, everything, _ = said(client, rounds=3)
     assert len({json.dumps(answer) for answer in expected}) > len(HEADS), "prompts change nothing"
-    with server(model, *NGRAM, *tiers, "--radix-eviction", "wa", kv_tokens=600) as client:
+    ours = ("--radix-eviction", "wa", *NGRAM, *tiers)
+    with server(model, *pages, *ours, kv_tokens=600) as client:
         answers, found, steps = said(client, rounds=3)
         assert answers == expected
         assert found == everything, "what left the device came back from the host"

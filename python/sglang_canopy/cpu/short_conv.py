@@ -117,11 +117,16 @@ def _no_linear_attention(*_: Any, **__: Any) -> Any:
 
 
 def _declare_operators() -> list[torch.library.Library]:
-    """Operators that SGLang names when it imports those backends."""
+    """Operators that SGLang names when it imports those backends, or the code of Qwen's vision models,
+    which imports that of Qwen's models of linear attention."""
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name, arguments, results in (
         ("fused_gdn_gating_cpu", 4, 2),
         ("fused_sigmoid_gating_delta_rule_update_cpu", 10, 1),
+        ("fused_sigmoid_mul_cpu", 2, 0),
+        ("fused_qk_gemma_rmsnorm_cpu", 5, 2),
+        ("fused_qk_gemma_rmsnorm_with_gate_cpu", 6, 3),
+        ("fused_qkvzba_split_reshape_cat_contiguous_cpu", 6, 4),
     ):
         given = ", ".join(f"Tensor a{number}" for number in range(arguments))
         made = ", ".join(["Tensor"] * results)

@@ -1,0 +1,93 @@
+"""The simulator of hybrid models against SGLang's cache on real pools: the same requests, the same hits.
+
+States are short and KV is not: which state goes decides everything. Where KV is short too, the
+simulator frees for what a prompt adds, and SGLang for all that it computes again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.states import ORDERS
+from sglang_canopy.radix.live_request import LiveRequest, extend_path
+from sglang_canopy.sim.hybrid.tree import HybridTree as SimulatedTree
+from support.hybrid_tree import MAMBA, HybridTree
+
+BLOCK = 64
+"""Tokens; SGLang's grid of branching points."""
+BLOCKS = 160
+steps = st.lists(
+    st.tuples(st.text("ab", min_size=1, max_size=5), st.sampled_from([1.0, 30.0])),
+    min_size=1,
+    max_size=24,
+)
+
+
+def tokens_of(names: str) -> list[int]:
+    """A block's tokens tell where in the prompt it is."""
+    return [
+        1000 * place + 100 * (name == "b") + token
+        for place, name in enumerate(names)
+        for token in range(BLOCK)
+    ]
+
+
+def request_of(tokens: list[int], time: float) -> LiveRequest:
+    request = LiveRequest(time=time, prompt_tokens=len(tokens), category="chat")
+    request.block_tokens, request.path = BLOCK, []
+    extend_path(request, tokens)
+    return request
+
+
+def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> int:
+    """As the scheduler does: a state where SGLang says that prompts part, and one at the end."""
+    core, cache = tree.core, tree.cache
+    if request is not None:
+        core.arrive(request)
+    found = tree.match(tokens)
+    if request is not None:
+        request.cached_tokens = found.device_prefix_len
+        core.finish(request)
+    lock = None if not found.device_prefix_len else cache.lock(found.last_device_node)
+    ends = {found.mamba_branching_seqlen or len(tokens), len(tokens)}
+    for end in sorted(ends - {found.device_prefix_len}):
+        tree.evict(mamba=1 - tree.available(MAMBA))
+        value = tree.steps._alloc(tree.allocator, end)
+        params = InsertParams(key=RadixKey(array("q", tokens[:end])), value=value)
+        params.mamba_value = tree.pool.mamba_allocator.alloc(1)
+        with nullcontext() if request is None else core.inserting.to(request):
+            result = cache.insert(params)
+        if result.mamba_exist:
+            tree.pool.mamba_allocator.free(params.mamba_value)
+    if lock is not None:
+        cache.unlock(lock)
+    return found.device_prefix_len
+
+
+@pytest.mark.parametrize(
+    ("core", "states"), [("sglang", "lru"), ("canopy-lru", "lru"), ("wa", "lru"), ("wa", "worth")]
+)
+@given(prompts=steps, slots=st.integers(3, 6))
+@settings(max_examples=20, deadline=None)
+def test_hits_are_those_of_sglangs_cache(core, states, prompts, slots) -> None:
+    live = HybridTree("mamba", core, states, kv_size=BLOCKS * BLOCK, mamba_cache_size=slots)
+    simulated = SimulatedTree(
+        make_policy("wa" if core == "wa" else "lru"), ORDERS[states](), BLOCKS, slots, BLOCK
+    )
+    times = itertools.accumulate(wait for _, wait in prompts)
+    for (names, _), time in zip(prompts, times):
+        tokens = tokens_of(names)
+        hit = serve(live, tokens, None if core == "sglang" else request_of(tokens, time))
+        assert simulated.access(request_of(tokens, time)) * BLOCK == hit, names
+        assert len(simulated.states) == len(live.values(MAMBA))
+        simulated.verify()
+    live.recount()
