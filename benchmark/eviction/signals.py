@@ -20,6 +20,7 @@ import re
 import statistics
 import tarfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tqdm import tqdm
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.report.table import text_table
+from sglang_canopy.request.tools import label_of
 from sglang_canopy.reuse.categories import features
 from sglang_canopy.sim.driver import distinct_blocks, simulate
 from sglang_canopy.sim.requests import to_requests
@@ -146,6 +148,7 @@ def text_runs(data: Path, seed: int) -> tuple[list[TraceRequest], dict[str, list
                             max(1, len(entry["output"]) // 4), tuple(blocks), CHARS // 4,
                             category="agent", turn=turn, conversation=name, user=name,
                             stop="tool" if commands else "end",
+                            tool=label_of(words[0]) if commands else None,
                         ),
                         labels,
                     )
@@ -174,8 +177,10 @@ def refined(of_time: dict[float, str], coarse: bool) -> Policy:
     return policy
 
 
-def measure(data: Path, trace_name: str, seed: int, capacities: Sequence[float]) -> list[dict]:
-    """All arms on one trace."""
+def measure(
+    data: Path, trace_name: str, seed: int, capacities: Sequence[float], only: Sequence[str]
+) -> list[dict]:
+    """All arms on one trace, or those of ``only`` some signals."""
     trace, signals = TRACES[trace_name](data, seed)
     times = [request.time for request in to_requests(trace)]
     distinct = distinct_blocks(trace)
@@ -183,6 +188,10 @@ def measure(data: Path, trace_name: str, seed: int, capacities: Sequence[float])
         ("lru", "", lambda: make_policy("lru")),
         ("wa", "", lambda: make_policy("wa", {"max_categories": 1024})),
     ]
+    if any(r.tool for r in trace):
+        others = [r.tool for r in trace]
+        random.Random(seed).shuffle(others)
+        shuffled = [replace(r, tool=o) for r, o in zip(trace, others, strict=True)]
     for name, labels in signals.items():
         other = list(labels)
         random.Random(seed).shuffle(other)
@@ -193,10 +202,19 @@ def measure(data: Path, trace_name: str, seed: int, capacities: Sequence[float])
                 arms.append(
                     (name, f"{place} {kind}".strip(), lambda t=of_time, c=coarse: refined(t, c))
                 )
+        if name == "tool":
+            given = {"max_categories": 1024, "categories": "tools"}
+            arms += [
+                ('tool, `"categories": "tools"`', f"fine {kind}".strip(), lambda g=given: make_policy("wa", g))
+                for kind in ("", "placebo")
+            ]  # fmt: skip
     rows = []
     for capacity in capacities:
         for name, arm, make in tqdm(arms, desc=f"{trace_name} {seed} {capacity:g}"):
-            result = simulate(trace, make(), round(distinct * capacity))
+            if only and name not in (*only, "lru", "wa"):
+                continue
+            option = name.startswith("tool,") and arm.endswith("placebo")
+            result = simulate(shuffled if option else trace, make(), round(distinct * capacity))
             rows.append(
                 {
                     "trace": trace_name, "seed": seed, "capacity": capacity, "signal": name,
@@ -226,7 +244,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                     if (r["signal"], r["arm"]) == (signal, arm)
                 ]
                 each = " ".join(f"{p:+.2f}" for p in points)
-                cell.append(f"{statistics.mean(points):+.2f} ({each})")
+                cell.append(f"{statistics.mean(points):+.2f} ({each})" if points else "")
             cells.append(cell)
         heads = ["signal", "beside the stop reason", "shuffled", "after all else", "shuffled"]
         lines.append(text_table(heads, cells))
@@ -260,11 +278,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--traces", default="agentic,text")
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--only", nargs="*", default=[], help="only these signals")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in args.traces.split(","):
         for seed in map(int, args.seeds.split(",")):
-            rows += measure(args.data, name, seed, CAPACITIES[name])
+            rows += measure(args.data, name, seed, CAPACITIES[name], args.only)
             (args.out / "signals.json").write_text(json.dumps(rows, indent=1) + "\n")
     (args.out / "signals.md").write_text(table(rows) + "\n")
     print(table(rows))

@@ -31,12 +31,14 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from sglang_canopy.bench import replay_clock
 from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from sglang_canopy.bench.options import labels
 from sglang_canopy.report.table import text_table
 from sglang_canopy.trace import open_trace
 from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
-READY_S = 300.0
+READY_S = 600.0
 BLOCK = 64
 
 
@@ -93,13 +95,14 @@ async def replay(url: str, made: Materialiser, at_once: int) -> list[dict[str, A
     through (``smg``), so that turns continue each other's answers."""
     answered = [asyncio.Event() for _ in made.planned]
     room = asyncio.Semaphore(at_once)
+    said = labels(made.planned, placebo=False, seed=0)
     rows: list[dict[str, Any]] = [{} for _ in made.planned]
 
     async def one(session: aiohttp.ClientSession, planned: Planned) -> None:
         if planned.previous is not None:
             await answered[planned.previous].wait()
         async with room:
-            rows[planned.ordinal] = await _send(session, url, made, planned)
+            rows[planned.ordinal] = await _send(session, url, made, planned, said[planned.ordinal])
         answered[planned.ordinal].set()
 
     timeout = aiohttp.ClientTimeout(total=600)
@@ -109,12 +112,16 @@ async def replay(url: str, made: Materialiser, at_once: int) -> list[dict[str, A
 
 
 async def _send(
-    session: aiohttp.ClientSession, url: str, made: Materialiser, planned: Planned
+    session: aiohttp.ClientSession,
+    url: str,
+    made: Materialiser,
+    planned: Planned,
+    said: dict[str, Any],
 ) -> dict[str, Any]:
     request = planned.request
-    custom: dict[str, Any] = {"canopy_force_output": made.output(planned)}
-    if request.category:
-        custom["canopy_category"] = request.category
+    custom: dict[str, Any] = {"canopy_force_output": made.output(planned), **said}
+    # Policies see the trace's pauses, however fast the replay is.
+    custom[replay_clock.KEY] = [0, round(request.time_s, 6)]
     sampling = {"temperature": 0, "max_new_tokens": planned.output_tokens, "ignore_eos": True}
     body = {
         "model": "tiny",
@@ -167,6 +174,7 @@ def measure(
                 arguments,
                 log=args.out / f"worker-{name}-{policy}-{routing.name.replace(' ', '-')}-{n}.log",
                 port=free_port(),
+                deadline_s=READY_S,
                 environment={"SGLANG_CPU_OMP_THREADS_BIND": str(cores[n % len(cores)])},
             )
             for n in range(args.workers)

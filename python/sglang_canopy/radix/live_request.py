@@ -17,6 +17,7 @@ from sglang_canopy.records import Request
 from sglang_canopy.request.fields import MAX_KEEP_S, MAX_PIN_S
 from sglang_canopy.request.retention import DEVICE, DISK, HOST, Retention
 from sglang_canopy.request.stamp import apply_stamp, read_marker, read_retention, read_stamp
+from sglang_canopy.request.tools import called
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def complete(request: LiveRequest, req: Req) -> None:
     request.stop = request.stop_hint
     if request.stop is None and not elsewhere:
         request.stop = _stop_reason(req, request, output)
+    if request.stop == "tool":
+        request.tool = called(output, request.tool_marker, req.sampling_params.custom_params)
     covered = len(request.path) * request.block_tokens
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 

@@ -13,15 +13,17 @@ from typing import Any
 
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request import breakpoints, owner
+from sglang_canopy.request import retention as ranges
 from sglang_canopy.request.client_hints import ClientHints
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.request.owner import RequireTenant, settle
-from sglang_canopy.request.retention import MAX_RANGES, Retention, to_wire
+from sglang_canopy.request.retention import MAX_RANGES, Retention
 from sglang_canopy.request.retention_sources import CACHE_CONTROL, asked
 from sglang_canopy.request.sent import body_of, headers_of, metadata_fields
 from sglang_canopy.request.stamp import MARKER_KEY, RETENTION_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.tools import TOOLS_KEY, to_wire
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
 from sglang_canopy.telemetry.ttft_hour import TtftHour
@@ -41,6 +43,9 @@ retention_sources: tuple[str, ...] = ()
 require_tenant = RequireTenant()
 """What becomes of requests without a tenant; set likewise."""
 
+tool_labels = False
+"""Whether the policy wants to know which tool an answer calls; set likewise."""
+
 carriers = owner.NO_CARRIERS
 """Where else a tenant and our keys may stand; set likewise."""
 
@@ -58,7 +63,10 @@ def chat_converted(
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
-            adapted.sampling_params["custom_params"][MARKER_KEY] = marker
+            custom = adapted.sampling_params["custom_params"]
+            custom[MARKER_KEY] = marker
+            if tool_labels:
+                custom[TOOLS_KEY] = _tools(self, request)
 
 
 def completion_converted(
@@ -104,7 +112,7 @@ def stamp(
     if warning is not None:
         logger.warning("canopy: %s", warning)
     said = metadata_fields(body, _CHECKS) if owner.IN_METADATA in carriers else {}
-    wishes = to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
+    wishes = ranges.to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
     found: dict[str, Any] = {"retain": wishes} if wishes else {}
     if isinstance(params, list):
         for one in params:
@@ -195,6 +203,14 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
         ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+
+
+def _tools(serving: Any, request: Any) -> list[int]:
+    """How the names of the tools offered begin in tokens."""
+    tokenizer = serving.tokenizer_manager.tokenizer
+    offered = (getattr(getattr(tool, "function", None), "name", None) for tool in request.tools)
+    names = [name for name in offered if isinstance(name, str)]
+    return to_wire(names, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 def _tool_marker(serving: Any, request: Any) -> list[int]:

@@ -78,9 +78,7 @@ def to_requests(
         last_given = record.time_s
         time_s = record.time_s if times is None else times[index]
         last = time_s if time_s > last else nextafter(last, inf)
-        category, turn, stop = (
-            (record.category, record.turn, record.stop) if labels is None else labels[index]
-        )
+        category, turn, stop, tool = _label(record) if labels is None else labels[index]
         over, return_in_s = (False, None) if futures is None else futures[index]
         yield Request(
             time=last,
@@ -92,6 +90,7 @@ def to_requests(
             turn=turn,
             conversation=record.conversation,
             stop=stop,
+            tool=tool,
             tenant=record.user,
             over=over,
             return_in_s=return_in_s,
@@ -123,8 +122,15 @@ def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
     return gaps
 
 
-def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[tuple[str, int, str | None]]:
-    labels = [(record.category, record.turn, record.stop) for record in trace]
+_Label = tuple[str, int, str | None, str | None]
+
+
+def _label(record: TraceRequest) -> _Label:
+    return record.category, record.turn, record.stop, record.tool
+
+
+def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
+    labels = [_label(record) for record in trace]
     random.Random(seed).shuffle(labels)
     return labels
 

@@ -1,0 +1,155 @@
+"""Hit rates of routing and eviction together, without a model: the gateways are real, workers are not.
+
+    PYTHONPATH=GATEWAYS python benchmark/gateways/trees.py --overlay OVERLAY --out OUT
+
+Each worker answers like an SGLang server, and behind each stands the simulator's tree with a policy:
+what it finds in its cache is what the requests that the gateway sent it leave there. So which
+worker gets a request is decided by the gateway's own code, and a run takes a minute and no model.
+One request at a time, in the order of the trace. ``run.py`` does the same with servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from run import MODULES, ROUTINGS, Routing, gateway
+
+from sglang_canopy.bench.launch import free_port
+from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
+from sglang_canopy.report.table import text_table
+from sglang_canopy.sim.driver import distinct_blocks
+from sglang_canopy.sim.requests import to_requests
+from sglang_canopy.trace import TraceRequest, open_trace
+from sglang_canopy.trace.materialise import Materialiser, middle_tokens
+
+ARMS = {
+    "lru, whole nodes (SGLang)": ("lru", True),
+    "lru": ("lru", False),
+    "wa": ("wa", False),
+}
+
+
+class Worker:
+    """Answers like a server; its cache is a tree of the simulator's."""
+
+    def __init__(self, arm: str, capacity: int, requests: list[Request]) -> None:
+        name, whole_nodes = ARMS[arm]
+        size = requests[0].block_tokens
+        self.tree = RadixTree(make_policy(name), capacity, size, whole_nodes=whole_nodes)
+        self.requests = requests
+        self.url = ""
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_get("/{path:.*}", self._get)
+        app.router.add_post("/generate", self._generate)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        self.url = f"http://127.0.0.1:{port}"
+        return runner
+
+    async def _get(self, request: web.Request) -> web.Response:
+        if request.path.startswith("/v1/models"):
+            models = [{"id": "tiny", "object": "model", "owned_by": "sglang"}]
+            return web.json_response({"object": "list", "data": models})
+        if request.path.startswith("/version"):
+            return web.json_response({}, status=404)
+        return web.json_response({"model_path": "tiny", "served_model_name": "tiny", "tp_size": 1})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        asked = self.requests[int(body["rid"].rpartition("_t")[2])]
+        found = min(self.tree.access(asked) * asked.block_tokens, asked.prompt_tokens)
+        info = {"id": body["rid"], "finish_reason": {"type": "stop"}, "cached_tokens": found}
+        info["prompt_tokens"] = asked.prompt_tokens
+        return web.json_response({"text": "", "meta_info": info})
+
+
+async def measure(
+    name: str, routing: Routing, arm: str, trace: list[TraceRequest], args: argparse.Namespace
+) -> dict[str, Any]:
+    """One replay through one gateway, to new workers with empty trees."""
+    requests = list(to_requests(trace))
+    capacity = max(1, round(distinct_blocks(trace) * args.capacity / args.workers))
+    made = Materialiser(trace, middle_tokens(1 << 15), args.scale_lengths)
+    workers = [Worker(arm, capacity, requests) for _ in range(args.workers)]
+    runners = [await worker.start() for worker in workers]
+    log = args.out / f"trees-{name}.log"
+    started = gateway(name, [worker.url for worker in workers], routing.flags, log)
+    # It waits for the gateway, which asks the workers: they have to answer meanwhile.
+    url = await asyncio.to_thread(started.__enter__)
+    prompt = cached = 0
+    try:
+        async with aiohttp.ClientSession() as session:
+            for planned in made.planned:
+                request = planned.request
+                key = (request.conversation or str(planned.ordinal)).replace("/", "-")
+                body = {
+                    "model": "tiny",
+                    "input_ids": made.prompt(planned),
+                    "rid": f"{key}_t{planned.ordinal}",
+                    "sampling_params": {"max_new_tokens": 1},
+                }
+                headers = {"x-smg-routing-key": key}
+                async with session.post(f"{url}/generate", json=body, headers=headers) as answer:
+                    if answer.status != 200:
+                        raise SystemExit(f"{answer.status}: {(await answer.text())[:500]}")
+                    info = (await answer.json())["meta_info"]
+                prompt += info["prompt_tokens"]
+                cached += info["cached_tokens"]
+    finally:
+        await asyncio.to_thread(started.__exit__, None, None, None)
+        for runner in runners:
+            await runner.cleanup()
+    return {
+        "gateway": name,
+        "routing": routing.name,
+        "policy": arm,
+        "hit_rate": cached / prompt,
+        "requests": len(requests),
+        "workers": args.workers,
+        "capacity_blocks": capacity,
+    }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--overlay", type=Path, required=True, help="of canopy overlay")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gateways", default=",".join(MODULES))
+    parser.add_argument("--capacity", type=float, default=0.1, help="all trees, of distinct blocks")
+    parser.add_argument("--num-prompts", type=int, default=1000)
+    parser.add_argument("--scale-lengths", type=Fraction, default=Fraction(1, 64))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    trace = list(itertools.islice(open_trace(args.overlay, "agentic"), args.num_prompts))
+    file = args.out / f"trees-{args.workers}-{args.capacity:g}.json"
+    results = json.loads(file.read_text()) if file.exists() else []
+    done = {(r["gateway"], r["routing"], r["policy"]) for r in results}
+    for name in args.gateways.split(","):
+        for routing, arm in itertools.product(ROUTINGS[name], ARMS):
+            if (name, routing.name, arm) not in done:
+                results.append(asyncio.run(measure(name, routing, arm, trace, args)))
+                file.write_text(json.dumps(results, indent=1) + "\n")
+    rows = [[r["gateway"], r["routing"], r["policy"], f"{r['hit_rate']:.1%}"] for r in results]
+    print(text_table(["gateway", "routing", "policy", "tokens hit"], rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
