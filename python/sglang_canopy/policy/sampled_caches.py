@@ -102,6 +102,8 @@ class SampledCaches:
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
         self._squares: dict[tuple[Hashable, Hashable], float] = {}
+        self._largest = 0
+        """Tokens of the largest cache that one stands for."""
         self._thins = one_in is None
         self._most_work_per_s = most_work_per_s
         self._counted_from = -math.inf
@@ -113,6 +115,7 @@ class SampledCaches:
         if old is not None and old.tokens == arm.tokens:
             return
         self._arms[name] = arm
+        self._largest = max(one.tokens for one in self._arms.values())
         self._caches.pop(name, None)
         self.saved.setdefault(name, 0.0)
         self.saved_ever.setdefault(name, 0)
@@ -185,6 +188,9 @@ class SampledCaches:
     def sampled(self, path: Sequence[int]) -> list[int]:
         """The blocks of a path that are in the sample."""
         n = self.one_in  # block_number, written out: this runs for every block of every request
+        if n & (n - 1) == 0:
+            bits = n - 1 << 32
+            return [b for b in path if not b * _MULTIPLIER & bits]
         return [b for b in path if ((b * _MULTIPLIER & _MASK) >> 32) % n == 0]
 
     def _cache(self, name: Hashable, request: Request) -> ShadowCache:
@@ -214,8 +220,7 @@ class SampledCaches:
         self._heard_blocks += len(request.path)
         span = max(_SAMPLE_S, now - self._counted_from)
         most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * self._heard / span)
-        largest = max(arm.tokens for arm in self._arms.values())
-        large = largest > self.one_in * MOST_BLOCKS * request.block_tokens
+        large = self._largest > self.one_in * MOST_BLOCKS * request.block_tokens
         dense = self._visits > most * span
         if self._thins and (dense or large):
             self.one_in = max(2 * self.one_in, self._enough(now) if dense else 0)
