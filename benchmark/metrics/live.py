@@ -115,12 +115,26 @@ def send_traffic(url: str, seconds: float) -> None:
     time.sleep(2)  # the last report
 
 
-def photograph(url: str, out: Path, profile: Path) -> None:
-    """A picture of a page in Debian's Chromium."""
+def photograph(url: str, out: Path, profile: Path, dark: bool = False) -> None:
+    """A picture of a page in Debian's Chromium, in light or in dark colours."""
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--window-size=1280,1660", "--virtual-time-budget=8000"]
+    command += ["--window-size=1280,2380", "--virtual-time-budget=8000"]
+    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     command += [f"--user-data-dir={profile}", f"--screenshot={out.resolve()}", url]
     subprocess.run(command, check=True, capture_output=True, timeout=180)
+
+
+def busiest(url: str) -> str:
+    """A conversation that is cached in part and of which something was evicted."""
+    for number in range(1, 40):
+        for kind in ("chat0", "chat1", "agent2"):
+            name = f"{kind}-{number}"
+            with urllib.request.urlopen(f"{url}/canopy/explain?conversation={name}") as answer:
+                told = json.load(answer)["replicas"][0][0]
+            if told["cached"] and told["evicted"]:
+                return name
+            time.sleep(0.6)  # a user gets one every half a second
+    return "chat0-1"
 
 
 def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str, Any]:
@@ -136,7 +150,10 @@ def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str
         if svg is not None:
             subprocess.run([*canopy, "--svg", str(svg)], check=True)
         if page is not None:
-            photograph(f"{server.url}/canopy/ui", page, Path(scratch) / "browser")
+            found = f"{server.url}/canopy/ui#conversation={busiest(server.url)}"
+            photograph(found, page, Path(scratch) / "browser")
+            dark = page.with_stem(page.stem + "-dark")
+            photograph(found, dark, Path(scratch) / "browser", dark=True)
         status = fetch(server.url)
         rank = status["ranks"][0]
     return {
@@ -205,7 +222,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=75.0, help="of traffic (default 75)")
     parser.add_argument("--svg", type=Path, help="where a frame of canopy top goes")
-    parser.add_argument("--page", type=Path, help="where a picture of /canopy/ui goes (PNG)")
+    parser.add_argument(
+        "--page", type=Path, help="where a picture of /canopy/ui goes (PNG); the dark one beside it"
+    )
     parser.add_argument("--counters", action="store_true", help="what counting costs a tree")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)

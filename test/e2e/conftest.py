@@ -89,12 +89,13 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
     """
     port = free_port()
     dtype = options.pop("dtype", "float32")
+    ready_s = options.pop("ready_s", READY_S)
     given = [*cpu_arguments(model, kv_tokens=kv_tokens, dtype=dtype), *arguments]
     if options.pop("overlap", False):  # SGLang's default schedule, which no other server here needs
         given.remove("--disable-overlap-schedule")
     if not (model / "model.safetensors").exists():
         given += ["--load-format", "dummy"]
-    return serving(given, log=log, port=port, deadline_s=READY_S, patience_s=0.0, **options)
+    return serving(given, log=log, port=port, deadline_s=ready_s, patience_s=0.0, **options)
 
 
 def processes_of(server: Server) -> list[int]:

@@ -36,6 +36,7 @@ def client(shared_server, tiny_model):
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
         *("--canopy-whatif", "auto", "--canopy-auto-return", "1"),
         kv_tokens=KV_TOKENS,
+        ready_s=480.0,  # two ranks, and perhaps one core
         environment={"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
     )
 

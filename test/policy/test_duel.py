@@ -137,6 +137,13 @@ def test_dense_traffic_is_thinned_out_and_smaller_samples_are_parts_of_larger():
     assert 30 < len(after) < 100
 
 
+@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(1, 2**20), st.integers(0, 20))
+def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
+    for n in (one_in, 2**power):
+        caches = SampledCaches(n)
+        assert caches.sampled(path) == [block for block in path if caches.samples(block)]
+
+
 def test_the_shadow_caches_of_a_sample_hold_as_much_less():
     duel = Duel({"lru": lambda: make_policy("lru")})
     duel.caches = SampledCaches(one_in=8)

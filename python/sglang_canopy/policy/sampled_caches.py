@@ -35,6 +35,7 @@ MOST_BLOCKS = 200_000
 """Blocks that one shadow cache may hold; beyond, half of the sample goes."""
 
 _SAMPLE_S = 60.0
+_BURST_S = 10.0
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, odd: Fibonacci hashing (Knuth, vol. 3, section 6.4)."""
@@ -101,10 +102,12 @@ class SampledCaches:
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
         self._squares: dict[tuple[Hashable, Hashable], float] = {}
+        self._largest = 0
+        """Tokens of the largest cache that one stands for."""
         self._thins = one_in is None
         self._most_work_per_s = most_work_per_s
         self._counted_from = -math.inf
-        self._heard, self._visits = 0, 0
+        self._heard, self._visits, self._heard_blocks = 0, 0, 0
 
     def add(self, name: Hashable, arm: Arm) -> None:
         """Another cache, empty. One of the same name and size is left as it is."""
@@ -112,6 +115,7 @@ class SampledCaches:
         if old is not None and old.tokens == arm.tokens:
             return
         self._arms[name] = arm
+        self._largest = max(one.tokens for one in self._arms.values())
         self._caches.pop(name, None)
         self.saved.setdefault(name, 0.0)
         self.saved_ever.setdefault(name, 0)
@@ -184,6 +188,9 @@ class SampledCaches:
     def sampled(self, path: Sequence[int]) -> list[int]:
         """The blocks of a path that are in the sample."""
         n = self.one_in  # block_number, written out: this runs for every block of every request
+        if n & (n - 1) == 0:
+            bits = n - 1 << 32
+            return [b for b in path if not b * _MULTIPLIER & bits]
         return [b for b in path if ((b * _MULTIPLIER & _MASK) >> 32) % n == 0]
 
     def _cache(self, name: Hashable, request: Request) -> ShadowCache:
@@ -210,16 +217,26 @@ class SampledCaches:
         if not self._heard:
             self._counted_from = now
         self._heard += 1
+        self._heard_blocks += len(request.path)
         span = max(_SAMPLE_S, now - self._counted_from)
         most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * self._heard / span)
-        largest = max(arm.tokens for arm in self._arms.values())
-        large = largest > self.one_in * MOST_BLOCKS * request.block_tokens
+        large = self._largest > self.one_in * MOST_BLOCKS * request.block_tokens
         dense = self._visits > most * span
         if self._thins and (dense or large):
-            self.one_in *= 2
+            self.one_in = max(2 * self.one_in, self._enough(now) if dense else 0)
             for name, cache in self._caches.items():
                 cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
         elif now - self._counted_from < _SAMPLE_S:
             return
         self.heard_per_s = self._heard / span
-        self._heard = self._visits = 0
+        self._heard = self._visits = self._heard_blocks = 0
+
+    def _enough(self, now: float) -> int:
+        """Of how many blocks one must be sampled, a power of 2, so that requests as those of this
+        minute are as little work as allowed. Halving alone would take minutes: a prompt of L blocks
+        is served with probability 1 - (1 - 1/N)^L."""
+        per_s = self._heard / max(_BURST_S, now - self._counted_from)
+        most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * per_s)
+        share = min(0.99, most / (per_s * len(self._arms)))
+        blocks = self._heard_blocks / self._heard
+        return int(2 ** math.floor(math.log2(max(1.0, blocks / -math.log(1.0 - share)))))

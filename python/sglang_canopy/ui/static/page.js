@@ -156,7 +156,7 @@ function held(ranks) {
 }
 
 function firstTokens(status) {
-  const hour = status.ttft_hour || [], time = (v) => v == null ? "-" : v < 1 ? (1000 * v).toPrecision(3) + " ms" : v.toPrecision(3) + " s";
+  const hour = status.ttft_hour || [], time = (v) => v == null ? "-" : !v ? "0" : v < 1 ? (1000 * v).toPrecision(3) + " ms" : v.toPrecision(3) + " s";
   plot("ttft-hour", hour.map((p) => p.time), [
     { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
   ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => time(v) });
@@ -234,6 +234,13 @@ function explained(one) {
   return parts;
 }
 
+function fromAddress() {  // what is after the # stays in the browser
+  const name = new URLSearchParams(location.hash.slice(1)).get("conversation");
+  if (name) { byId("conversation").value = name; byId("ask").requestSubmit(); }
+}
+addEventListener("hashchange", fromAddress);
+
 refresh();
 chunks();
+fromAddress();
 setInterval(refresh, EVERY_MS);
