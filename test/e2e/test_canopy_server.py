@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_canopy.bench.launch import cpu_arguments, free_port, healthy
+from sglang_canopy.errors import CanopyError
 from support.prompts import token_ids
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,12 +135,15 @@ def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
     assert 0.2 < result["token_hit_ratio"] < 0.9
 
 
-def test_a_bad_configuration_stops_the_start_with_one_line(smollm2):
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(smollm2)]
-    command += ["--device", "cpu", *WA, "--radix-eviction-policy-config", '{"colour": 1}']
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0
-    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+def test_a_bad_configuration_stops_the_start_with_one_line(server, tiny_model):
+    """Whoever waits for the server is shown the end of its log."""
+    wrong = ("--radix-eviction-policy-config", '{"colour": 1}')
+    with (
+        pytest.raises(CanopyError, match="before it was ready") as stopped,
+        server(tiny_model, *WA, *wrong),
+    ):
+        pytest.fail("the server started")
+    last = str(stopped.value).strip().splitlines()[-1]
     assert last.startswith("sglang-canopy: --radix-eviction-policy-config: policy 'wa'")
     assert "unknown key 'colour'; allowed keys: " in last
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import itertools
+import json
 import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import agents
+import quickstart
 from environment import ROOT, SetupError
 
 TEXTS = ["".join(f"{name}{n} " for n in range(5000)) for name in "abc"]
@@ -63,3 +72,66 @@ def test_the_table_says_what_came_out_whichever_is_ahead(steps: int, said: str) 
     assert f"got {said} done under wa than under lru" in text
     assert "2.5 s" in text
     assert "60 %" in text
+
+
+@contextlib.contextmanager
+def endpoint() -> Iterator[SimpleNamespace]:
+    """A chat API whose every answer is one word; `asked` has the bodies."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append({"path": self.path, **body})
+            base = {"id": "1", "created": 0, "model": "m"}
+            message = {"role": "assistant", "content": "ls"}
+            usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 4}}  # fmt: skip
+            choice = {"index": 0, "finish_reason": "stop"}
+            if body.get("stream"):
+                parts = [{"choices": [{**choice, "delta": message}]}, {"choices": [], "usage": usage}]  # fmt: skip
+                said = "".join(f"data: {json.dumps({**base, 'object': 'chat.completion.chunk', **part})}\n\n" for part in parts)  # fmt: skip
+                raw, kind = f"{said}data: [DONE]\n\n".encode(), "text/event-stream"
+            else:
+                whole = {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}  # fmt: skip
+                raw, kind = json.dumps(whole).encode(), "application/json"
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", asked=asked)
+        server.shutdown()
+
+
+def test_the_quick_start_lets_them_work_under_both_policies(monkeypatch, tmp_path, capsys) -> None:
+    """The script's own steps; real servers are in test/e2e/test_examples_served.py."""
+    pytest.importorskip("openai")
+    served: list[tuple[str, list[dict[str, Any]]]] = []
+
+    @contextlib.contextmanager
+    def serve(model: Path, name: str, kind: str, policy: str, port: int) -> Iterator[Any]:
+        with endpoint() as server:
+            served.append((policy, server.asked))
+            yield server
+
+    monkeypatch.setattr(quickstart, "serve", serve)
+    monkeypatch.setattr(quickstart, "STATE", tmp_path)
+    monkeypatch.setattr(agents, "THINK_S", (0.0, 0.1))
+    monkeypatch.setattr(agents, "READ_S", 0.1)
+    args = argparse.Namespace(port=1, seconds=1.5, once=True, no_open=True)
+    assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
+    assert [policy for policy, _ in served] == ["lru", "wa"]
+    for policy, asked in served:
+        assert asked[0]["messages"][0]["content"] == quickstart.QUESTION
+        assert asked[1]["path"].startswith("/flush_cache")
+        answers = json.loads((tmp_path / "quickstart" / f"{policy}.json").read_text())
+        assert {answer["who"] for answer in answers} == {"agent", "reader"}
+    printed = capsys.readouterr().out
+    assert "done under wa than under lru" in printed
+    assert "40 %" in printed  # four of ten prompt tokens
+    assert "/canopy/ui" in printed

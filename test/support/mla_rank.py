@@ -1,15 +1,21 @@
-"""One rank of tensor parallelism with MLA: SGLang's own controller over our disk tier.
+"""Two ranks of tensor parallelism with MLA: SGLang's own controllers over our disk tier.
 
-Writes a path of pages (unless told to only read), looks it up as the ranks agree, reads it back,
-and prints what it found. Ranks meet through a file.
+    cd test && python -m support.mla_rank FOLDER
+
+Each rank writes a path of pages, looks it up as the ranks agree, reads it back, and prints what it
+found; then two more, of a restart, only read. Each is a process, forked after the imports; they meet
+through a file.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
+import os
+import sys
 import threading
+import traceback
+from pathlib import Path
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController
@@ -24,6 +30,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang_canopy import cpu
 from sglang_canopy.server.flags import DYNAMIC_BACKEND
 
+RANKS = 2
 PAGE, PAGES, WAIT_S = 4, 6, 60
 LAYOUT = "page_first_direct"
 TOKENS = list(range(100, 100 + PAGE * PAGES))
@@ -115,31 +122,42 @@ def placed(rank: int):
     return get_parallel().override(tp_rank=rank, attn_tp_rank=rank, **dict.fromkeys(names, 0))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--meet", required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, default=2)
-    parser.add_argument("--read-only", action="store_true")
-    arguments = parser.parse_args()
+def serve(folder: Path, rank: int, start: str) -> None:
     torch.distributed.init_process_group(
         "gloo",
-        store=torch.distributed.FileStore(arguments.meet, arguments.size),
-        rank=arguments.rank,
-        world_size=arguments.size,
+        store=torch.distributed.FileStore(str(folder / start), RANKS),
+        rank=rank,
+        world_size=RANKS,
     )
-    publish(arguments.size)
-    with placed(arguments.rank):
-        controller = controller_of(arguments.folder, torch.distributed.group.WORLD)
-        if not arguments.read_only:
+    publish(RANKS)
+    with placed(rank):
+        controller = controller_of(str(folder / "disk"), torch.distributed.group.WORLD)
+        if start == "first":
             write(controller)
         torch.distributed.barrier()
-        found = {"rank": arguments.rank, "tokens": look_up(controller), "kv": read(controller)}
+        found = {"rank": rank, "tokens": look_up(controller), "kv": read(controller)}
         found["unavailable"] = controller.storage_backend.status()["unavailable"]
         torch.distributed.barrier()
         controller.detach_storage_backend()
-    print(json.dumps(found))
+    os.write(1, f"{json.dumps(found)}\n".encode())  # in one piece: the other rank prints too
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for start in ("first", "second"):
+        children = []
+        for rank in range(RANKS):
+            child = os.fork()
+            if child == 0:
+                try:
+                    serve(folder, rank, start)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            children.append(child)
+        if any(os.waitpid(child, 0)[1] for child in children):
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,10 @@ def capacity_chart(advice: Advice, theme: Theme) -> Figure:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=0)
     _label(axes, theme, "capacity, tokens of KV", "prompt tokens hit, %")
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=theme.ink, loc="upper left")
+    axes.legend(
+        fontsize=7.5, labelcolor=theme.ink, loc="upper left", bbox_to_anchor=(0, 0.95),
+        facecolor=theme.ground, edgecolor="none", framealpha=1,
+    )  # fmt: skip
     return figure
 
 

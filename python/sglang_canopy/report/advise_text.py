@@ -13,8 +13,8 @@ KINDS = {
     "baseline": "",
     "policy": "",
     "placebo": "placebo",
-    "hints": "needs clients that hint",
-    "bound": "no server can do this",
+    "hints": "needs hints",
+    "bound": "no server can",
 }
 FEW_PROMPTS = 50
 """Below so many mean prompts in the simulated cache, a single one decides too much."""
