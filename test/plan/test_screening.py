@@ -185,7 +185,7 @@ def test_the_choice_is_that_of_simulating_everything(name):
         assert found.choice.feasible == best.feasible
         assert found.choice.row is real[configuration_of(found.choice.row)]  # not predicted
         spared += len(some) - len(found.rows)
-    assert spared > len(some)  # over all wishes
+    assert spared > len(some) // 2  # over all wishes
 
 
 SOME = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
@@ -223,7 +223,7 @@ def small_plan(**more):
     )
     request = PlanRequest(
         disks=("gp3",), ttls=(None,), page_sizes=(64,), dram_levels=2, disk_levels=1,
-        constraints=parse_constraints(["mean_ttft<2s"]), checks=False, **more,
+        checks=False, **more,
     )  # fmt: skip
     return make_plan(request, work)
 

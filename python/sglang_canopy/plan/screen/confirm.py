@@ -22,12 +22,12 @@ from sglang_canopy.plan.space import Configuration
 
 BATCH = 2
 """Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
-SAFETY = 1.5
-ANCHORS = 4
+SAFETY = 2.0
+ANCHORS = 6
 """Simulated first: what is predicted to be the choice, and each time what is farthest from all
 simulated so far. Without them a run would know only how predictions fail where it has looked."""
 LEAST_SLOPE = 0.05
-LEAST_OF_SPAN = 0.005
+LEAST_OF_SPAN = 0.01
 """Of the logarithm, for one unit of distance, however alike the simulated ones are; the second for
 cost and throughput, which depend on the makespan alone."""
 NEAR = 0.5
@@ -82,7 +82,8 @@ def confirm(
         left = [i for i, c in enumerate(names) if c not in found.rows]
         able = _possible(bounds, left, found, constraints, minimise)
         if left and len(seen) < ANCHORS:
-            new = [names[margins.farthest(seen, _first(bounds, left, constraints, minimise)[0])]]
+            first = _first(bounds, left, constraints, minimise)[0]
+            new = [names[i] for i in margins.anchors(seen, first, min(ANCHORS, len(names)))]
         elif able:
             new = [names[i] for i in _first(bounds, able, constraints, minimise)]
         else:
@@ -148,13 +149,17 @@ class Margins:
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
 
-    def farthest(self, seen: Sequence[Configuration], first: int) -> int:
-        """The candidate farthest from all ``seen``, ``first`` where there are none."""
-        if not seen:
-            return first
+    def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
+        """``first``, and then each time the candidate farthest from all there are, ``most`` with
+        those ``seen``."""
         log = next(reversed(self._log.values()))
-        far = np.stack([self._distance(self._index[c], log) for c in seen]).min(axis=0)
-        return int(far.argmax())
+        have = [self._index[c] for c in seen]
+        new = [first]
+        while len(have) + len(new) < most:
+            far = np.stack([self._distance(i, log) for i in (*have, *new)]).min(axis=0)
+            far[[*have, *new]] = -1.0
+            new.append(int(far.argmax()))
+        return new
 
     def _distance(self, of: int, log: Floats) -> Floats:
         """From one candidate to each; configurations that are predicted alike are near."""
