@@ -27,9 +27,10 @@ ANCHORS = 6
 """Simulated first: what is predicted to be the choice, and each time what is farthest from all
 simulated so far. Without them a run would know only how predictions fail where it has looked."""
 LEAST_SLOPE = 0.05
-LEAST_OF_SPAN = 0.01
-"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the second for
-cost and throughput, which depend on the makespan alone."""
+LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
+"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the others for
+cost and throughput, which depend on the makespan: as much as predictions of it differ at most, where
+they hardly do (a trace that is served as fast as it comes), and ``MOST_OF_SPAN`` where they do."""
 NEAR = 0.5
 """No distance counts as less."""
 _LEAST_GIB = 2.0**-4
@@ -123,7 +124,10 @@ class Margins:
         names = ("disk", "page_size", "prefetch_policy", "chunked_prefill_size")
         self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
         self._instances = np.array([c.instances for c in predicted])
-        self.slopes: dict[str, float] = {m.key: _least(m) for m in metrics}
+        spans = [row.get("makespan_s", 1.0) for row in predicted.values()]
+        spread = max(spans) / max(min(spans), 1e-9) - 1
+        self._of_span = min(max(spread, LEAST_OF_SPAN), MOST_OF_SPAN)
+        self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
 
     def __call__(
         self, rows: Mapping[Configuration, Row], seen: Sequence[Configuration]
@@ -139,7 +143,7 @@ class Margins:
             off = np.log([max(rows[c][m.key], 1e-9) for c in seen]) - log[at]
             between = far[:, at]
             apart = np.abs(off[:, None] - off[None, :])
-            slope = max(_least(m), SAFETY * float((apart / between).max()))
+            slope = max(self._least(m), SAFETY * float((apart / between).max()))
             self.slopes[m.key] = slope
             low = (off[:, None] - slope * far).max(axis=0)
             high = (off[:, None] + slope * far).min(axis=0)
@@ -148,6 +152,12 @@ class Margins:
             middle = np.clip(middle, low, high)
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
+
+    def _least(self, metric: Metric) -> float:
+        if metric.key == "cost_per_hour":
+            return 1e-6  # known, but for what is paid by use
+        of_span = metric.key in ("cost", "throughput_tokens_per_s")
+        return self._of_span if of_span else LEAST_SLOPE
 
     def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
         """``first``, and then each time the candidate farthest from all there are, ``most`` with
@@ -168,11 +178,6 @@ class Margins:
         for values in self._choices:
             far += _CHOICE * (values != values[of])
         return np.maximum(far, NEAR)
-
-
-def _least(metric: Metric) -> float:
-    of_span = metric.key in ("cost", "cost_per_hour", "throughput_tokens_per_s")
-    return LEAST_OF_SPAN if of_span else LEAST_SLOPE
 
 
 def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
