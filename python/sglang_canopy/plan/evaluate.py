@@ -55,17 +55,21 @@ class Evaluator:
 
     def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[Row]:
         """A row for each, in order."""
-        keys = [self._key(c, load) for c in configurations]
+        return self.at_loads([(c, load) for c in configurations])
+
+    def at_loads(self, wanted: Sequence[tuple[Configuration, float]]) -> list[Row]:
+        """The same, each at a load of its own."""
+        keys = [self._key(c, load) for c, load in wanted]
         missing = list(dict.fromkeys(k for k in keys if self._cache.get(k) is None))
-        first = dict(reversed(list(zip(keys, configurations))))
-        tasks = [SimulationTask(first[key], load, self._seed) for key in missing]
-        self.from_cache += len(configurations) - len(tasks)
+        first = dict(reversed(list(zip(keys, wanted))))
+        tasks = [SimulationTask(*first[key], self._seed) for key in missing]
+        self.from_cache += len(wanted) - len(tasks)
         if tasks:
             for at, metrics in self._start().map(tasks):
                 self._cache.put(missing[at], metrics)
                 self.simulated += 1
         rows: list[Row] = []
-        for key, configuration in zip(keys, configurations):
+        for key, (configuration, _) in zip(keys, wanted):
             kept = self._cache.get(key)
             assert kept is not None, "every missing row was simulated"
             rows.append(row_of(configuration, kept, self.work.prices, self._kv_bytes))

@@ -230,9 +230,9 @@ def make_plan(
             say("how sure", len(rows), len(rows))
             choice, sure = _sure(choice, rows, request, work)
             say("other loads", len(rows), len(rows))
-            sensitivity = {1.0: choice.row}
-            for load in request.loads:
-                sensitivity[load] = evaluate([configuration_of(choice.row)], load)[0]
+            chosen = configuration_of(choice.row)
+            others = evaluate.at_loads([(chosen, load) for load in request.loads])
+            sensitivity = {1.0: choice.row, **dict(zip(request.loads, others))}
         rows = list(found.rows.values())
         points = objectives.matrix(rows)
         scale = Scale.of(points)

@@ -22,14 +22,15 @@ from sglang_canopy.plan.space import Configuration
 
 BATCH = 2
 """Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
-SAFETY = 1.5
-ANCHORS = 4
+SAFETY = 2.0
+ANCHORS = 6
 """Simulated first: what is predicted to be the choice, and each time what is farthest from all
 simulated so far. Without them a run would know only how predictions fail where it has looked."""
 LEAST_SLOPE = 0.05
-LEAST_OF_SPAN = 0.005
-"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the second for
-cost and throughput, which depend on the makespan alone."""
+LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
+"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the others for
+cost and throughput, which depend on the makespan: as much as predictions of it differ at most, where
+they hardly do (a trace that is served as fast as it comes), and ``MOST_OF_SPAN`` where they do."""
 NEAR = 0.5
 """No distance counts as less."""
 _LEAST_GIB = 2.0**-4
@@ -82,7 +83,8 @@ def confirm(
         left = [i for i, c in enumerate(names) if c not in found.rows]
         able = _possible(bounds, left, found, constraints, minimise)
         if left and len(seen) < ANCHORS:
-            new = [names[margins.farthest(seen, _first(bounds, left, constraints, minimise)[0])]]
+            first = _first(bounds, left, constraints, minimise)[0]
+            new = [names[i] for i in margins.anchors(seen, first, min(ANCHORS, len(names)))]
         elif able:
             new = [names[i] for i in _first(bounds, able, constraints, minimise)]
         else:
@@ -122,7 +124,10 @@ class Margins:
         names = ("disk", "page_size", "prefetch_policy", "chunked_prefill_size")
         self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
         self._instances = np.array([c.instances for c in predicted])
-        self.slopes: dict[str, float] = {m.key: _least(m) for m in metrics}
+        spans = [row.get("makespan_s", 1.0) for row in predicted.values()]
+        spread = max(spans) / max(min(spans), 1e-9) - 1
+        self._of_span = min(max(spread, LEAST_OF_SPAN), MOST_OF_SPAN)
+        self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
 
     def __call__(
         self, rows: Mapping[Configuration, Row], seen: Sequence[Configuration]
@@ -138,7 +143,7 @@ class Margins:
             off = np.log([max(rows[c][m.key], 1e-9) for c in seen]) - log[at]
             between = far[:, at]
             apart = np.abs(off[:, None] - off[None, :])
-            slope = max(_least(m), SAFETY * float((apart / between).max()))
+            slope = max(self._least(m), SAFETY * float((apart / between).max()))
             self.slopes[m.key] = slope
             low = (off[:, None] - slope * far).max(axis=0)
             high = (off[:, None] + slope * far).min(axis=0)
@@ -148,13 +153,23 @@ class Margins:
             bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
         return bounds
 
-    def farthest(self, seen: Sequence[Configuration], first: int) -> int:
-        """The candidate farthest from all ``seen``, ``first`` where there are none."""
-        if not seen:
-            return first
+    def _least(self, metric: Metric) -> float:
+        if metric.key == "cost_per_hour":
+            return 1e-6  # known, but for what is paid by use
+        of_span = metric.key in ("cost", "throughput_tokens_per_s")
+        return self._of_span if of_span else LEAST_SLOPE
+
+    def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
+        """``first``, and then each time the candidate farthest from all there are, ``most`` with
+        those ``seen``."""
         log = next(reversed(self._log.values()))
-        far = np.stack([self._distance(self._index[c], log) for c in seen]).min(axis=0)
-        return int(far.argmax())
+        have = [self._index[c] for c in seen]
+        new = [first]
+        while len(have) + len(new) < most:
+            far = np.stack([self._distance(i, log) for i in (*have, *new)]).min(axis=0)
+            far[[*have, *new]] = -1.0
+            new.append(int(far.argmax()))
+        return new
 
     def _distance(self, of: int, log: Floats) -> Floats:
         """From one candidate to each; configurations that are predicted alike are near."""
@@ -163,11 +178,6 @@ class Margins:
         for values in self._choices:
             far += _CHOICE * (values != values[of])
         return np.maximum(far, NEAR)
-
-
-def _least(metric: Metric) -> float:
-    of_span = metric.key in ("cost", "cost_per_hour", "throughput_tokens_per_s")
-    return LEAST_OF_SPAN if of_span else LEAST_SLOPE
 
 
 def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:

@@ -180,7 +180,7 @@ def _filled(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _gemm(rows: Table) -> Any:
-    points = {
+    points: dict[tuple[float, ...], float] = {
         (float(r["m"]), float(r["n"]), float(r["k"])): r["latency"] / 1000
         for r in rows
         if r["gemm_dtype"] == DTYPE
@@ -190,7 +190,9 @@ def _gemm(rows: Table) -> Any:
 
 def _context(rows: Table, heads: tuple[int, int, int]) -> Any:
     chosen = [r for r in _of(rows, heads) if r["batch_size"] == 1]
-    points = {(float(r["isl"]),): r["latency"] / 1000 for r in chosen}
+    points: dict[tuple[float, ...], float] = {
+        (float(r["isl"]),): r["latency"] / 1000 for r in chosen
+    }
     if not points:
         return _missing("attention of prompts", heads)
     grid, longest = _Grid(points, "attention of prompts"), max(points)[0]
@@ -204,7 +206,7 @@ def _context(rows: Table, heads: tuple[int, int, int]) -> Any:
 
 
 def _generation(rows: Table, heads: tuple[int, int, int]) -> Any:
-    points = {
+    points: dict[tuple[float, ...], float] = {
         (float(r["batch_size"]), float(r["isl"] + r["step"])): r["latency"] / 1000
         for r in _of(rows, heads)
     }
