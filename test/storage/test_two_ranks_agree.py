@@ -3,38 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 from support.live_tree import LiveTree
-
-TESTS = Path(__file__).resolve().parents[1]
-PATIENCE_S = 240
-
-
-def on_two_ranks(scenario: str, folder: Path) -> tuple[Any, Any]:
-    """What the two ranks of ``rank_worker.py`` found."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "support.rank_worker", scenario, str(rank), str(folder)],
-            cwd=TESTS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        done = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, errors) in zip(ranks, done):
-        assert rank.returncode == 0, errors[-3000:]
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in done)
-    return first, second
+from support.two_ranks import on_two_ranks
 
 
 def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
+        _cache("server/test_receiving_ranks.py::test_stages_of_a_pipeline_decide_alike"),
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
