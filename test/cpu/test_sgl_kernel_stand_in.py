@@ -47,3 +47,14 @@ def test_cuda_symbols_are_absent():
     with pytest.raises(ImportError):
         from sgl_kernel import moe_sum  # noqa: F401
     assert not hasattr(torch.ops.sgl_kernel, "convert_weight_packed")
+
+
+def test_qwens_vision_models_can_be_imported():
+    """Their code imports that of Qwen's models of linear attention, which names operators."""
+    from sglang_canopy import cpu
+
+    cpu.install()
+    from sglang.srt.models.qwen2_vl import Qwen2VLForConditionalGeneration
+    from sglang.srt.multimodal.processors import qwen_vl
+
+    assert Qwen2VLForConditionalGeneration in qwen_vl.QwenVLImageProcessor.models

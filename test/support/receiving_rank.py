@@ -1,0 +1,229 @@
+"""One rank of two: SGLang's own receiver of requests over real process groups, and a tree of ours.
+
+    cd test && python -m support.receiving_rank LAYOUT RANK FOLDER
+
+``dp-attention``: each rank is a replica with requests of its own; ``pipeline``: two stages, of which
+the first receives. Prints one JSON object: what came, in which order, and what it did to the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import zmq
+from sglang.srt.distributed.parallel_state import (
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from sglang.srt.layers.dp_attention import get_dp_tp_group
+from sglang.srt.managers.io_struct import (
+    SetInternalStateReq,
+    TokenizedGenerateReqInput,
+    sock_send,
+)
+from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils import point_to_point_pyobj
+
+from sglang_canopy.config.policy_change import change_of
+from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.request.hints import hint_of, pack
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.server import plugin
+from sglang_canopy.server.arrivals import internal_state_set
+from sglang_canopy.server.live_queue import LiveQueue
+from support.live_tree import LiveTree, fake_req
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp-attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    "pipeline": {"pp_size": 2},
+}
+ROUNDS, STAMPED_ROUNDS = 80, 70
+POOL = 96
+
+
+class Rank:
+    """The receiver of one rank, its sockets, and a tree that serves what it receives."""
+
+    def __init__(self, layout: str, rank: int, folder: Path) -> None:
+        tiers = TierOptions(ttl_window_s=20.0)
+        self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1}, tiers=tiers)
+        given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
+        server_args = ServerArgs(**given, **LAYOUTS[layout])
+        placed = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
+        publish(server_args, role="scheduler", ranks=placed)
+        init_distributed_environment(
+            backend="gloo",
+            world_size=2,
+            rank=rank,
+            local_rank=0,
+            distributed_init_method=f"file://{folder}/meet",
+        )
+        initialize_model_parallel(backend="gloo")
+        parallel = get_parallel()
+        self.pipeline = layout == "pipeline"
+        cache, core = self.tree.cache, self.tree.core
+        core.disk.capacity = lambda: (10**6, 64.0)  # type: ignore[method-assign]
+        core.disk.set_ttl = lambda table: self.found["ttl"].append(repr(table))  # type: ignore[method-assign]
+        cache.tp_group = get_dp_tp_group().cpu_group  # what SGLang's builder of caches gives
+        cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
+        cache.attn_tp_group = parallel.attn_tp_group.cpu_group
+        cache.attn_cp_group = parallel.attn_cp_group.cpu_group
+        self.queue = LiveQueue(cache, QueueFlags(queue_order=RESPONSE_RATIO))
+        context = zmq.Context()
+        self.socket, pull, rpc = (context.socket(k) for k in (zmq.PUSH, zmq.PULL, zmq.DEALER))
+        pull.bind("inproc://scheduler")
+        self.socket.connect("inproc://scheduler")
+        rpc.bind("inproc://rpc")
+        self.receiver = SchedulerRequestReceiver(
+            recv_from_tokenizer=pull,
+            recv_from_rpc=rpc,
+            recv_skipper=None,
+            input_blocker=None,
+            mm_receiver=None,
+            server_args=server_args,
+            model_config=SimpleNamespace(is_multimodal=False),
+            max_recv_per_poll=-1,
+            stream_output=print,
+            get_last_batch=lambda: None,
+        )
+        self.found: dict[str, Any] = {
+            **{name: [] for name in ("times", "hits", "policies", "ttl")},
+            "hinted": 0,
+        }
+
+    def send(self, one: Any) -> None:
+        sock_send(self.socket, one)
+
+    def receive(self) -> list[Any]:
+        """One turn of the scheduler's loop; a first stage hands on what it got, as SGLang's does."""
+        got = self.receiver.recv_requests()
+        if self.pipeline and get_parallel().pp_rank == 0:
+            group = get_parallel().world_group.cpu_group
+            point_to_point_pyobj(got, 0, group, 0, 1)
+        return got
+
+    def serve(self, one: TokenizedGenerateReqInput) -> None:
+        """Look up, compute, keep."""
+        core, tokens = self.tree.core, list(one.input_ids)
+        req = fake_req(
+            tokens,
+            [],
+            rid=one.rid,
+            num_matched_prefix_tokens=0,
+            host_loaded_length=0,
+        )
+        req.sampling_params = one.sampling_params
+        request = core.request_of(req)
+        hit = self.tree.match(tokens)
+        req.cached_tokens = req.cached_tokens_device = hit
+        core.finish_request(req)
+        self.tree.insert(tokens, request)
+        self.found["times"].append(request.time)
+        self.found["hits"].append(hit)
+        if not self.pipeline:  # refused there
+            self.queue.computed(
+                SimpleNamespace(
+                    reqs=[req],
+                    extend_lens=[len(tokens) - hit],
+                    prefix_lens=[hit],
+                    launch_ts=None,
+                    forward_mode=ForwardMode.EXTEND,
+                )
+            )
+
+    def control(self, one: SetInternalStateReq) -> None:
+        scheduler = SimpleNamespace(tree_cache=self.tree.cache)
+        internal_state_set(lambda *_: None, scheduler, one)
+        self.found["hinted"] += 1
+        self.found["policies"].append(self.tree.core.live.device_policy.name)
+
+
+def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
+    """For each round what comes: up to ``most`` requests, which share beginnings."""
+    draw, made = random.Random(stream), []
+    for number in range(rounds):
+        came = []
+        # The HTTP process stamps, or for the last ones, as if they came by gRPC, who receives them.
+        for place in range(draw.randint(0, most)):
+            stamp = {"canopy": {"time": float(number), "conversation": f"c{draw.randrange(5)}"}}
+            if number >= STAMPED_ROUNDS:
+                stamp = {"canopy_turn": 2}
+            tokens = [1000 * draw.randrange(5) + token for token in range(draw.randint(2, 30))]
+            came.append(
+                TokenizedGenerateReqInput(
+                    rid=f"{stream}-{number}-{place}",
+                    input_text=None,
+                    input_ids=array("q", tokens),
+                    input_embeds=None,
+                    mm_inputs=None,
+                    token_type_ids=None,
+                    sampling_params=SamplingParams(max_new_tokens=1, custom_params=stamp),
+                    return_logprob=False,
+                    logprob_start_len=-1,
+                    top_logprobs_num=0,
+                    token_ids_logprob=None,
+                    stream=False,
+                )
+            )
+        made.append(came)
+    return made
+
+
+def controls(number: int) -> list[SetInternalStateReq]:
+    """What the HTTP process sends to all: hints, and an exchange of the policy."""
+    keys = []
+    if number % 10 == 5:
+        over = {"conversation": f"c{number // 10 % 5}", "over": True}
+        keys.append(pack([hint_of(over, float(number))]))
+    if number == ROUNDS // 2:
+        keys.append(change_of({"device": "s3fifo"}).message())
+    return [SetInternalStateReq(server_args={key: 1}) for key in keys]
+
+
+def main() -> None:
+    layout, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    plugin.load()
+    HookRegistry.apply_hooks()
+    one = Rank(layout, rank, folder)
+    # Replicas get unequal loads: what only the ranks of one replica share must not wait for the other.
+    own = requests_of(rank, ROUNDS, most=1 if rank else 4)
+    for number in range(ROUNDS):
+        if rank == 0 or layout == "dp-attention":
+            for request in own[number]:
+                one.send(request)
+        if rank == 0:
+            for message in controls(number):
+                one.send(message)
+        for got in one.receive():
+            if isinstance(got, TokenizedGenerateReqInput):
+                one.serve(got)
+            else:
+                one.control(got)
+    torch.distributed.barrier()
+    counters = one.tree.core.counters
+    print(
+        json.dumps(
+            {
+                **one.found,
+                "victims": counters.victims.sum,
+                "fits": one.queue._batches // REFIT_BATCHES,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
