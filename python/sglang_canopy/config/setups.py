@@ -144,7 +144,15 @@ SETUPS = (
         ),
         applies=_above(1),
     ),
-    Setup("`--enable-dp-attention`", "enable_dp_attention", True),
+    Setup(
+        "`--enable-dp-attention`",
+        "enable_dp_attention",
+        True,
+        _cache(
+            "server/test_receiving_ranks.py::"
+            "test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints"
+        ),
+    ),
     Setup(
         "`--pp-size`",
         "pp_size",
