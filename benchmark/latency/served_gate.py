@@ -66,7 +66,9 @@ FIGURES = ("all answered, s", "mean TTFT, s", "P99 TTFT, s", "mean session, s", 
 def sessions(args: argparse.Namespace) -> list[list[TraceRequest]]:
     """Those that are replayed, slice after slice; the warm-up's come first."""
     found: dict[str, list[TraceRequest]] = {}
-    for request in overlay(args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed):
+    for request in overlay(
+        args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed, own_prefixes=True
+    ):
         if request.user is not None:
             found.setdefault(request.user, []).append(request)
     longest = args.context / args.scale_lengths

@@ -54,7 +54,7 @@ def options(**given: Any) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "overlay", lambda *_: trace(12, 8, 6400))
+    monkeypatch.setattr(gate, "overlay", lambda *_, **__: trace(12, 8, 6400))
 
 
 def test_a_slice_is_of_whole_sessions_and_no_session_is_in_two() -> None:
