@@ -220,8 +220,11 @@ def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
     (one, before), (other, after) = outcomes.items()
     if before.steps and after.steps:
         change = 100 * (after.steps / before.steps - 1)
+        points = 100 * (after.hit_ratio - before.hit_ratio)
         lines.append(
-            f"\nThe same agents in the same memory got {abs(change):.0f} % "
-            f"{'more' if change >= 0 else 'less'} done under {other} than under {one}."
+            f"\nThe same agents in the same memory found {abs(points):.0f} points "
+            f"{'more' if points >= 0 else 'less'} of their prompts in the cache under {other} than "
+            f"under {one},\nand got {abs(change):.0f} % {'more' if change >= 0 else 'less'} done. "
+            "The second figure changes with whatever else this machine does meanwhile."
         )
     return "\n".join(lines)

@@ -69,7 +69,11 @@ def test_what_is_counted() -> None:
 def test_the_table_says_what_came_out_whichever_is_ahead(steps: int, said: str) -> None:
     one = agents.Outcome(10, 5, 2.5, 0.4)
     text = agents.side_by_side({"lru": one, "wa": agents.Outcome(steps, 5, 2.0, 0.6)}, 60)
-    assert f"got {said} done under wa than under lru" in text
+    assert (
+        "found 20 points more of their prompts in the cache under wa than under lru"
+        in text.replace("\n", " ")
+    )
+    assert f"and got {said} done" in text
     assert "2.5 s" in text
     assert "60 %" in text
 
@@ -132,6 +136,6 @@ def test_the_quick_start_lets_them_work_under_both_policies(monkeypatch, tmp_pat
         answers = json.loads((tmp_path / "quickstart" / f"{policy}.json").read_text())
         assert {answer["who"] for answer in answers} == {"agent", "reader"}
     printed = capsys.readouterr().out
-    assert "done under wa than under lru" in printed
+    assert "in the cache under wa than under lru" in printed
     assert "40 %" in printed  # four of ten prompt tokens
     assert "/canopy/ui" in printed

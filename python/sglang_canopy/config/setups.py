@@ -100,9 +100,7 @@ _LORA = _served("test_lora_served.py::test_adapters_answer_alike_and_never_share
 _RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_write_a_stamp")
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
-_NGRAM = _cache(
-    "server/test_ngram_in_scheduler.py::test_answers_are_those_without_drafts_on_two_tiers"
-)
+_NGRAM = _served("test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers")
 _HYBRID_HOST = _cache(
     "server/test_hybrid_models_in_scheduler.py::"
     "test_answers_are_transformers_with_sglangs_policy_and_with_ours"
@@ -256,6 +254,7 @@ SETUPS = (
         "speculative decoding by n-grams",
         "speculative_algorithm",
         "NGRAM",
+        _NGRAM,
         _NGRAM,
         _NGRAM,
         applies=_is("NGRAM"),
