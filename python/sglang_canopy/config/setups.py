@@ -162,7 +162,7 @@ SETUPS = (
         applies=_above(1),
     ),
     Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
-    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID, _HYBRID_HOST),
+    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID, _HYBRID),
     Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID, _HYBRID_HOST),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
     Setup(
