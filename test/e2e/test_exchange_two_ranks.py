@@ -134,6 +134,7 @@ def test_a_trial_counts_each_side_and_a_better_lru_comes_back_by_itself(client) 
     sides = once(lambda: (found := sides_of(client)) and sum(found) == 24 and found)
     assert min(sides) > 0
     client.post("/canopy/policy", {"device": "canopy-fifo"})
+    once(lambda: first_rank(client)["running"] == "canopy-fifo")
     # One prompt is used every other time; to FIFO it is old.
     hot, step, until = token_ids(512, 3), 0, time.monotonic() + RETURN_S
     while (rank := first_rank(client))["running"] == "canopy-fifo":
