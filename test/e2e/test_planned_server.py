@@ -118,7 +118,9 @@ def test_two_servers_serve_behind_a_router(gateway, client, second, plan, tmp_pa
     assert said.made_by["routing"] == "round-robin"
     workers = [client.url, second.url]
     log, start = tmp_path / "router.log", {"sglang-router": 20_000, "smg": 25_000}[gateway]
-    # All of them fit into one server's device, so that asking again evicts none.
+    # All of them fit into one server's empty device, so that asking again evicts none.
+    for server in (client, second):
+        server.flush()
     prompts = [list(range(at, at + 6 * PAGE)) for at in range(start, start + 2000, 500)]
     with running(gateway, workers, log, policy="round_robin") as url:
         for prompt in prompts:

@@ -169,9 +169,7 @@ SETUPS = (
         "images in prompts",
         "is_multimodal",
         True,
-        _cache(
-            "radix/test_images.py::test_prompts_with_different_images_part_where_the_image_begins"
-        ),
+        _served("test_images_served.py::test_pictures_are_told_apart_and_the_text_is_the_same"),
         _cache("radix/test_images.py::test_the_kv_of_another_image_is_never_found"),
     ),
     Setup(

@@ -1,0 +1,91 @@
+"""A small model that looks at pictures (Qwen2-VL), with random weights, as files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_canopy.models.tiny import TOKENIZER_FILES
+from support.small_models import COMMON, rescale
+
+RENAMED = {
+    "<repo_name>": "<|vision_start|>",
+    "<reponame>": "<|vision_end|>",
+    "<file_sep>": "<|image_pad|>",
+    "<filename>": "<|video_pad|>",
+}
+"""Tokens of SmolLM2's tokenizer, ids 3 to 6, which stand for Qwen's."""
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+PATCH = 14
+CONFIG: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [4, 6, 6]},
+}
+TOKENS = {
+    "vision_start_token_id": 3,
+    "vision_end_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "vision_token_id": 7,
+}
+VISION = {"depth": 2, "embed_dim": 64, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128}
+
+
+def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
+    """A directory with weights, a tokenizer and what prepares pictures."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {**VISION, "patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    text = {**COMMON, **CONFIG}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **TOKENS)
+    torch.manual_seed(11)
+    model = Qwen2VLForConditionalGeneration(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            rescale(parameter)
+    model.save_pretrained(out)
+    flat = {
+        **text,
+        **TOKENS,
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "torch_dtype": "float32",
+        "hidden_act": "silu",
+        "vision_config": {**vision, "in_channels": 3, "in_chans": 3, "hidden_act": "quick_gelu"},
+    }
+    (out / "config.json").write_text(json.dumps(flat), encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        given = (tokenizer_from / name).read_text(encoding="utf-8")
+        for old, new in RENAMED.items():
+            given = given.replace(json.dumps(old), json.dumps(new))
+        (out / name).write_text(given, encoding="utf-8")
+    prepares = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "min_pixels": 56 * 56,
+        "max_pixels": 112 * 112,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.25, 0.25, 0.25],
+    }
+    (out / "preprocessor_config.json").write_text(json.dumps(prepares), encoding="utf-8")
+    return out
+
+
+def picture(seed: int) -> str:
+    """A picture of noise as SGLang takes it; of one size whatever the seed."""
+    from PIL import Image
+
+    draw = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (112, 112, 3), generator=draw, dtype=torch.uint8).numpy()
+    held = io.BytesIO()
+    Image.fromarray(pixels).save(held, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
