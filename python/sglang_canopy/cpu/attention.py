@@ -190,16 +190,18 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = q.new_empty((len(query), layer.tp_q_head_num, layer.v_head_dim))
-        key = (forward_batch.req_pool_indices, forward_batch.seq_lens)
-        if self._plan is None or self._plan_key != key:
-            self._plan = plan_verify(
+        plan = self._planned(
+            forward_batch,
+            lambda: plan_verify(
                 self.req_to_token_pool.req_to_token,
-                *key,
+                forward_batch.req_pool_indices,
+                forward_batch.seq_lens,
                 forward_batch.spec_info.custom_mask,
                 forward_batch.spec_info.draft_token_num,
-            )
+            ),
+        )
         _attend(
-            self._plan,
+            plan,
             query,
             output,
             self.token_to_kv_pool.get_key_buffer(layer.layer_id),
@@ -283,7 +285,8 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
             output[group.members] = attended.reshape(count, *output.shape[1:])
         return output
 
-    def _planned(self, given: SimpleNamespace, make: Callable[[], Any]) -> Any:
+    def _planned(self, given: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes, once for all layers of the batch that ``given`` is of."""
         key = self._plan_key
         if key is None or key[0] is not given.req_pool_indices or key[1] is not given.seq_lens:
             return make()
