@@ -24,6 +24,9 @@ from urllib.parse import quote
 MAX_TENANT = 128
 """Characters of a tenant's name; a longer pair is named by its digest."""
 
+AT_LIMIT = 0.95
+"""A tenant that uses this part of what it may have is at its limit, as far as metrics go."""
+
 SHOWN_KEY_VARIABLE = "CANOPY_SHOWN_TENANT_KEY"
 """Where a server's processes find the key of ``shown_tenant``."""
 

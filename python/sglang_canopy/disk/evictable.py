@@ -14,12 +14,10 @@ from typing import Any
 from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.tenant import tenant_digest
+from sglang_canopy.tenant import AT_LIMIT, tenant_digest
 
 EVERY_TENANT = "*"
 """In quotas: any tenant that is not named (requests without a salt have no tenant)."""
-NEARLY = 0.95
-"""A tenant that holds this part of its quota is at it."""
 
 
 class PageLeaf(Leaf):
@@ -178,7 +176,7 @@ class EvictablePages:
         if not self.quotas:
             return 0
         limits = ((used, self.quota(tenant)) for tenant, used in self.tenant_bytes.items())
-        return sum(limit is not None and used >= NEARLY * limit for used, limit in limits)
+        return sum(limit is not None and used >= AT_LIMIT * limit for used, limit in limits)
 
     # ---- pins ----
 

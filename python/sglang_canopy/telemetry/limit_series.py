@@ -8,9 +8,7 @@ from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY, INFERRED
 from sglang_canopy.telemetry.metric import Metric
-
-AT_LIMIT = 0.95
-"""A tenant that uses this part of what it may have is at its limit."""
+from sglang_canopy.tenant import AT_LIMIT
 
 METRICS = (
     Metric(
