@@ -20,7 +20,7 @@ from sglang_canopy.cli.plan_options import (
     policy_configs,
     prices_of,
 )
-from sglang_canopy.cli.plan_questions import EmptySlot, compare, schedule
+from sglang_canopy.cli.plan_questions import compare, schedule
 from sglang_canopy.cli.validate import read_validation
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
@@ -30,7 +30,7 @@ from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.planner import CapacityPlan, make_plan, to_json
 from sglang_canopy.plan.server_plan import server_plan
 from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.watch import between, changed, cut
+from sglang_canopy.plan.watch import changed, cut
 from sglang_canopy.plan.worker import PlanInputs, at_load
 from sglang_canopy.report.plan_html import write_figures, write_page, write_private
 from sglang_canopy.report.plan_text import plan_text
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     """Plan, print, write what was asked for."""
     command = check(args)
     if args.compare:
-        return compare(args, plan_once, write_outputs)
+        return compare(args, read, plan_of, write_outputs)
     if args.schedule is not None:
-        return schedule(command, plan_once)
+        return schedule(command, read, plan_of)
     if not args.watch:
-        plan, work, about = plan_once(command)
+        plan, work, about = plan_of(command, *read(command))
         print(plan_text(plan, work.prices.currency))
         for line in remarks(command, work):
             print(line)
@@ -61,17 +61,11 @@ def run(args: argparse.Namespace) -> int:
     return watch(command)
 
 
-def plan_once(
-    command: PlanCommand, hours: tuple[float, float] | None = None
+def plan_of(
+    command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
-    """Read the trace and plan, of the requests between two ``hours`` from its first."""
+    """Plan for what ``read`` gave, or a part of it."""
     args = command.args
-    trace, ids = read(command)
-    span_h = (trace[-1].time_s - trace[0].time_s) / 3600
-    if hours is not None:
-        trace = between(trace, *hours)
-        if not len(trace):
-            raise EmptySlot(span_h)
     prices, configs = prices_of(args, command.profile), policy_configs(args.policy_config)
     given = getattr(args, "gpu_per_hour", None)
     if given is not None:  # of --compare
@@ -95,7 +89,6 @@ def plan_once(
         )
     about = {
         "trace": command.path,
-        "span_h": span_h,
         "format": command.format,
         "requests": len(work.trace),
         "load": args.load,
@@ -208,7 +201,7 @@ def watch(command: PlanCommand) -> int:
     done = 0
     while True:
         try:
-            plan, work, about = plan_once(command)
+            plan, work, about = plan_of(command, *read(command))
         except CanopyError as error:
             if done == 0 and args.rounds == 1:
                 raise

@@ -10,24 +10,29 @@ from typing import Any
 from sglang_canopy.cli.plan_options import PlanCommand, check, compared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.choice import label_of
+from sglang_canopy.plan.watch import between
 from sglang_canopy.report.plan_text import HEAD, cells
 from sglang_canopy.report.table import text_table
+from sglang_canopy.sim.compact import CompactTrace
 
-Plan = Callable[..., tuple[Any, Any, dict[str, Any]]]
-"""Reads the trace and plans: the plan, its inputs, and where it comes from."""
+Read = Callable[[PlanCommand], tuple[CompactTrace, str]]
+"""Reads the trace: its requests, and whose ids their blocks are."""
+Plan = Callable[[PlanCommand, CompactTrace, str], tuple[Any, Any, dict[str, Any]]]
+"""Plans for that: the plan, its inputs, and where it comes from."""
 
 MOST_SLOTS = 168
 
 
-def compare(args: argparse.Namespace, plan: Plan, write: Callable[..., None]) -> int:
+def compare(args: argparse.Namespace, read: Read, plan: Plan, write: Callable[..., None]) -> int:
     """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
     if args.watch or args.schedule is not None:
         raise CanopyError("give one of --compare, --schedule and --watch")
-    made = []
+    made, trace = [], None
     for name, price in compared(args):
         given = argparse.Namespace(**{**vars(args), "profile": name, "gpu_per_hour": price})
         command = check(given)
-        made.append((command, *plan(command)))
+        trace = read(command) if trace is None else trace
+        made.append((command, *plan(command, *trace)))
     rows = []
     for command, found, _, _ in made:
         right = "yes" if found.choice.feasible else "no"
@@ -46,7 +51,7 @@ def compare(args: argparse.Namespace, plan: Plan, write: Callable[..., None]) ->
     return 0
 
 
-def schedule(command: PlanCommand, plan: Plan) -> int:
+def schedule(command: PlanCommand, read: Read, plan: Plan) -> int:
     """``--schedule H``: a plan for every H hours of the trace, and what they cost together beside
     the dearest of them all the time."""
     hours = command.args.schedule
@@ -54,36 +59,25 @@ def schedule(command: PlanCommand, plan: Plan) -> int:
         raise CanopyError(
             f"--schedule must be above 0 and at most 168 hours, without --watch; got {hours}"
         )
-    rows, spent, dearest, slot = [], 0.0, 0.0, 0
-    span_h = math.inf
-    while slot * hours < span_h:
-        if slot >= MOST_SLOTS:
-            raise CanopyError(
-                f"the trace has more than {MOST_SLOTS} slots; give a longer --schedule"
-            )
+    trace, ids = read(command)
+    slots = max(1, math.ceil((trace[-1].time_s - trace[0].time_s) / 3600 / hours))
+    if slots > MOST_SLOTS:
+        raise CanopyError(f"the trace has more than {MOST_SLOTS} slots; give a longer --schedule")
+    rows, spent, dearest = [], 0.0, 0.0
+    for slot in range(slots):
         begin = slot * hours
-        try:
-            found, work, about = plan(command, (begin, begin + hours))
-        except EmptySlot as empty:
-            span_h = empty.span_h
+        part = between(trace, begin, begin + hours)
+        if not len(part):
             rows.append([f"{begin:g} to {begin + hours:g} h", "no requests", *[""] * len(HEAD)])
-        else:
-            span_h, row = about["span_h"], found.choice.row
-            spent += row["cost_per_hour"] * hours
-            dearest = max(dearest, row["cost_per_hour"])
-            right = "yes" if found.choice.feasible else "no"
-            when = f"{begin:g} to {begin + hours:g} h, {len(work.trace)} requests"
-            rows.append([when, label_of(row), *cells(row), right])
-        slot += 1
+            continue
+        found, work, _ = plan(command, part, ids)
+        row = found.choice.row
+        spent += row["cost_per_hour"] * hours
+        dearest = max(dearest, row["cost_per_hour"])
+        right = "yes" if found.choice.feasible else "no"
+        when = f"{begin:g} to {begin + hours:g} h, {len(work.trace)} requests"
+        rows.append([when, label_of(row), *cells(row), right])
     print(text_table(("when", *HEAD, "meets"), rows))
-    money = f"{spent:.2f} for {slot * hours:g} h as planned, {dearest * slot * hours:.2f} with the dearest of them all the time"
+    money = f"{spent:.2f} for {slots * hours:g} h as planned, {dearest * slots * hours:.2f} with the dearest of them all the time"
     print(f"{money}. Each slot begins with empty caches; a change of sizes needs a new start.")
     return 0
-
-
-class EmptySlot(CanopyError):
-    """No requests in a slot of a trace of ``span_h`` hours."""
-
-    def __init__(self, span_h: float) -> None:
-        super().__init__("the slot has no requests")
-        self.span_h = span_h

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.objective import METRICS, Metric, Row, metric
+from sglang_canopy.plan.objective import METRICS, PREDICTED_ROW, Metric, Row, metric
 from sglang_canopy.plan.space import GROUP, Configuration
 
 _FORM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
@@ -189,7 +189,7 @@ def label_of(row: Row) -> str:
     """A row's configuration in a few words, and what became of its group TTLs."""
     c = configuration_of(row)
     table = row.get("ttl_table")
-    if row.get("predicted"):
+    if row.get(PREDICTED_ROW):
         return f"~ {c.label()}"
     if c.ttl != GROUP or table is None:
         return c.label()

@@ -14,6 +14,8 @@ from sglang_canopy.errors import CanopyError
 
 Row = Mapping[str, Any]
 """One evaluated configuration: its decision variables and its metrics."""
+PREDICTED_ROW = "predicted"
+"""Key of a row that was not simulated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,18 @@ from sglang_canopy.plan.choice import (
     extremes,
 )
 from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, Objectives, Row, Scale
+from sglang_canopy.plan.objective import (
+    DEFAULT_OBJECTIVES,
+    METRICS,
+    PREDICTED_ROW,
+    Metric,
+    Objectives,
+    Row,
+    Scale,
+)
 from sglang_canopy.plan.prices import GIB, Prices
 from sglang_canopy.plan.screen.predict import Predictor, can_predict
-from sglang_canopy.plan.screen.search import PREDICTED_ROW, Wish, screened_search
+from sglang_canopy.plan.screen.search import Wish, screened_search
 from sglang_canopy.plan.search import SearchOptions, SearchResult, full_grid, search
 from sglang_canopy.plan.settle import Rejected, rejected, settle
 from sglang_canopy.plan.sizes import round_size, sizes
@@ -190,7 +198,7 @@ def make_plan(
         say("baseline", 0, most)
         baseline = evaluate([baseline_of(request, space, footprint_gib)])[0]
         if screens(request, len(work.trace)):
-            found, choice = screened_search(
+            found, _ = screened_search(
                 space,
                 Wish(request.constraints, request.minimise),
                 Predictor(work),

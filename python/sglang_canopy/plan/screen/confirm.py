@@ -185,12 +185,6 @@ def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
     return float(b.high[i] if metric.maximise else b.low[i])
 
 
-def _miss(of: Constraint, value: float) -> float:
-    """As ``Constraint.miss``, of a value."""
-    over = value - of.limit if of.at_most else of.limit - value
-    return max(over, 0.0) / max(abs(of.limit), 1e-12)
-
-
 def _possible(
     bounds: Mapping[str, Bounds],
     left: Sequence[int],
@@ -207,7 +201,7 @@ def _possible(
     # A thousandth counts as equal, where the cheaper one is chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in left:
-        miss = sum(_miss(c, _best_end(bounds, c.metric, i)) for c in constraints)
+        miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
         if found.choice.feasible:
             if not miss and sign * _best_end(bounds, minimise, i) <= limit:
                 able.append(i)
@@ -226,7 +220,9 @@ def _first(
     sign = -1.0 if minimise.maximise else 1.0
 
     def order(i: int) -> tuple[float, float, int]:
-        miss = sum(_miss(c, float(bounds[c.metric.key].middle[i])) for c in constraints)
+        miss = sum(
+            c.miss({c.metric.key: float(bounds[c.metric.key].middle[i])}) for c in constraints
+        )
         return (miss, sign * float(bounds[minimise.key].middle[i]), i)
 
     return sorted(able, key=order)[:BATCH]

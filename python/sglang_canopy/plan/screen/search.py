@@ -14,7 +14,7 @@ from itertools import product
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.choice import ChosenConfiguration, Constraint, choose, configuration_of
 from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.objective import METRICS, Metric, Row
+from sglang_canopy.plan.objective import METRICS, PREDICTED_ROW, Metric, Row
 from sglang_canopy.plan.screen.confirm import Margins, Screened, confirm
 from sglang_canopy.plan.screen.predict import PREDICTED, can_predict
 from sglang_canopy.plan.search import SearchResult
@@ -26,8 +26,6 @@ MOST = 1000
 STEPS = ((16, 8), (8, 8), (8, 4), (4, 2))
 """Equal steps of DRAM and disk, the finest that have no more."""
 ROUNDS = 2
-PREDICTED_ROW = "predicted"
-"""Key of a row that was not simulated."""
 
 Predict = Callable[[Sequence[Configuration]], Sequence[Row]]
 
