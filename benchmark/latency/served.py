@@ -40,7 +40,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -127,26 +127,47 @@ async def replay(
     ends = set({p.request.conversation: p.ordinal for p in made.planned}.values())
     began = time.perf_counter()
 
-    async def send(job: ReplayRequest) -> None:
-        custom = {**job.labels, forced_output.KEY: made.output(job.planned)}
-        if arm.clock:
-            custom[replay_clock.KEY] = [arm.clock, round(job.planned.request.time_s, 6)]
-        prompt = made.prompt(job.planned)
+    async def ask(job: ReplayRequest, session: aiohttp.ClientSession) -> None:
         named = job.planned.request.conversation if arm.sessions else None
-        extra = {} if named is None else {"session_id": named}
-        payload = client.body(DIALECT, "served", prompt, job.planned.output_tokens, custom, extra)
-        job.reply = await client.send(session, arm.url + DIALECT.path, DIALECT, payload, {})
+        await send(arm, made, job, session, {} if named is None else {"session_id": named})
         if named is not None and job.planned.ordinal in ends:
             async with session.post(f"{arm.url}/close_session", json={"session_id": named}) as told:
                 told.raise_for_status()
+
+    await send_all(schedule, ask)
+    return [row(job) for job in jobs], time.perf_counter() - began
+
+
+async def send(
+    arm: Arm,
+    made: Materialiser,
+    job: ReplayRequest,
+    session: aiohttp.ClientSession,
+    extra: Mapping[str, Any],
+) -> None:
+    """Ask ``arm`` for one request, with ``extra`` fields in its body; the job has the reply then."""
+    custom = {**job.labels, forced_output.KEY: made.output(job.planned)}
+    if arm.clock:
+        custom[replay_clock.KEY] = [arm.clock, round(job.planned.request.time_s, 6)]
+    prompt = made.prompt(job.planned)
+    payload = client.body(DIALECT, "served", prompt, job.planned.output_tokens, custom, extra)
+    job.reply = await client.send(session, arm.url + DIALECT.path, DIALECT, payload, {})
+
+
+async def send_all(
+    schedule: Schedule, ask: Callable[[ReplayRequest, aiohttp.ClientSession], Awaitable[None]]
+) -> None:
+    """``ask`` for every job when it is due, until all are answered."""
+
+    async def one(job: ReplayRequest) -> None:
+        await ask(job, session)
         schedule.answered(job)
 
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=3600), connector=aiohttp.TCPConnector(limit=0)
     ) as session:
-        tasks = [asyncio.create_task(send(job)) async for job in schedule.arrivals()]
+        tasks = [asyncio.create_task(one(job)) async for job in schedule.arrivals()]
         await asyncio.gather(*tasks)
-    return [row(job) for job in jobs], time.perf_counter() - began
 
 
 def row(job: ReplayRequest) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -40,11 +41,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 from paired import ratio
-from served import DIALECT, Arm, about, arm_of, start
+from served import Arm, about, arm_of, send, send_all, start
 from served_simulated import config_of, scaled
 from slices import turn
 
-from sglang_canopy.bench import client, forced_output
 from sglang_canopy.bench.launch import cpu_dtype
 from sglang_canopy.bench.options import closed_loop, labels, session_offsets_s
 from sglang_canopy.bench.schedule import ReplayRequest, Schedule
@@ -52,7 +52,7 @@ from sglang_canopy.sim.system import Workload, load_profile, simulate_system
 from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.trace.overlay import overlay
 from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.sessions import SessionLinks, session_links
+from sglang_canopy.trace.sessions import SessionLinks
 
 ARCHIVE = "agentic_coding/traces_500.tar.xz"
 CONVERSATIONS = 400
@@ -112,30 +112,22 @@ async def replay(
     jobs = [ReplayRequest(p, said) for p, said in zip(part, labels(part, False, 0), strict=True)]
     links = links_of(args, part)
     schedule = Schedule(jobs, session_offsets_s(links, args.rate, seed), loop=links)
-    left = {first: links.first.count(first) for first in links.first}
+    left = Counter(links.first)
     free = asyncio.Semaphore(args.at_once.get(arm.name, len(jobs)))
     place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
     began = time.perf_counter()
 
-    async def send(job: ReplayRequest) -> None:
+    async def ask(job: ReplayRequest, session: aiohttp.ClientSession) -> None:
         index = place[job.planned.ordinal]
         first = links.first[index]
         if index == first:
             await free.acquire()
-        custom = {**job.labels, forced_output.KEY: made.output(job.planned)}
-        prompt = made.prompt(job.planned)
-        payload = client.body(DIALECT, "served", prompt, job.planned.output_tokens, custom, {})
-        job.reply = await client.send(session, arm.url + DIALECT.path, DIALECT, payload, {})
+        await send(arm, made, job, session, {})
         left[first] -= 1
         if not left[first]:
             free.release()
-        schedule.answered(job)
 
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=3600), connector=aiohttp.TCPConnector(limit=0)
-    ) as session:
-        tasks = [asyncio.create_task(send(job)) async for job in schedule.arrivals()]
-        await asyncio.gather(*tasks)
+    await send_all(schedule, ask)
     failed = [job.reply.error for job in jobs if not job.reply.ok]
     if failed:
         raise SystemExit(f"{len(failed)} requests to {arm.name} failed, the first: {failed[0]}")
@@ -286,7 +278,7 @@ def _slices(args: argparse.Namespace, parts: Sequence[Any], got: Any) -> Iterato
             "due_s": (due - due[0]).tolist(),
             "cached_tokens": got.cached_tokens[places].tolist(),
             "prompt_tokens": [p.prompt_tokens for p in part],
-            "first": session_links([p.request for p in part]).first,
+            "first": links_of(args, part).first,
         }
 
 
