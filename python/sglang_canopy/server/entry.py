@@ -50,8 +50,10 @@ carriers = owner.NO_CARRIERS
 """Where else a tenant and our keys may stand; set likewise."""
 
 ttft_fit = TtftFit()
-ttft_hour = TtftHour(time.time)
 """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
+
+ttft_hour = TtftHour(time.time)
+"""What their clients waited for the first token, over the last hour."""
 
 
 def chat_converted(
