@@ -17,6 +17,7 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
 from sglang_canopy.sim.driver import simulate
 from sglang_canopy.sim.requests import Hints
+from support.tiny_traces import ask
 from support.trace_samples import mooncake
 
 
@@ -108,6 +109,67 @@ def test_hints_right_three_times_of_four_still_win_and_useless_ones_cost_little(
     none = hits(None)
     assert hits(0.75) > none * 1.1
     assert hits(0.5) > none - 0.004
+
+
+def first_end(records, tenant, goes_on):
+    tip = Tip(0.0, ReuseModel().categories.get(ROOT), tenant)
+    records.note_tip(tip, over=True)
+    if goes_on:
+        records.continued(tip, 1.0)
+
+
+def test_ends_that_newcomers_announce_are_acted_on_until_those_of_several_were_wrong():
+    records = HintRecords()
+    first_end(records, "a", goes_on=True)
+    assert records.over_trusted("never seen")
+    for name in ("b", "c", "d"):
+        first_end(records, name, goes_on=True)
+    assert not records.over_trusted("never seen")
+    assert not records.over_trusted("a")
+    for n in range(40):
+        first_end(records, f"honest {n}", goes_on=False)
+    assert records.over_trusted("never seen")
+
+
+def test_one_tenants_wrong_ends_cost_newcomers_nothing():
+    records = HintRecords()
+    told(records, "liar", 500, 0.0)
+    assert not records.over_trusted("liar")
+    assert records.over_trusted("never seen")
+
+
+def test_an_honest_tenants_ends_are_heeded_again_among_newcomers_that_lie():
+    records = HintRecords()
+    for name in range(20):
+        first_end(records, name, goes_on=True)
+    told(records, "honest", 1000, 1.0)
+    assert not records.over_trusted("never seen")
+    assert records.over_trusted("honest")
+
+
+def agents(tenants, turns):
+    """Agents that are a tenant each and begin every 20 s; a turn follows after 30 s on average."""
+    draw = random.Random(0)
+    made = []
+    for name in range(tenants):
+        time_s = 20.0 * name
+        for turn in range(1, turns + 1):
+            blocks = [100 * name + n for n in range(2 * turn)]
+            made.append(ask(time_s, blocks, turn=turn, talk=f"c{name}", user=f"u{name}"))
+            time_s += draw.expovariate(1 / 30.0)
+    return sorted(made, key=lambda one: one.time_s)
+
+
+def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
+    """A new tenant is soon judged by what other new ones said, and wins where that was true."""
+    trace = agents(tenants=200, turns=8)
+
+    def hits(hints):
+        return simulate(trace, make_policy("wa"), 60, hints=hints).block_hit_ratio
+
+    none = hits(None)
+    assert hits(Hints(accuracy=0.0, seed=1)) >= none - 0.01
+    assert hits(Hints(accuracy=0.75, seed=1)) > none + 0.01
 
 
 def returns(records, who, tips, accuracy, seed=0):

@@ -4,8 +4,8 @@ One tenant's false hints cost no other tenant its trust, and a gateway's are not
 is learnt is how much a hint tells: P(continues | said to be over) against P(continues), and how
 much more often a return comes when it was said than when another one was. Old hints fade.
 
-Records are kept for those that hinted last. Every other tenant's returns are trusted as often as the first hints of tenants came
-true: a client that invents a tenant for each request soon gains nothing by it.
+Records are kept for those that hinted last. What newcomers say is trusted as far as the first hints
+of tenants came true: a client that invents a tenant for each request soon gains nothing by it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _BOUND = 100_000
 """Hints followed up at once; older ones count as settled."""
 _REMEMBERED = 4096
 """After so many of a kind, a record's counts of them are halved: old ones fade."""
+_PRIOR_RETURNS = 3.0
+"""Returns of prior belief: as those of newcomers."""
 _PRIOR_TIPS = 20.0
 """Tips of prior belief that a tenant's "over" says nothing."""
 _TELLS_LITTLE = 0.5
 """A weight from here on counts as 1: measured, such hints win nothing."""
 _AT_ONCE = 8
-"""Ends that a tenant announces first, which are acted on before anything is known of them."""
+"""Ends that a tenant announces first: they say little of it yet, so newcomers' count as well."""
 TELLS = 0.25
 """Return times are ignored where less of them is known and not guessed."""
+_WRONG_AT_FIRST = 0.25
+"""With so large a share of first ends wrong, those of newcomers are no longer acted on."""
 _SURE = 0.2
 """With less weight than this what was said to be over goes first."""
 MAX_TENANTS = 64
@@ -88,25 +92,29 @@ class HintRecord:
     tips_over_continued: float = 0.0
     last_said_s: float | None = None
     """What was said of the return that was counted last."""
+    first_over: Hinted | None = None
+    """The tip of the first end that was said, until it has shown to be none."""
 
-    def return_probability(self) -> float:
-        """P(a client returns about when it said); two of three before anything is known."""
-        return (self.returns_true + 2.0) / (self.returns + 3.0)
+    def return_probability(self, newcomers: float) -> float:
+        """P(a client returns about when it said), which for ``newcomers`` is that."""
+        return (self.returns_true + _PRIOR_RETURNS * newcomers) / (self.returns + _PRIOR_RETURNS)
 
-    def return_skill(self) -> float:
+    def return_skill(self, newcomers: float) -> float:
         """How much of what is said about returns is known, and not guessed: 0 where another
         return's time would have been true as often, 1 where all come true and guesses never.
 
         Cohen's kappa with the guess as the second rater.
         """
-        guessed = (self.returns_by_chance + 0.5) / (self.returns + 3.0)
-        return max(0.0, (self.return_probability() - guessed) / (1.0 - guessed))
+        guessed = (self.returns_by_chance + 0.5) / (self.returns + _PRIOR_RETURNS)
+        true = self.return_probability(newcomers)
+        return max(0.0, (true - guessed) / (1.0 - guessed))
 
-    def over_trusted(self, tenant: HintRecord) -> bool:
-        """Whether "this conversation is over" is acted on outright: the first few, since wrong ones
-        show late, and later where next to none continued of those that would have."""
+    def over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
+        """Whether "this conversation is over" is acted on outright: where next to none continued
+        of those that would have; of the first few, since wrong ones show late, as long as
+        ``newcomers`` are believed."""
         if self.overs <= _AT_ONCE:
-            return self.overs_wrong <= _AT_ONCE // 4
+            return newcomers and self.overs_wrong <= _AT_ONCE // 4
         return self.over_weight(tenant) < _SURE
 
     def over_weight(self, tenant: HintRecord) -> float:
@@ -158,10 +166,12 @@ def _is_true(said_s: float, gap_s: float | None) -> bool:
 
 @dataclass(slots=True)
 class FirstHints:
-    """The first hinted return of each tenant that got a record, and how many came true."""
+    """The first return and the first end that each record counted, and how many were true."""
 
     returns: int = 0
     returns_true: int = 0
+    overs: int = 0
+    overs_wrong: int = 0
 
     def add(self, came_true: bool) -> None:
         self.returns += 1
@@ -174,6 +184,17 @@ class FirstHints:
         """Of a tenant without a record; two of three before anything is known. It takes more than
         one tenant to change that much."""
         return (self.returns_true + 4.0) / (self.returns + 6.0)
+
+    def add_over(self) -> None:
+        self.overs += 1
+        if self.overs >= _FIRST_HINTS:
+            self.overs //= 2
+            self.overs_wrong //= 2
+
+    def over_trusted(self) -> bool:
+        """Whether the first ends of a tenant are acted on; it takes more than one tenant that was
+        wrong to change that."""
+        return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
 
 
 _NO_HINTS = HintRecord()
@@ -210,6 +231,9 @@ class HintRecords:
         if over and not tip.hinted_over:
             tip.hinted_over = True
             tip.counted_over = self.record(tip.speaker)
+            if not tip.counted_over.overs:
+                tip.counted_over.first_over = tip
+                self._first.add_over()
             tip.counted_over.note_over()
             self.record(tip.tenant)
         own = self._records.get(tip.tenant)
@@ -233,6 +257,9 @@ class HintRecords:
             tip.counted.tips_continued += 1.0
         if tip.counted_over is not None:
             tip.counted_over.overs_wrong += 1
+            if tip.counted_over.first_over is tip:
+                tip.counted_over.first_over = None
+                self._first.overs_wrong += 1
             tip.counted_over.tips_over_continued += 1.0
         if tip.return_at is not None:
             self._count_return(tip, now - tip.born)
@@ -254,12 +281,15 @@ class HintRecords:
 
     def return_probability(self, who: Hashable) -> float:
         """P(a return comes about when ``who`` said)."""
-        return self._records.get(who, self._first).return_probability()
+        newcomers = self._first.return_probability()
+        record = self._records.get(who)
+        return newcomers if record is None else record.return_probability(newcomers)
 
     def return_skill(self, who: Hashable) -> float:
         """How much of what ``who`` says about returns is known and not guessed, from 0 to 1."""
+        newcomers = self._first.return_probability()
         record = self._records.get(who)
-        return self._first.return_probability() if record is None else record.return_skill()
+        return newcomers if record is None else record.return_skill(newcomers)
 
     def return_trusted(self, who: Hashable) -> bool:
         """Whether the return times that ``who`` announces are acted on."""
@@ -267,7 +297,8 @@ class HintRecords:
 
     def over_trusted(self, who: Hashable) -> bool:
         """Whether the ends that ``who`` announces are to be acted on."""
-        return self._records.get(who, _NO_HINTS).over_trusted(self._of_tenant(who))
+        record = self._records.get(who, _NO_HINTS)
+        return record.over_trusted(self._of_tenant(who), self._first.over_trusted())
 
     def over_weight(self, who: Hashable) -> float:
         """What a rank is multiplied by if ``who`` said "over" and is not trusted outright."""
