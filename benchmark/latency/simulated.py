@@ -156,6 +156,8 @@ def fingerprint(arm: Arm) -> str:
     settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
     if settings.get("schedule_policy") == "response-ratio":
         settings["ranks_by"] = "marginal cost, branches deferred"
+    if settings.get("session_gate") == "footprint":
+        settings["budget"] = "follows what is lost"
     text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -72,7 +72,7 @@ class Footprints:
     def moved(self, session: Session, now: float) -> None:
         """``session``'s path or tokens are others than before."""
         before, after = session.blocks, session.path
-        same = _common(before, after)
+        same = common_blocks(before, after)
         session.blocks = after
         touched = self._use(after[same:], session.number) | self._free(
             before[same:], session.number
@@ -150,7 +150,7 @@ class Footprints:
         return touched
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the common prefix of two paths of chained hashes."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:  # most turns append

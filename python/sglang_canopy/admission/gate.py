@@ -17,7 +17,8 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Any
 
-from sglang_canopy.admission.footprint import Footprints
+from sglang_canopy.admission.budget import Budget
+from sglang_canopy.admission.footprint import Footprints, common_blocks
 from sglang_canopy.admission.index import SessionIndex
 from sglang_canopy.admission.line import Line
 from sglang_canopy.admission.session import Session
@@ -53,6 +54,7 @@ class SessionGate:
         self.now = 0.0
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
         self.footprints = Footprints(self.model, settings.horizon_s, settings.turns_ahead)
+        self.budget = Budget(settings.share * capacity_tokens, settings.excess)
         self.line = Line()
         self.index = SessionIndex()
         self.admitted = 0
@@ -85,7 +87,7 @@ class SessionGate:
     @property
     def budget_tokens(self) -> float:
         """What the footprints may add up to."""
-        return self.settings.share * self.capacity_tokens
+        return self.budget.tokens
 
     @property
     def pressed(self) -> bool:
@@ -137,6 +139,7 @@ class SessionGate:
             )
         session.ticket, session.category, session.seen = ticket, category, self.now
         session.expires = None
+        session.left = _left(session, request)
         self._by_ticket[ticket] = session, request
         self.index.describe(session, request, request.prompt_tokens)
         if session.active:
@@ -172,6 +175,8 @@ class SessionGate:
         self.model.gap_begins(request, self.now)
         session.category = self.model.categories.get(label)
         session.ticket, session.answered, session.seen = None, True, self.now
+        if session.left and request.cached_tokens is not None:
+            self.budget.found(request.cached_tokens, session.left, bool(self.line))
         self.footprints.answered(request.output_tokens)
         self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
         if session.over or request.over:
@@ -363,3 +368,12 @@ class SessionGate:
                 gap_s = self.now - self._last_admitted
                 self._interval_s += _NEWEST * (gap_s - self._interval_s)
         self._last_admitted = self.now
+
+
+def _left(session: Session, request: Request) -> int:
+    """Tokens that ``request`` should find: what the last turn of its session left, if the session
+    was charged for it."""
+    if not (session.active and session.answered and session.charge):
+        return 0
+    shared = common_blocks(session.path, request.path) * request.block_tokens
+    return min(shared, session.tokens, request.prompt_tokens)

@@ -18,6 +18,7 @@ class Session:
         "charge",
         "ends",
         "expires",
+        "left",
         "number",
         "over",
         "over_budget",
@@ -66,5 +67,7 @@ class Session:
         """Tokens that it is charged now, shared prefixes left out."""
         self.ends: tuple[int, ...] = ()
         """Hashes of the blocks in which its last prompt, and the answer to it, end."""
+        self.left = 0
+        """Tokens that the request under way should find: what the one before it left."""
         self.expires: float | None = None
         """When its place in the line is given up, if it was refused."""

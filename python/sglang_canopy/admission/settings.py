@@ -19,6 +19,9 @@ class GateSettings:
     share: float = SHARE
     """Most that the footprints of the sessions under way may add up to, as a share of the
     capacity."""
+    excess: float = 1.2
+    """While sessions wait and those under way find what they left, footprints may grow to this
+    multiple of it."""
     age_s: float = AGE_S
     """After so many seconds a waiting session is passed by no other."""
     horizon_s: float = 120.0
