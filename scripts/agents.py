@@ -17,13 +17,13 @@ from typing import Any
 
 from environment import SetupError
 
-AGENTS, READERS = 8, 2
+AGENTS, READERS = 10, 3
 LEAST_TURNS, MOST_TURNS = 6, 10
 TASK_CHARS = TOOL_CHARS = 240
 DOCUMENT_CHARS = 800
 ANSWER_TOKENS = 8
-THINK_S = (1.0, 4.0)
-READ_S = 2.0
+THINK_S = (3.0, 7.0)
+READ_S = 1.0
 """Mean pause of a reader between two documents."""
 SUFFIXES = (".md", ".py", ".txt", ".rst", ".json", ".jsonl", ".log")
 MOST_FILES, FILE_CHARS, LEAST_CHARS = 500, 50_000, 20_000

@@ -20,8 +20,10 @@ from environment import ROOT, STATE, SetupError, say
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# Eight agents' conversations need about 4,000 tokens: less than that, so that it has to evict.
-KV_TOKENS = 3072
+# Sized by benchmark/quickstart/size.py. Ten agents' conversations need some 5,000 tokens: they fit
+# beside what is computed at a time, but not beside the documents that readers leave behind.
+KV_TOKENS = 5632
+RUNNING = 4  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
 WA_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 75
@@ -154,6 +156,7 @@ def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: i
         arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
         arguments += ["--enable-cache-report", "--enable-metrics"]
     arguments += ["--served-model-name", name, "--radix-eviction", policy]
+    arguments += ["--max-running-requests", str(RUNNING)]
     if policy == "wa":
         arguments += ["--radix-eviction-policy-config", WA_CONFIG]
     return serving(

@@ -97,7 +97,7 @@ def small_server(folder: Path, *more: str) -> Iterator[Any]:
         *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
         *more,
     ]
-    with serving(arguments, log=folder / "log", port=free_port()) as server:
+    with serving(arguments, log=folder / "log", port=free_port(), deadline_s=900) as server:
         yield server
 
 

@@ -35,6 +35,7 @@ from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.telemetry.series import METRICS
 from sglang_canopy.telemetry.status import POINT_S, History, Status
 from sglang_canopy.ttl.table import Group, TTLTable
+from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -297,6 +298,27 @@ def test_the_status_counts_what_is_held_by_category() -> None:
         ("disk", "0", 30.0),
         ("disk", "residual", None),
     ]
+
+
+def test_what_the_disk_holds_is_counted_by_category_tenant_and_group(tmp_path) -> None:
+    tree = DiskTree(tmp_path / "disk", tokens=400, host_tokens=400)
+    tree.serve([1, *range(49)], 1.0, category="chat", tenant="a")
+    tree.serve([2, *range(29)], 2.0, category="agent", tenant="b")
+    tree.settle()
+    tree.core.groups.disk = TTLTable((Group(5, 30.0, "head"),))
+    tree.core.groups.host = TTLTable((Group(5, 30.0, "head"),))
+    taken = Status(tree.cache, 0).take(0.0)
+    held = {row["category"]: row["held_tokens"] for row in taken["categories"]}
+    assert held["chat"] == {"device": 50, "host": 50, "disk": 50}
+    assert held["agent"] == {"device": 30, "host": 30, "disk": 30}
+    assert [row["disk"] for row in taken["tenants"]] == [50, 30]
+    of_group = {(g["tier"], g["group"]): g["held_tokens"] for g in taken["groups"]}
+    assert of_group["disk", "residual"] == {"device": 80, "host": 80, "disk": 80}
+    assert of_group["disk", "0"] == {"device": 0, "host": 0, "disk": 0}
+    assert of_group["host", "residual"] == {"device": 80, "host": 80}
+    tree.store.clear()
+    assert tree.store.held_pages() == {"categories": {}, "tenants": {}, "groups": {}}
+    tree.close()
 
 
 def test_a_killed_servers_status_folder_is_removed_by_the_next(monkeypatch, tmp_path) -> None:

@@ -53,7 +53,7 @@ RANK: dict[str, Any] = {
             "requests": 7,
             "prompt_tokens": 1000,
             "miss_tokens": 600,
-            "held_tokens": {"device": 640, "host": 320},
+            "held_tokens": {"device": 640, "host": 320, "disk": 98_765},
         }
     ],
     "tenants": [{"tenant": None, "device": 640, "host": 320}],
@@ -72,7 +72,12 @@ STATUS: dict[str, Any] = {
     "version": "9.9",
     "policy": "wa",
     "uptime_s": 600.0,
-    "ttft_model": {"alpha": 0.001, "beta": 0.02},
+    "ttft_model": {
+        "requests": 40,
+        "alpha_ms_per_1k_tokens": 123.4,
+        "beta_ms": 20.0,
+        "mean_residual_ms": None,
+    },
     "ttft_hour": [
         {"time": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
         for n in range(60)
@@ -232,6 +237,9 @@ def test_a_browser_shows_every_part(tmp_path: Path) -> None:
         "public",
         "4.32k",
         "777",
+        "98.8k",
+        "2 h",
+        "123 ms",
         "99 in 100 below",
     ):
         assert text in dom, text

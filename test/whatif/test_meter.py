@@ -133,6 +133,19 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
     assert last_minutes * 4 + heard <= MOST_WORK_PER_S
 
 
+def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
+    """Or policies learn from all of a minute's requests where they ought to from the sampled."""
+    meter = Meter(Asked((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
+    step = 0
+    while meter.caches.one_in == 1:
+        meter.ended(
+            Request(time=step / 100, path=(step,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
+        )
+        step += 1
+    assert 10 < step / 100 < 60  # thinned out before the first minute was over
+    assert meter.caches.heard_per_s == pytest.approx(100, rel=0.01)
+
+
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
     """The server hits a tenth of what the shadow cache does: so would every other arm, less."""
     meter = Meter(Asked((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)

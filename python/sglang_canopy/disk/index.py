@@ -144,6 +144,7 @@ class PageIndex:
         self.more_units.clear()
         self.categories, self.conversations, self.tenants = Labels(), Labels(), Labels()
         self.array["children"][:] = 0
+        self.array["category"][:] = NO_LABEL
         self.array["expires"][:] = math.inf
         self.collect_free_rows()
 
@@ -224,6 +225,13 @@ class PageIndex:
         columns = sum(a.nbytes for a in self.array.values())
         key_objects = sum(33 + len(k) for k in self.rows)
         return columns + key_objects + self.rows.__sizeof__() + self.keys.__sizeof__()
+
+    def pages_by_group(self) -> dict[int, int]:
+        """How many pages are in each group of the TTL table."""
+        array, top = self.array, self.top
+        used = array["group"][:top][array["category"][:top] != NO_LABEL]
+        groups, counts = np.unique(used, return_counts=True)
+        return dict(zip(groups.tolist(), counts.tolist()))
 
     def _drop_labels(self, row: int) -> None:
         if self.category[row] == NO_LABEL:

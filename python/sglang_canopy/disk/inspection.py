@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from sglang_canopy.disk.counters import RESIDENCY_EDGES_S
-from sglang_canopy.disk.index import NO_ROW
+from sglang_canopy.disk.index import NO_ROW, PageIndex
 from sglang_canopy.disk.state import StoreState
 
 
@@ -32,6 +33,20 @@ def stats(state: StoreState) -> dict[str, Any]:
         }
 
 
+def held_pages(state: StoreState) -> dict[str, dict[Any, int]]:
+    """How many pages there are of each category, each tenant and each group of the TTL table."""
+    with state.lock:
+        return _held(state.index)
+
+
+def _held(index: PageIndex) -> dict[str, dict[Any, int]]:
+    return {
+        "categories": index.categories.uses(),
+        "tenants": index.tenants.uses(),
+        "groups": index.pages_by_group(),
+    }
+
+
 def verify(state: StoreState, *, pages: bool = False) -> int:
     """Recount everything; see ``DiskStore.verify``."""
     with state.lock:
@@ -56,6 +71,12 @@ def _recount(state: StoreState) -> None:
         used |= page_units
     for row in index.rows.values():
         assert index.children[row] == children.get(row, 0), row
+    rows = index.rows.values()
+    assert _held(index) == {
+        "categories": Counter(index.categories[index.category[row]] for row in rows),
+        "tenants": Counter(index.tenants[index.tenant[row]] for row in rows),
+        "groups": Counter(index.group[row] for row in rows),
+    }
     assert len(used) == units.used, (len(used), units.used)
     unused = units.unused_units()
     assert not used & unused

@@ -62,5 +62,9 @@ class Labels:
             self._values[number] = None
             self._free.append(number)
 
+    def uses(self) -> dict[Any, int]:
+        """How many rows each value is in."""
+        return {value: self._uses[number] for value, number in self._numbers.items()}
+
     def items(self) -> Iterator[tuple[int, Any]]:
         return ((number, value) for value, number in self._numbers.items())

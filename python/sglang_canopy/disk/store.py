@@ -27,7 +27,7 @@ from sglang_canopy.disk.evictable import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.inspection import stats, verify
+from sglang_canopy.disk.inspection import held_pages, stats, verify
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.reader import PageReader
@@ -262,6 +262,10 @@ class DiskStore:
     def stats(self) -> dict[str, Any]:
         """Sizes, counters and the residency histogram; JSON-able."""
         return stats(self.state)
+
+    def held_pages(self) -> dict[str, dict[Any, int]]:
+        """Pages by ``categories``, ``tenants`` and ``groups`` (numbers in the TTL table)."""
+        return held_pages(self.state)
 
     def verify(self, *, pages: bool = False) -> int:
         """Recount everything; with ``pages``, read and check every page too.

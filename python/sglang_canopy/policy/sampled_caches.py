@@ -22,7 +22,7 @@ MOST_WORK_PER_S = 150.0
 """Above this average over a minute, half of the sample goes. A unit is one request in one shadow
 cache, some 60 us on a slow core: below 1 % of a thread."""
 
-HEARD_WORK = 0.6
+HEARD_WORK = 0.8
 """What a request costs of which no block is in the sample: its blocks are hashed and looked at."""
 
 LEAST_WORK_PER_S = 12.0
@@ -228,7 +228,7 @@ class SampledCaches:
                 cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
         elif now - self._counted_from < _SAMPLE_S:
             return
-        self.heard_per_s = self._heard / span
+        self.heard_per_s = self._heard / max(_BURST_S, now - self._counted_from)
         self._heard = self._visits = self._heard_blocks = 0
 
     def _enough(self, now: float) -> int:

@@ -195,6 +195,10 @@ class CanopyStorage(HiCacheStorage):
         status["sweeper_cpu_s"] = self.sweeper.cpu_s if self.sweeper is not None else 0.0
         return status
 
+    def held_pages(self) -> dict[str, dict[Any, int]]:
+        """Pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""
+        return self._opened().store.held_pages()
+
     # ---- regular work ----
 
     def maintain(self) -> None:

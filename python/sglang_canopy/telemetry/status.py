@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
 from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
@@ -28,10 +27,6 @@ POINTS = 60
 MAX_TENANTS, MAX_CURVES = 16, 6
 MAX_GROUPS = 64
 """Groups of one tier that are shown, the first of the table."""
-
-_NONE = (0, 0)
-_SLICE = 1000
-"""Nodes looked at before other threads may run."""
 
 
 @dataclass(slots=True)
@@ -74,13 +69,8 @@ class Status:
         self.history = History()
         self.hour = Hour()
         self.started = time.time()
-        self._held: dict[str, list[int]] = {}
-        self._held_by_tenant: dict[str | None, list[int]] = {}
-        self._held_by_group: dict[tuple[int, int], list[int]] = {}
-        """Tokens on the device and on the host, by the tier whose table has the group."""
+        self.holdings = Holdings(cache)
         self._next_walk = -math.inf
-        self._walk_s = 0.0
-        """CPU seconds of the last walk; at most half a percent of the time goes into them."""
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Everything, as JSON takes it. ``now``: seconds on a clock that never goes back."""
@@ -90,8 +80,9 @@ class Status:
         self.history.add(now, (prompts, *hits))
         self.hour.add(now, time.time(), self._sums(rows, prompts, hits))
         if now >= self._next_walk:
-            self._held = self._count_held(pause)
-            self._next_walk = now + max(POINT_S, 200 * self._walk_s)
+            self.holdings.count(pause)
+            # At most half a percent of the time goes into it.
+            self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.history.last_minute()
         disk, ahead = self._disk(), self.cache.tree_core.ahead
         keep = _shown(self.cache.tree_core.keeps.stats(), "tenants")
@@ -182,12 +173,9 @@ class Status:
         return prompts, {name: hits[TIERS.index(name)] for name in tiers}, gone
 
     def _tenants(self) -> list[dict[str, Any]]:
-        """Who holds most, in tokens on the device and on the host; tenants as others may see them."""
-        held = sorted(self._held_by_tenant.items(), key=lambda row: -sum(row[1]))
-        return [
-            {"tenant": shown_tenant(tenant), "device": tokens[DEVICE], "host": tokens[HOST]}
-            for tenant, tokens in held[:MAX_TENANTS]
-        ]
+        """Who holds most, in tokens on each tier; tenants as others may see them."""
+        held = sorted(self.holdings.by_tenant.items(), key=lambda row: -sum(row[1].values()))
+        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held[:MAX_TENANTS]]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
         """What the device's policy has learnt, where it learns: survival by age, of the categories
@@ -217,11 +205,11 @@ class Status:
             if table is None:
                 continue
             for i, group in enumerate(table.groups[:MAX_GROUPS]):
-                held = self._held_by_group.get((tier, i), _NONE)
+                held = self.holdings.of_group(tier, i)
                 yield _group(tier, str(i), group.name, group.ttl_s, held)
             for category, ttl_s in list(table.categories.items())[:MAX_GROUPS]:
                 yield _group(tier, f"category {category}", category, ttl_s)
-            held = self._held_by_group.get((tier, RESIDUAL), _NONE)
+            held = self.holdings.of_group(tier, RESIDUAL)
             yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
@@ -283,7 +271,6 @@ class Status:
         return sizes
 
     def _category(self, row: Row) -> dict[str, Any]:
-        held = self._held.get(row.category, (0, 0))
         return {
             "category": row.category,
             "requests": row.requests,
@@ -291,40 +278,8 @@ class Status:
             "miss_tokens": row.misses,
             "hit_tokens": {name: row.tiers[i].hits for i, name in enumerate(TIERS)},
             "evicted_tokens": {name: sum(row.tiers[i].evicted) for i, name in enumerate(TIERS)},
-            "held_tokens": {TIERS[DEVICE]: held[DEVICE], TIERS[HOST]: held[HOST]},
+            "held_tokens": self.holdings.of_category(row.category),
         }
-
-    def _count_held(self, pause: Callable[[], None]) -> dict[str, list[int]]:
-        """Tokens of each category on the device and on the host: a walk over all nodes.
-
-        The tree may change between two slices: the sums are of about now, not of one moment.
-        """
-        begin = time.thread_time()
-        held: dict[str, list[int]] = {}
-        of_tenant: dict[str | None, list[int]] = {}
-        of_group: dict[tuple[int, int], list[int]] = {}
-        nodes = list(self.cache.tree_core._node_arena.values())
-        for start in range(0, len(nodes), _SLICE):
-            for node in nodes[start : start + _SLICE]:
-                data, key = node.component_data[ComponentType.FULL], node.key
-                if key is None or node.parent is None:
-                    continue
-                category = self.counters.category_of(node.canopy.category)
-                owner = of_tenant.setdefault(node.canopy.tenant, [0, 0])
-                group = RESIDUAL if node.canopy.group is None else node.canopy.group
-                for tokens in (
-                    held.setdefault(category, [0, 0]),
-                    owner,
-                    of_group.setdefault((DISK, group), [0, 0]),
-                    of_group.setdefault((HOST, node.canopy.host_group), [0, 0]),
-                ):
-                    tokens[DEVICE] += len(key) if data.value is not None else 0
-                    tokens[HOST] += len(key) if data.host_value is not None else 0
-            pause()
-        self._held_by_tenant = of_tenant
-        self._held_by_group = of_group
-        self._walk_s = time.thread_time() - begin
-        return held
 
 
 def agreement(counters: Counters, gate: ReportedGate | None = None) -> dict[str, Any]:
@@ -347,17 +302,15 @@ def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
 
 
 def _group(
-    tier: int, group: str, name: str, ttl_s: float, held: Sequence[int] | None = None
+    tier: int, group: str, name: str, ttl_s: float, held: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """``held``: tokens in memory, on the device and on the host; ``None`` where nobody counts."""
+    """``held``: tokens on each tier; ``None`` where nobody counts."""
     return {
         "tier": TIERS[tier],
         "group": group,
         "name": name,
         "ttl_s": None if math.isinf(ttl_s) else ttl_s,
-        "held_tokens": None
-        if held is None
-        else {TIERS[DEVICE]: held[DEVICE], TIERS[HOST]: held[HOST]},
+        "held_tokens": held,
     }
 
 

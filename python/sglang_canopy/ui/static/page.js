@@ -34,6 +34,12 @@ function size(n) {
   }
   return n.toPrecision(3) + "P";
 }
+function lasting(s) {
+  if (s == null) return "-";
+  for (const [unit, one] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]])
+    if (s >= 2 * one || (one === 1 && s >= 1)) return +(s / one).toPrecision(3) + " " + unit;
+  return s ? +(1000 * s).toPrecision(3) + " ms" : "0";
+}
 const percent = (part, whole) => (whole ? (100 * part / whole).toFixed(1) + " %" : "-");
 function bar(share, kind) {
   const outer = node("span", null, "bar"), inner = node("i", null, kind);
@@ -128,40 +134,44 @@ function curves(rank) {
 }
 
 function held(ranks) {
+  const on = ["device", "host", "disk"].filter((t) => ranks.some((r) => r.categories.some((c) => t in c.held_tokens)));
+  const sizes = (one) => on.map((t) => size(one[t]));
   const rows = {};
   for (const rank of ranks)
     for (const c of rank.categories) {
-      const row = rows[c.category] ||= { requests: 0, prompts: 0, missed: 0, device: 0, host: 0 };
+      const row = rows[c.category] ||= { requests: 0, prompts: 0, missed: 0, device: 0, host: 0, disk: 0 };
       row.requests += c.requests; row.prompts += c.prompt_tokens; row.missed += c.miss_tokens;
-      row.device += c.held_tokens.device; row.host += c.held_tokens.host;
+      for (const t of on) row[t] += c.held_tokens[t] || 0;
     }
-  show("categories", table(["category", "requests", "hit", "device", "host"], Object.entries(rows)
+  show("categories", table(["category", "requests", "hit", ...on], Object.entries(rows)
     .sort((a, b) => b[1].prompts - a[1].prompts).slice(0, 16)
-    .map(([name, r]) => [name, size(r.requests), percent(r.prompts - r.missed, r.prompts), size(r.device), size(r.host)])));
+    .map(([name, r]) => [name, size(r.requests), percent(r.prompts - r.missed, r.prompts), ...sizes(r)])));
   const tenants = {};
   for (const rank of ranks)
     for (const t of rank.tenants || []) {
-      const row = tenants[t.tenant ?? "public"] ||= { device: 0, host: 0 };
-      row.device += t.device; row.host += t.host;
+      const row = tenants[t.tenant ?? "public"] ||= { device: 0, host: 0, disk: 0 };
+      for (const tier of on) row[tier] += t[tier] || 0;
     }
-  show("tenants", table(["tenant", "device", "host"], Object.entries(tenants)
-    .map(([name, t]) => [name, size(t.device), size(t.host)])));
+  show("tenants", table(["tenant", ...on], Object.entries(tenants)
+    .map(([name, t]) => [name, ...sizes(t)])));
   const groups = ranks[0].groups.slice(0, 24);
-  const of = (group, tier) => group.held_tokens ? size(sum(ranks.map((r) => {
+  const of = (group, tier) => group.held_tokens && tier in group.held_tokens ? size(sum(ranks.map((r) => {
     const same = r.groups.find((g) => g.tier === group.tier && g.group === group.group);
-    return (same && same.held_tokens ? same.held_tokens[tier] : 0);
+    return (same && same.held_tokens ? same.held_tokens[tier] || 0 : 0);
   }))) : "-";
-  show("groups", table(["group", "TTL on", "TTL", "device", "host"], groups
-    .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : size(g.ttl_s) + " s", of(g, "device"), of(g, "host")])));
+  show("groups", table(["group", "TTL on", "TTL", ...on], groups
+    .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : lasting(g.ttl_s), ...on.map((t) => of(g, t))])));
 }
 
 function firstTokens(status) {
-  const hour = status.ttft_hour || [], time = (v) => v == null ? "-" : !v ? "0" : v < 1 ? (1000 * v).toPrecision(3) + " ms" : v.toPrecision(3) + " s";
+  const hour = status.ttft_hour || [], time = lasting;
   plot("ttft-hour", hour.map((p) => p.time), [
     { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
   ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => time(v) });
   const line = status.ttft_model || {};
-  show("ttft", table(["", ""], Object.entries(line).map(([k, v]) => [k, typeof v === "number" ? v.toPrecision(4) : v])));
+  const ms = (v) => v == null ? "-" : lasting(v / 1000);
+  show("ttft", table(["", ""], [["each 1,000 new tokens", ms(line.alpha_ms_per_1k_tokens)], ["beside them", ms(line.beta_ms)],
+    ["off by, on average", ms(line.mean_residual_ms)], ["from requests", line.requests == null ? "-" : size(line.requests)]]));
 }
 
 async function asked(path, headers = {}) {
@@ -176,7 +186,7 @@ async function refresh() {
     const status = await asked("status");
     const ranks = status.ranks;
     byId("what").textContent = "sglang-canopy " + status.version + ", policy " + status.policy + ", up " +
-      size(status.uptime_s / 60) + " min" + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
+      lasting(status.uptime_s) + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
     byId("trouble").textContent = "";
     whatIf(status.whatif);
     firstTokens(status);

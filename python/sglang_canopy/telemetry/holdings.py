@@ -1,0 +1,97 @@
+"""What each tier holds, in tokens: by category, by tenant and by group of prefixes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST, TIERS
+from sglang_canopy.telemetry.reported_cache import ReportedCache
+from sglang_canopy.ttl.table import RESIDUAL
+
+_SLICE = 1000
+"""Nodes looked at before other threads may run."""
+
+_Sums = dict[Any, list[int]]
+
+
+class Holdings:
+    """Counted anew by ``count``. The disk is in it where the disk store is ours."""
+
+    def __init__(self, cache: ReportedCache) -> None:
+        self._cache = cache
+        self._category: _Sums = {}
+        self._tenant: _Sums = {}
+        self._group: _Sums = {}
+        """By the tier whose table has the group, and the group's number there."""
+        self.spent_s = 0.0
+        """CPU seconds of the last count."""
+
+    @property
+    def by_tenant(self) -> dict[str | None, dict[str, int]]:
+        """Tokens on each tier, by tenant."""
+        return {tenant: self._by_tier(tokens) for tenant, tokens in self._tenant.items()}
+
+    def of_category(self, category: str) -> dict[str, int]:
+        """Tokens on each tier, by the name under which requests of ``category`` are counted."""
+        return self._by_tier(self._category.get(category))
+
+    def of_group(self, tier: int, group: int) -> dict[str, int]:
+        """Tokens on each tier of a group in ``tier``'s table; pages on disk know the disk's alone."""
+        held = self._by_tier(self._group.get((tier, group)))
+        if tier != DISK:
+            held.pop(TIERS[DISK], None)
+        return held
+
+    def count(self, pause: Callable[[], None]) -> None:
+        """A walk over all nodes, with ``pause`` between slices of it; the disk store keeps count of
+        its pages.
+
+        The tree may change between two slices: the sums are of about now, not of one moment.
+        """
+        begin = time.thread_time()
+        category: _Sums = {}
+        tenant: _Sums = {}
+        group: _Sums = {}
+        category_of = self._cache.tree_core.counters.category_of
+        nodes = list(self._cache.tree_core._node_arena.values())
+        for start in range(0, len(nodes), _SLICE):
+            for node in nodes[start : start + _SLICE]:
+                data, key = node.component_data[ComponentType.FULL], node.key
+                if key is None or node.parent is None:
+                    continue
+                leaf = node.canopy
+                for sums, name in (
+                    (category, category_of(leaf.category)),
+                    (tenant, leaf.tenant),
+                    (group, (DISK, RESIDUAL if leaf.group is None else leaf.group)),
+                    (group, (HOST, leaf.host_group)),
+                ):
+                    tokens = sums.setdefault(name, [0, 0, 0])
+                    tokens[DEVICE] += len(key) if data.value is not None else 0
+                    tokens[HOST] += len(key) if data.host_value is not None else 0
+            pause()
+        asked = self._pages_on_disk()
+        if asked is not None:
+            found, page = asked(), self._cache.tree_core.page_size
+            for name, pages in found["categories"].items():
+                category.setdefault(category_of(name), [0, 0, 0])[DISK] += pages * page
+            for name, pages in found["tenants"].items():
+                tenant.setdefault(name, [0, 0, 0])[DISK] += pages * page
+            for name, pages in found["groups"].items():
+                group.setdefault((DISK, name), [0, 0, 0])[DISK] += pages * page
+        self._category, self._tenant, self._group = category, tenant, group
+        self.spent_s = time.thread_time() - begin
+
+    def _by_tier(self, tokens: list[int] | None) -> dict[str, int]:
+        known = TIERS if self._pages_on_disk() is not None else TIERS[:DISK]
+        return dict(zip(known, tokens or (0, 0, 0)))
+
+    def _pages_on_disk(self) -> Callable[[], Mapping[str, Mapping[Any, int]]] | None:
+        """Asks our own disk store what it holds; ``None`` for another one, or none."""
+        controller = self._cache.cache_controller
+        backend = controller.storage_backend if controller is not None else None
+        return getattr(backend, "held_pages", None)
