@@ -5,7 +5,8 @@
 Each worker answers like an SGLang server, and behind each stands the simulator's tree with a policy:
 what it finds in its cache is what the requests that the gateway sent it leave there. So which
 worker gets a request is decided by the gateway's own code, and a run takes a minute and no model.
-One request at a time, in the order of the trace. ``run.py`` does the same with servers.
+One request at a time, in the order of the trace. Prompts are text, a word a token; ``--as ids``
+sends token ids. ``run.py`` does the same with servers.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Worker:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/generate", self._generate)
+        app.router.add_post("/v1/completions", self._generate)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         port = free_port()
@@ -75,7 +77,13 @@ class Worker:
         found = min(self.tree.access(asked) * asked.block_tokens, asked.prompt_tokens)
         info = {"id": body["rid"], "finish_reason": {"type": "stop"}, "cached_tokens": found}
         info["prompt_tokens"] = asked.prompt_tokens
-        return web.json_response({"text": "", "meta_info": info})
+        details = {"prompt_tokens_details": {"cached_tokens": found}}
+        usage = {"prompt_tokens": asked.prompt_tokens, "completion_tokens": 1, **details}
+        choice = {"index": 0, "text": "", "finish_reason": "stop"}
+        answer = {"id": body["rid"], "object": "text_completion", "created": 0, "model": "tiny"}
+        return web.json_response(
+            {**answer, "text": "", "meta_info": info, "choices": [choice], "usage": usage}
+        )
 
 
 async def measure(
@@ -97,19 +105,22 @@ async def measure(
             for planned in made.planned:
                 request = planned.request
                 key = (request.conversation or str(planned.ordinal)).replace("/", "-")
-                body = {
-                    "model": "tiny",
-                    "input_ids": made.prompt(planned),
-                    "rid": f"{key}_t{planned.ordinal}",
-                    "sampling_params": {"max_new_tokens": 1},
-                }
+                body: dict[str, Any] = {"model": "tiny", "rid": f"{key}_t{planned.ordinal}"}
+                tokens = made.prompt(planned)
+                if args.sent_as == "ids":
+                    path = "/generate"
+                    body |= {"input_ids": tokens, "sampling_params": {"max_new_tokens": 1}}
+                else:
+                    path = "/v1/completions"
+                    body |= {"prompt": " ".join(f"w{t}" for t in tokens), "max_tokens": 1}
                 headers = {"x-smg-routing-key": key}
-                async with session.post(f"{url}/generate", json=body, headers=headers) as answer:
+                async with session.post(url + path, json=body, headers=headers) as answer:
                     if answer.status != 200:
                         raise SystemExit(f"{answer.status}: {(await answer.text())[:500]}")
-                    info = (await answer.json())["meta_info"]
-                prompt += info["prompt_tokens"]
-                cached += info["cached_tokens"]
+                    said = await answer.json()
+                counts = said["meta_info"] if args.sent_as == "ids" else said["usage"]
+                prompt += counts["prompt_tokens"]
+                cached += counts.get("prompt_tokens_details", counts)["cached_tokens"]
     finally:
         await asyncio.to_thread(started.__exit__, None, None, None)
         for runner in runners:
@@ -122,6 +133,7 @@ async def measure(
         "requests": len(requests),
         "workers": args.workers,
         "capacity_blocks": capacity,
+        "sent_as": args.sent_as,
     }
 
 
@@ -135,10 +147,12 @@ def main() -> int:
     parser.add_argument("--capacity", type=float, default=0.1, help="all trees, of distinct blocks")
     parser.add_argument("--num-prompts", type=int, default=1000)
     parser.add_argument("--scale-lengths", type=Fraction, default=Fraction(1, 64))
+    parser.add_argument("--as", dest="sent_as", choices=("text", "ids"), default="text",
+                        help="prompts to /v1/completions, or token ids to /generate")  # fmt: skip
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     trace = list(itertools.islice(open_trace(args.overlay, "agentic"), args.num_prompts))
-    file = args.out / f"trees-{args.workers}-{args.capacity:g}.json"
+    file = args.out / f"trees-{args.workers}-{args.capacity:g}-{args.sent_as}.json"
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["gateway"], r["routing"], r["policy"]) for r in results}
     for name in args.gateways.split(","):
