@@ -1,6 +1,8 @@
 """What `wa` would win from signals in a request that it does not read, each against its placebo.
 
     python benchmark/eviction/signals.py --data DIR --out OUT
+    pip download --no-deps chitchat-dataset==0.9.0 && unzip chitchat_dataset-*.whl -d CHATS
+    python benchmark/eviction/signals.py --traces people --data CHATS --out OUT
 
 A signal is a small label that a server could see in a request and its answer: the kinds of content
 in the last message and in the answer, the model, how much a turn adds, a history that was
@@ -24,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from people import people
 from tqdm import tqdm
 
 from sglang_canopy.policy.base import Policy
@@ -158,8 +161,13 @@ def text_runs(data: Path, seed: int) -> tuple[list[TraceRequest], dict[str, list
     return [r for r, _ in made], {name: [labels[name] for _, labels in made] for name in names}
 
 
-TRACES = {"agentic": agentic, "text": text_runs}
-CAPACITIES = {"agentic": (0.05, 0.1), "text": (0.01, 0.02)}
+def chats(data: Path, seed: int) -> tuple[list[TraceRequest], dict[str, list[str]]]:
+    """Conversations of people, and what their last messages tell."""
+    return people(data / "chitchat_dataset" / "dataset.json", seed)
+
+
+TRACES = {"agentic": agentic, "text": text_runs, "people": chats}
+CAPACITIES = {"agentic": (0.05, 0.1), "text": (0.01, 0.02), "people": (0.02, 0.05)}
 
 
 def refined(of_time: dict[float, str], coarse: bool) -> Policy:

@@ -4,9 +4,9 @@
     PYTHONPATH=GATEWAYS python benchmark/gateways/run.py --overlay OVERLAY --model MODEL --out OUT
 
 The same agentic overlay (``canopy overlay``) is sent through each gateway under each routing, with
-``lru`` and with ``wa`` on its workers, whose caches are empty each time; where a policy learns they
-are new servers. ``by key`` pins a conversation to a worker: in ``smg`` by the lineage of its request
-ids, in ``sglang-router`` by the header ``x-smg-routing-key``. What OUT/results.json has already is not run again. See README.md.
+``lru`` and with ``wa`` on its workers, each time to empty caches. ``by key`` pins a conversation to a
+worker: in ``smg`` by the lineage of its request ids, in ``sglang-router`` by the header
+``x-smg-routing-key``. What OUT/results.json has already is not run again. See README.md.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
-from transformers import AutoTokenizer
 
 from sglang_canopy.bench import replay_clock
 from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
@@ -40,9 +39,12 @@ from sglang_canopy.report.table import text_table
 from sglang_canopy.trace import open_trace
 from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
+Row = TypeVar("Row")
 READY_S = 600.0
 BLOCK = 64
 LEARN_NOTHING = ("lru", "canopy-lru")
+"""Others serve one replay first that does not count: each routing finds a server that has run for a
+while, whichever comes first. Tokens and names are others each time, the conversations the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ class Words:
 
     tokenizer: Any
 
+    @classmethod
+    def of(cls, model: Path) -> Words:
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(model))
+
     def vocabulary(self) -> np.ndarray:
         """The token ids that are a space and letters: joined, each stays a token of its own."""
         words = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
@@ -111,40 +119,54 @@ class Words:
         return made
 
 
-async def replay(
-    url: str, made: Materialiser, at_once: int, words: Words | None
-) -> list[dict[str, Any]]:
-    """Send every request, a conversation's in order, at most ``at_once`` at a time. Returns tokens
-    and the time to the first token of each. Outputs are forced where the gateway lets that
-    through, so that turns continue each other's answers: with text both do, with token ids
-    ``smg`` alone."""
-    answered = [asyncio.Event() for _ in made.planned]
+async def in_order(
+    made: Materialiser, at_once: int, send: Callable[[Planned], Awaitable[Row]]
+) -> list[Row]:
+    """What ``send`` returns for each request, begun in the order of the trace, at most ``at_once`` at
+    a time, each after the one before it in its conversation was answered. Who is next waits for that
+    and lets nobody pass: otherwise all first turns would come first."""
     room = asyncio.Semaphore(at_once)
-    said = labels(made.planned, placebo=False, seed=0)
-    rows: list[dict[str, Any]] = [{} for _ in made.planned]
+    sent: list[asyncio.Task[Row]] = []
 
-    async def one(session: aiohttp.ClientSession, planned: Planned) -> None:
+    async def one(planned: Planned) -> Row:
+        try:
+            return await send(planned)
+        finally:
+            room.release()
+
+    for planned in made.planned:
         if planned.previous is not None:
-            await answered[planned.previous].wait()
-        async with room:
-            body = _body(made, planned, said[planned.ordinal], words)
-            rows[planned.ordinal] = await _send(session, url, planned, body)
-        answered[planned.ordinal].set()
+            await sent[planned.previous]
+        await room.acquire()
+        sent.append(asyncio.create_task(one(planned)))
+    return await asyncio.gather(*sent)
 
+
+async def replay(
+    url: str, made: Materialiser, at_once: int, words: Words | None, run: int
+) -> list[dict[str, Any]]:
+    """Send every request; ``run`` numbers the replays of these workers. Returns tokens and the time to
+    the first token of each. Outputs are forced where the gateway lets that through, so that turns
+    continue each other's answers: with text both do, with token ids ``smg`` alone."""
+    said = labels(made.planned, placebo=False, seed=0)
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        await asyncio.gather(*(one(session, planned) for planned in made.planned))
-    return rows
+
+        async def send(planned: Planned) -> dict[str, Any]:
+            body = _body(made, planned, said[planned.ordinal], words, run)
+            return await _send(session, url, body)
+
+        return await in_order(made, at_once, send)
 
 
 def _body(
-    made: Materialiser, planned: Planned, said: dict[str, Any], words: Words | None
+    made: Materialiser, planned: Planned, said: dict[str, Any], words: Words | None, run: int
 ) -> dict[str, Any]:
     request = planned.request
     custom: dict[str, Any] = {"canopy_force_output": made.output(planned), **said}
     # Policies see the trace's pauses, however fast the replay is.
-    custom[replay_clock.KEY] = [0, round(request.time_s, 6)]
-    rid = f"{request.conversation or planned.ordinal}_t{planned.ordinal}".replace("/", "-")
+    custom[replay_clock.KEY] = [run, round(request.time_s, 6)]
+    rid = f"{run}-{request.conversation or planned.ordinal}_t{planned.ordinal}".replace("/", "-")
     body: dict[str, Any] = {"model": "tiny", "rid": rid, "stream": True}
     sampling = {"temperature": 0, "ignore_eos": True, "custom_params": custom}
     if words is None:
@@ -155,13 +177,10 @@ def _body(
     return body | sampling | {"max_tokens": planned.output_tokens}
 
 
-async def _send(
-    session: aiohttp.ClientSession, url: str, planned: Planned, body: dict[str, Any]
-) -> dict[str, Any]:
+async def _send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
     path = "/v1/completions" if "prompt" in body else "/generate"
-    key = (planned.request.conversation or str(planned.ordinal)).replace("/", "-")
     began, first, last = time.monotonic(), 0.0, {}
-    headers = {"x-smg-routing-key": key}
+    headers = {"x-smg-routing-key": body["rid"].rpartition("_t")[0]}
     async with session.post(f"{url}{path}", json=body, headers=headers) as response:
         if response.status != 200:
             raise SystemExit(f"{response.status}: {(await response.text())[:500]}")
@@ -215,20 +234,19 @@ def measure(
     policy: str,
     routing: Routing,
     urls: list[str],
-    made: Materialiser,
     words: Words | None,
-    kv_tokens: int,
     args: argparse.Namespace,
+    run: int = 0,
 ) -> dict[str, Any]:
-    """One replay, from empty caches."""
+    """One replay, from empty caches. Each of these workers' replays has tokens of its own."""
     for worker in urls:
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{worker}/flush_cache", method="POST")
-        ) as answer:
+        flush = urllib.request.Request(f"{worker}/flush_cache", method="POST")
+        with urllib.request.urlopen(flush) as answer:
             answer.read()
+    made, kv_tokens = planned(args, words, run)
     log = args.out / f"{name}-{policy}-{routing.name.replace(' ', '-')}.log"
     with gateway(name, urls, routing.flags, log) as url:
-        rows = asyncio.run(replay(url, made, args.max_concurrency, words))
+        rows = asyncio.run(replay(url, made, args.max_concurrency, words, run))
     prompt = sum(row["prompt"] for row in rows)
     times = [row["ttft_ms"] for row in rows]
     return {
@@ -246,11 +264,11 @@ def measure(
     }  # fmt: skip
 
 
-def planned(args: argparse.Namespace, words: Words | None) -> tuple[Materialiser, int]:
-    """The requests, and the tokens of one worker's pool."""
+def planned(args: argparse.Namespace, words: Words | None, run: int) -> tuple[Materialiser, int]:
+    """The requests, with tokens of this run alone, and the tokens of one worker's pool."""
     taken = itertools.islice(open_trace(args.overlay, "agentic"), args.num_prompts)
     vocabulary = middle_tokens(1 << 15) if words is None else words.vocabulary()
-    made = Materialiser(taken, vocabulary, args.scale_lengths)
+    made = Materialiser(taken, vocabulary, args.scale_lengths, seed=run)
     tokens: dict[int, int] = {}
     for one in made.planned:
         small = made.block_tokens(one.request.block_tokens)
@@ -279,8 +297,8 @@ def main() -> int:
                         help="prompts to /v1/completions, or token ids to /generate")  # fmt: skip
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    words = Words(AutoTokenizer.from_pretrained(args.model)) if args.sent_as == "text" else None
-    made, kv_tokens = planned(args, words)
+    words = Words.of(args.model) if args.sent_as == "text" else None
+    made, kv_tokens = planned(args, words, 0)
     file = args.out / "results.json"
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["gateway"], r["routing"], r["policy"]) for r in results}
@@ -291,15 +309,14 @@ def main() -> int:
             for routing in ROUTINGS[name]
             if routing.name in args.routings.split(",") and (name, routing.name, policy) not in done
         ]
-        # A policy that learns would know the traffic from the run before: new servers for each.
-        at_once = len(todo) if policy in LEARN_NOTHING else 1
-        for first in range(0, len(todo), at_once or 1):
-            with workers(policy, kv_tokens, args) as urls:
-                for name, routing in todo[first : first + at_once]:
-                    results.append(
-                        measure(name, policy, routing, urls, made, words, kv_tokens, args)
-                    )
-                    file.write_text(json.dumps(results, indent=1) + "\n")
+        if not todo:
+            continue
+        with workers(policy, kv_tokens, args) as urls:
+            if policy not in LEARN_NOTHING:
+                measure(todo[0][0], policy, ROUND_ROBIN, urls, words, args)
+            for run, (name, routing) in enumerate(todo, 1):
+                results.append(measure(name, policy, routing, urls, words, args, run))
+                file.write_text(json.dumps(results, indent=1) + "\n")
     print(f"\n{len(made.planned)} requests, {args.workers} workers of {kv_tokens} tokens\n")
     rows = [
         [r["gateway"], r["routing"], r["policy"], f"{r['hit_rate']:.1%}",
