@@ -12,43 +12,39 @@ import datetime
 import hashlib
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.request.farewell import is_farewell
 from sglang_canopy.trace.record import TraceRequest
 
+FAREWELL = "thanks, farewell"
 CHARS = 64
 """Characters of a block: about 16 tokens."""
 CONVERSATIONS, WINDOW_S = 1500, 7200.0
 _PAUSE_S = 3600.0
 """A user who writes later than that is another visit: the request before it had no return."""
-_PARTING = re.compile(
-    r"\b(thanks?|thank you|thx|bye|goodbye|good ?night|see (you|ya)|ttyl|take care|gotta go|"
-    r"have to go|(nice|good|great|lovely) (talking|chatting|meeting)|have a (good|great|nice))\b",
-    re.IGNORECASE,
-)
 _LONG = 300
 """Characters of a message that is more like a pasted text; the median is some 80."""
 
 
 def labels(said: str, answered: str) -> dict[str, str]:
     """What a server could see in the last message, and in the answer to it."""
-    asks, parts = "?" in said, _PARTING.search(said) is not None
+    asks, parts = "?" in said, is_farewell(said)
     return {
         "question": "question" if asks else "-",
-        "thanks, farewell": "parting" if parts else "-",
+        FAREWELL: "parting" if parts else "-",
         "long text": "long" if len(said) >= _LONG or said.count("\n") > 2 else "-",
         "length": f"4^{len(said).bit_length() // 2}",
         "answer asks": "question" if "?" in answered else "-",
-        "answer parts": "parting" if _PARTING.search(answered) else "-",
+        "answer parts": "parting" if is_farewell(answered) else "-",
         "all of these": " ".join(
             name
             for name, there in (
                 ("asks", asks),
                 ("parts", parts),
                 ("asked", "?" in answered),
-                ("parted", _PARTING.search(answered) is not None),
+                ("parted", is_farewell(answered)),
             )
             if there
         ),

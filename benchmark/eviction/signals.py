@@ -26,12 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from people import people
+from people import FAREWELL, people
 from tqdm import tqdm
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.report.table import text_table
+from sglang_canopy.request.farewell import FLAG, SUFFIX
 from sglang_canopy.request.tools import label_of
 from sglang_canopy.reuse.categories import features
 from sglang_canopy.sim.driver import distinct_blocks, simulate
@@ -196,10 +197,7 @@ def measure(
         ("lru", "", lambda: make_policy("lru")),
         ("wa", "", lambda: make_policy("wa", {"max_categories": 1024})),
     ]
-    if any(r.tool for r in trace):
-        others = [r.tool for r in trace]
-        random.Random(seed).shuffle(others)
-        shuffled = [replace(r, tool=o) for r, o in zip(trace, others, strict=True)]
+    given_trace: dict[tuple[str, str], Trace] = {}
     for name, labels in signals.items():
         other = list(labels)
         random.Random(seed).shuffle(other)
@@ -212,17 +210,30 @@ def measure(
                 )
         if name == "tool":
             given = {"max_categories": 1024, "categories": "tools"}
+            row, others = 'tool, `"categories": "tools"`', [r.tool for r in trace]
+            random.Random(seed).shuffle(others)
+            given_trace[row, "fine placebo"] = [
+                replace(r, tool=o) for r, o in zip(trace, others, strict=True)
+            ]
             arms += [
-                ('tool, `"categories": "tools"`', f"fine {kind}".strip(), lambda g=given: make_policy("wa", g))
+                (row, f"fine {kind}".strip(), lambda g=given: make_policy("wa", g))
                 for kind in ("", "placebo")
-            ]  # fmt: skip
+            ]
+        if name == FAREWELL:
+            for kind, marks in (("", labels), ("placebo", other)):
+                row, arm = f"{name}, `{FLAG}`", f"coarse {kind}".strip()
+                given_trace[row, arm] = [
+                    replace(r, category=r.category + (SUFFIX if mark != "-" else ""))
+                    for r, mark in zip(trace, marks, strict=True)
+                ]
+                arms.append((row, arm, lambda: make_policy("wa", {"max_categories": 1024})))
     rows = []
     for capacity in capacities:
         for name, arm, make in tqdm(arms, desc=f"{trace_name} {seed} {capacity:g}"):
             if only and name not in (*only, "lru", "wa"):
                 continue
-            option = name.startswith("tool,") and arm.endswith("placebo")
-            result = simulate(shuffled if option else trace, make(), round(distinct * capacity))
+            requests = given_trace.get((name, arm), trace)
+            result = simulate(requests, make(), round(distinct * capacity))
             rows.append(
                 {
                     "trace": trace_name, "seed": seed, "capacity": capacity, "signal": name,

@@ -97,7 +97,8 @@ def small_server(folder: Path, *more: str) -> Iterator[Any]:
         *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
         *more,
     ]
-    with serving(arguments, log=folder / "log", port=free_port()) as server:
+    log, port = folder / "log", free_port()
+    with serving(arguments, log=log, port=port, deadline_s=600.0) as server:
         yield server
 
 

@@ -48,6 +48,9 @@ require_tenant = RequireTenant()
 tool_labels = False
 """Whether the policy wants to know which tool an answer calls; set likewise."""
 
+farewells = False
+"""Whether a chat whose last message takes leave is a category of its own; set likewise."""
+
 carriers = owner.NO_CARRIERS
 """Where else a tenant and our keys may stand; set likewise."""
 
@@ -63,7 +66,8 @@ def chat_converted(
 ) -> None:
     """After ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), raw_request, _breakpoints(self, adapted, raw_request))
+    inferred = infer_from_chat(request, farewells)
+    stamp(adapted, inferred, raw_request, _breakpoints(self, adapted, raw_request))
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
