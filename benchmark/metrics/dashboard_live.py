@@ -50,17 +50,17 @@ def relabelling() -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def prometheus(binary: str, folder: Path, server: str) -> Iterator[str]:
-    """Its address, while it scrapes ``server`` every two seconds."""
+def prometheus(binary: str, folder: Path, servers: list[str]) -> Iterator[str]:
+    """Its address, while it scrapes ``servers`` every two seconds."""
     from sglang_canopy.bench.launch import free_port
 
-    target = urllib.parse.urlparse(server).netloc
+    targets = [urllib.parse.urlparse(server).netloc for server in servers]
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
             {
                 "job_name": "canopy",
-                "static_configs": [{"targets": [target]}],
+                "static_configs": [{"targets": targets}],
                 "metric_relabel_configs": relabelling(),
             }
         ],
@@ -100,18 +100,22 @@ def ask(url: str, query: str, start: float, end: float) -> list[Line]:
     return lines
 
 
-def check_target(url: str) -> None:
-    """Raise SystemExit with what Prometheus says where it cannot scrape the server."""
+def check_targets(url: str) -> None:
+    """Raise SystemExit with what Prometheus says where it cannot scrape a server."""
     with urllib.request.urlopen(f"{url}/api/v1/targets", timeout=30) as answer:
-        (target,) = json.loads(answer.read())["data"]["activeTargets"]
-    if target["health"] != "up":
-        raise SystemExit(f"Prometheus cannot scrape {target['scrapeUrl']}: {target['lastError']}")
+        targets = json.loads(answer.read())["data"]["activeTargets"]
+    for target in targets:
+        if target["health"] != "up":
+            raise SystemExit(
+                f"Prometheus cannot scrape {target['scrapeUrl']}: {target['lastError']}"
+            )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prometheus", default=shutil.which("prometheus"), metavar="FILE")
     parser.add_argument("--seconds", type=float, default=90.0, help="of traffic (default 90)")
+    parser.add_argument("--servers", metavar="URL,URL", help="that run and have traffic already")
     parser.add_argument("--picture", type=Path, help="where the panels are drawn (PNG)")
     args = parser.parse_args()
     if args.prometheus is None:
@@ -131,13 +135,18 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory(prefix="canopy-dashboard-") as scratch:
         folder = Path(scratch)
-        with (
-            small_server(folder, "--enable-metrics") as server,
-            prometheus(args.prometheus, folder, server.url) as url,
-        ):
+        with contextlib.ExitStack() as stack:
+            servers = args.servers.split(",") if args.servers else []
+            if not servers:
+                server = stack.enter_context(small_server(folder, "--enable-metrics"))
+                servers = [server.url]
+            url = stack.enter_context(prometheus(args.prometheus, folder, servers))
             start = time.time()
-            send_traffic(server.url, args.seconds)
-            check_target(url)
+            if args.servers:
+                time.sleep(args.seconds)
+            else:
+                send_traffic(servers[0], args.seconds)
+            check_targets(url)
             answers = {query: ask(url, query, start, time.time()) for query in queries}
             fired = {name: ask(url, expr, start, time.time()) for name, expr in alerts.items()}
             if args.picture:
