@@ -82,14 +82,14 @@ def prometheus(binary: str, folder: Path, servers: list[str]) -> Iterator[str]:
             yield f"http://{address}"
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
 
 def ask(url: str, query: str, start: float, end: float) -> list[Line]:
     """The lines of a query between two times. Raises ValueError with what Prometheus says."""
     asked = urllib.parse.urlencode({"query": query, "start": start, "end": end, "step": SCRAPE_S})
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/query_range?{asked}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/query_range?{asked}", timeout=120) as answer:
             found = json.loads(answer.read())["data"]["result"]
     except urllib.error.HTTPError as error:
         raise ValueError(error.read().decode()) from None
@@ -102,7 +102,7 @@ def ask(url: str, query: str, start: float, end: float) -> list[Line]:
 
 def check_targets(url: str) -> None:
     """Raise SystemExit with what Prometheus says where it cannot scrape a server."""
-    with urllib.request.urlopen(f"{url}/api/v1/targets", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/targets", timeout=120) as answer:
         targets = json.loads(answer.read())["data"]["activeTargets"]
     for target in targets:
         if target["health"] != "up":
