@@ -1,6 +1,8 @@
 """What `wa` would win from signals in a request that it does not read, each against its placebo.
 
     python benchmark/eviction/signals.py --data DIR --out OUT
+    pip download --no-deps chitchat-dataset==0.9.0 && unzip chitchat_dataset-*.whl -d CHATS
+    python benchmark/eviction/signals.py --traces people --data CHATS --out OUT
 
 A signal is a small label that a server could see in a request and its answer: the kinds of content
 in the last message and in the answer, the model, how much a turn adds, a history that was
@@ -24,11 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from people import FAREWELL, people
 from tqdm import tqdm
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.report.table import text_table
+from sglang_canopy.request.farewell import FLAG, SUFFIX
 from sglang_canopy.request.tools import label_of
 from sglang_canopy.reuse.categories import features
 from sglang_canopy.sim.driver import distinct_blocks, simulate
@@ -158,8 +162,13 @@ def text_runs(data: Path, seed: int) -> tuple[list[TraceRequest], dict[str, list
     return [r for r, _ in made], {name: [labels[name] for _, labels in made] for name in names}
 
 
-TRACES = {"agentic": agentic, "text": text_runs}
-CAPACITIES = {"agentic": (0.05, 0.1), "text": (0.01, 0.02)}
+def chats(data: Path, seed: int) -> tuple[list[TraceRequest], dict[str, list[str]]]:
+    """Conversations of people, and what their last messages tell."""
+    return people(data / "chitchat_dataset" / "dataset.json", seed)
+
+
+TRACES = {"agentic": agentic, "text": text_runs, "people": chats}
+CAPACITIES = {"agentic": (0.05, 0.1), "text": (0.01, 0.02), "people": (0.02, 0.05)}
 
 
 def refined(of_time: dict[float, str], coarse: bool) -> Policy:
@@ -188,10 +197,7 @@ def measure(
         ("lru", "", lambda: make_policy("lru")),
         ("wa", "", lambda: make_policy("wa", {"max_categories": 1024})),
     ]
-    if any(r.tool for r in trace):
-        others = [r.tool for r in trace]
-        random.Random(seed).shuffle(others)
-        shuffled = [replace(r, tool=o) for r, o in zip(trace, others, strict=True)]
+    given_trace: dict[tuple[str, str], Trace] = {}
     for name, labels in signals.items():
         other = list(labels)
         random.Random(seed).shuffle(other)
@@ -204,17 +210,30 @@ def measure(
                 )
         if name == "tool":
             given = {"max_categories": 1024, "categories": "tools"}
+            row, others = 'tool, `"categories": "tools"`', [r.tool for r in trace]
+            random.Random(seed).shuffle(others)
+            given_trace[row, "fine placebo"] = [
+                replace(r, tool=o) for r, o in zip(trace, others, strict=True)
+            ]
             arms += [
-                ('tool, `"categories": "tools"`', f"fine {kind}".strip(), lambda g=given: make_policy("wa", g))
+                (row, f"fine {kind}".strip(), lambda g=given: make_policy("wa", g))
                 for kind in ("", "placebo")
-            ]  # fmt: skip
+            ]
+        if name == FAREWELL:
+            for kind, marks in (("", labels), ("placebo", other)):
+                row, arm = f"{name}, `{FLAG}`", f"coarse {kind}".strip()
+                given_trace[row, arm] = [
+                    replace(r, category=r.category + (SUFFIX if mark != "-" else ""))
+                    for r, mark in zip(trace, marks, strict=True)
+                ]
+                arms.append((row, arm, lambda: make_policy("wa", {"max_categories": 1024})))
     rows = []
     for capacity in capacities:
         for name, arm, make in tqdm(arms, desc=f"{trace_name} {seed} {capacity:g}"):
             if only and name not in (*only, "lru", "wa"):
                 continue
-            option = name.startswith("tool,") and arm.endswith("placebo")
-            result = simulate(shuffled if option else trace, make(), round(distinct * capacity))
+            requests = given_trace.get((name, arm), trace)
+            result = simulate(requests, make(), round(distinct * capacity))
             rows.append(
                 {
                     "trace": trace_name, "seed": seed, "capacity": capacity, "signal": name,

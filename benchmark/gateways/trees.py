@@ -5,13 +5,17 @@
 Each worker answers like an SGLang server, and behind each stands the simulator's tree with a policy:
 what it finds in its cache is what the requests that the gateway sent it leave there. So which
 worker gets a request is decided by the gateway's own code, and a run takes a minute and no model.
-One request at a time, in the order of the trace. ``run.py`` does the same with servers.
+Requests are sent in the order of the trace, several at once, each conversation's one after the
+other. A worker answers one at a time, later the more tokens it did not find. (One request at a time
+would tell nothing of a router that gives new prompts to the worker with the fewest requests: that
+is always the first.) Prompts are text, a word a token; ``--as ids`` sends token ids. ``run.py`` does the same with servers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import itertools
 import json
 import sys
@@ -21,7 +25,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from run import MODULES, ROUTINGS, Routing, gateway
+from run import MODULES, ROUTINGS, Routing, gateway, in_order
 
 from sglang_canopy.bench.launch import free_port
 from sglang_canopy.policy.block_tree import RadixTree
@@ -31,13 +35,17 @@ from sglang_canopy.report.table import text_table
 from sglang_canopy.sim.driver import distinct_blocks
 from sglang_canopy.sim.requests import to_requests
 from sglang_canopy.trace import TraceRequest, open_trace
-from sglang_canopy.trace.materialise import Materialiser, middle_tokens
+from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
 ARMS = {
     "lru, whole nodes (SGLang)": ("lru", True),
     "lru": ("lru", False),
     "wa": ("wa", False),
 }
+
+
+ANSWER_S, TOKEN_S = 2e-3, 4e-7
+"""What an answer takes, and each token of a prompt that is not in the cache."""
 
 
 class Worker:
@@ -49,11 +57,14 @@ class Worker:
         self.tree = RadixTree(make_policy(name), capacity, size, whole_nodes=whole_nodes)
         self.requests = requests
         self.url = ""
+        self._free = asyncio.Lock()
+        self._now = 0.0
 
     async def start(self) -> web.AppRunner:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/generate", self._generate)
+        app.router.add_post("/v1/completions", self._generate)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         port = free_port()
@@ -72,10 +83,46 @@ class Worker:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         asked = self.requests[int(body["rid"].rpartition("_t")[2])]
-        found = min(self.tree.access(asked) * asked.block_tokens, asked.prompt_tokens)
+        async with self._free:
+            self._now = max(self._now, asked.time)  # of several at once a later one may be first
+            asked = dataclasses.replace(asked, time=self._now)
+            found = min(self.tree.access(asked) * asked.block_tokens, asked.prompt_tokens)
+            await asyncio.sleep(ANSWER_S + TOKEN_S * (asked.prompt_tokens - found))
         info = {"id": body["rid"], "finish_reason": {"type": "stop"}, "cached_tokens": found}
         info["prompt_tokens"] = asked.prompt_tokens
-        return web.json_response({"text": "", "meta_info": info})
+        details = {"prompt_tokens_details": {"cached_tokens": found}}
+        usage = {"prompt_tokens": asked.prompt_tokens, "completion_tokens": 1, **details}
+        choice = {"index": 0, "text": "", "finish_reason": "stop"}
+        answer = {"id": body["rid"], "object": "text_completion", "created": 0, "model": "tiny"}
+        return web.json_response(
+            {**answer, "text": "", "meta_info": info, "choices": [choice], "usage": usage}
+        )
+
+
+async def replay(url: str, made: Materialiser, args: argparse.Namespace) -> list[tuple[int, int]]:
+    """Send every request. Returns the tokens of each prompt, and how many were found."""
+    async with aiohttp.ClientSession() as session:
+
+        async def send(planned: Planned) -> tuple[int, int]:
+            key = (planned.request.conversation or str(planned.ordinal)).replace("/", "-")
+            body: dict[str, Any] = {"model": "tiny", "rid": f"{key}_t{planned.ordinal}"}
+            tokens = made.prompt(planned)
+            if args.sent_as == "ids":
+                path = "/generate"
+                body |= {"input_ids": tokens, "sampling_params": {"max_new_tokens": 1}}
+            else:
+                path = "/v1/completions"
+                body |= {"prompt": " ".join(f"w{t}" for t in tokens), "max_tokens": 1}
+            headers = {"x-smg-routing-key": key}
+            async with session.post(url + path, json=body, headers=headers) as answer:
+                if answer.status != 200:
+                    raise SystemExit(f"{answer.status}: {(await answer.text())[:500]}")
+                said = await answer.json()
+            counts = said["meta_info"] if args.sent_as == "ids" else said["usage"]
+            details = counts.get("prompt_tokens_details", counts)
+            return counts["prompt_tokens"], details["cached_tokens"]
+
+        return await in_order(made, args.max_concurrency, send)
 
 
 async def measure(
@@ -91,25 +138,8 @@ async def measure(
     started = gateway(name, [worker.url for worker in workers], routing.flags, log)
     # It waits for the gateway, which asks the workers: they have to answer meanwhile.
     url = await asyncio.to_thread(started.__enter__)
-    prompt = cached = 0
     try:
-        async with aiohttp.ClientSession() as session:
-            for planned in made.planned:
-                request = planned.request
-                key = (request.conversation or str(planned.ordinal)).replace("/", "-")
-                body = {
-                    "model": "tiny",
-                    "input_ids": made.prompt(planned),
-                    "rid": f"{key}_t{planned.ordinal}",
-                    "sampling_params": {"max_new_tokens": 1},
-                }
-                headers = {"x-smg-routing-key": key}
-                async with session.post(f"{url}/generate", json=body, headers=headers) as answer:
-                    if answer.status != 200:
-                        raise SystemExit(f"{answer.status}: {(await answer.text())[:500]}")
-                    info = (await answer.json())["meta_info"]
-                prompt += info["prompt_tokens"]
-                cached += info["cached_tokens"]
+        counts = await replay(url, made, args)
     finally:
         await asyncio.to_thread(started.__exit__, None, None, None)
         for runner in runners:
@@ -118,10 +148,11 @@ async def measure(
         "gateway": name,
         "routing": routing.name,
         "policy": arm,
-        "hit_rate": cached / prompt,
+        "hit_rate": sum(found for _, found in counts) / sum(tokens for tokens, _ in counts),
         "requests": len(requests),
         "workers": args.workers,
         "capacity_blocks": capacity,
+        "sent_as": args.sent_as,
     }
 
 
@@ -135,10 +166,13 @@ def main() -> int:
     parser.add_argument("--capacity", type=float, default=0.1, help="all trees, of distinct blocks")
     parser.add_argument("--num-prompts", type=int, default=1000)
     parser.add_argument("--scale-lengths", type=Fraction, default=Fraction(1, 64))
+    parser.add_argument("--max-concurrency", type=int, default=4)
+    parser.add_argument("--as", dest="sent_as", choices=("text", "ids"), default="text",
+                        help="prompts to /v1/completions, or token ids to /generate")  # fmt: skip
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     trace = list(itertools.islice(open_trace(args.overlay, "agentic"), args.num_prompts))
-    file = args.out / f"trees-{args.workers}-{args.capacity:g}.json"
+    file = args.out / f"trees-{args.workers}-{args.capacity:g}-{args.sent_as}.json"
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["gateway"], r["routing"], r["policy"]) for r in results}
     for name in args.gateways.split(","):

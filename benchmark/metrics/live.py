@@ -115,10 +115,12 @@ def send_traffic(url: str, seconds: float) -> None:
     time.sleep(2)  # the last report
 
 
-def photograph(url: str, out: Path, profile: Path, dark: bool = False) -> None:
+def photograph(
+    url: str, out: Path, profile: Path, dark: bool = False, size: tuple[int, int] = (1280, 2380)
+) -> None:
     """A picture of a page in Debian's Chromium, in light or in dark colours."""
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--window-size=1280,2380", "--virtual-time-budget=8000"]
+    command += [f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=8000"]
     command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
     command += [f"--user-data-dir={profile}", f"--screenshot={out.resolve()}", url]
     subprocess.run(command, check=True, capture_output=True, timeout=180)

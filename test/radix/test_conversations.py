@@ -5,17 +5,28 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_canopy.radix.under_way import PER_TENANT
 from support.live_tree import LiveTree, check, fake_req
 
 
-def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
-    """One whole request as SGLang's hooks would report it; the answer is two tokens."""
+def begin(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
+    """A request as SGLang's hooks would report it; its end is to be called. The answer is two
+    tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
     request = tree.core.request_of(req)
-    tree.core.finish_request(req)
-    tree.insert([*prompt, *answer], request, salt)
-    return request
+
+    def end():
+        tree.core.finish_request(req)
+        tree.insert([*prompt, *answer], request, salt)
+        return request
+
+    return end
+
+
+def ask(tree: LiveTree, prompt: list[int], time: float, salt: str | None = None, **stamp: object):
+    """One whole request."""
+    return begin(tree, prompt, time, salt, **stamp)()
 
 
 def test_one_prompt_under_ever_new_names_grows_nothing() -> None:
@@ -125,6 +136,60 @@ def test_while_a_child_runs_its_parent_is_kept() -> None:
     ask(tree, [5], 200.0)  # the child has not been heard of for minutes
     assert not kept(tree)
     check(tree)
+
+
+def test_a_parent_is_kept_while_its_child_answers_and_from_then_on() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    ask(tree, TURN_1, 0.0, conversation="parent")
+    end = begin(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
+    for now in (65.0, 90.0, 140.0, 300.0):  # an answer of minutes
+        ask(tree, [5], now)
+        assert kept(tree) >= set(TURN_1)
+    end()
+    ask(tree, [5], 350.0)
+    assert kept(tree) >= set(TURN_1)
+    ask(tree, [5], 500.0)
+    assert not kept(tree)
+    check(tree)
+
+
+def test_a_child_that_never_answers_does_not_keep_its_parent_for_ever() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    ask(tree, TURN_1, 0.0, conversation="parent")
+    begin(tree, list(range(700, 710)), 1.0, conversation="child", parent="parent")
+    for now in range(20, 1000, 20):
+        ask(tree, [5], float(now))
+    assert not kept(tree)
+    assert not len(tree.core.conversations.under_way)
+
+
+def test_who_waits_for_a_child_that_waits_itself_is_kept_too() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    ask(tree, TURN_1, 0.0, conversation="parent")
+    ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
+    ask(tree, [5], 100.0)
+    assert not kept(tree)
+    ask(tree, list(range(800, 810)), 110.0, conversation="grandchild", parent="child")
+    assert kept(tree) >= {*TURN_1, *range(700, 710)}
+    check(tree)
+
+
+def test_conversations_that_wait_for_each_other_are_followed_once_around() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n, (name, parent) in enumerate([("a", "b"), ("b", "c"), ("c", "a"), ("a", "a")]):
+        ask(tree, [10 * n + k for k in range(8)], float(n), conversation=name, parent=parent)
+    check(tree)
+
+
+def test_the_children_of_one_tenant_that_are_remembered_are_bounded() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    ask(tree, TURN_1, 0.0, "quiet", conversation="parent")
+    for n in range(500):
+        begin(tree, [1, 2], 1.0, "loud", conversation=f"child-{n}", parent="parent")
+    begin(tree, [1, 2], 1.0, "quiet", conversation="child", parent="parent")
+    assert len(tree.core.conversations.under_way) <= PER_TENANT + 1
+    ask(tree, [5], 90.0)
+    assert kept(tree) >= set(TURN_1)
 
 
 def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may() -> None:

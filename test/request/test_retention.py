@@ -182,6 +182,56 @@ def test_what_other_systems_clients_send(body, records, monkeypatch) -> None:
     assert wire(body, monkeypatch, sources=()) == []
 
 
+def records_of(obj: Any, monkeypatch) -> list:
+    """What a call from inside the process asks for: it has no HTTP body."""
+    monkeypatch.setattr(entry, "retention_sources", ALL)
+    entry.stamp(obj, {})
+    params = obj.sampling_params
+    each = params if isinstance(params, list) else [params]
+    return [from_wire(one["custom_params"].get(RETENTION_KEY, [])) for one in each]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_an_engine_s_envelope_is_read_as_that_of_a_body(typed, monkeypatch) -> None:
+    kv_hints = pytest.importorskip("sglang.srt.managers.kv_hints")
+    actions = [one for one in ENVELOPE["actions"] if isinstance(one, dict)]
+    envelope: Any = {**ENVELOPE, "actions": actions}
+    if typed:
+        envelope = kv_hints.decode_kv_hints_envelope(envelope)
+    obj = SimpleNamespace(sampling_params={}, kv_hints=envelope, priority=None)
+    assert records_of(obj, monkeypatch) == [
+        [
+            Retention(DEVICE, 80, 30.0, 0, 100),
+            Retention(DEVICE, 0, MAX_KEEP_S, 100, 200),
+            Retention(DEVICE, 36, MAX_KEEP_S, ANSWER),
+        ]
+    ]
+
+
+def test_an_engine_s_priority_is_read_as_that_of_a_body(monkeypatch) -> None:
+    obj = SimpleNamespace(sampling_params={}, priority=3)
+    assert records_of(obj, monkeypatch) == [[Retention(DEVICE, 38, 60.0)]]
+
+
+def retained(priority: int) -> dict[str, Any]:
+    directive = {"priority": priority, "duration": 9.0}
+    action = {"action_id": "a", "action_type": "kv.retain", "action_version": "1.0"}
+    return {"actions": [{**action, "payload": {"directives": [directive]}}]}
+
+
+def test_each_request_of_a_batch_has_its_own_envelope(monkeypatch) -> None:
+    hints = [retained(50), None, retained(60)]
+    obj = SimpleNamespace(sampling_params=[{}, {}, {}], kv_hints=hints)
+    assert records_of(obj, monkeypatch) == [
+        [Retention(DEVICE, 50, 9.0)],
+        [],
+        [Retention(DEVICE, 60, 9.0)],
+    ]
+    for wrong in ([retained(50)], [], [1, 2, 3]):
+        obj = SimpleNamespace(sampling_params=[{}, {}, {}], kv_hints=wrong)
+        assert records_of(obj, monkeypatch) == [[], [], []]
+
+
 def test_by_default_nothing_of_it_is_read() -> None:
     assert entry.retention_sources == ()
     assert sources_of("none") == ()

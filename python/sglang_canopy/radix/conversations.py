@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy.radix.under_way import UnderWay
 from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
 if TYPE_CHECKING:
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.node_metadata import NodeMetadataCore
 
 PARENT_KEPT_S = 60.0
-"""How long after each request of a child its parent's path is kept on the device, within the
-tenant's budget of keeps."""
+"""How long after each request and answer of a child its parent's path is kept on the device, within
+the tenant's budget of keeps."""
+_GENERATIONS = 8
+"""Of conversations that wait for each other."""
 _ROOM = 64
 
 
@@ -31,6 +34,8 @@ class End:
     blocks: int
     last: int | None
     """How many full blocks its prompt has, and the hash of the last."""
+    parent: str | None = None
+    """The conversation that waits for this one."""
 
     def left_by(self, path: list[int]) -> bool:
         """Whether a prompt of these blocks begins as this one did, but does not go on from it."""
@@ -50,13 +55,18 @@ class Conversations:
         self.tree = tree
         self._ends: dict[str | None, dict[Hashable, End]] = {}
         self._count = 0
+        self.under_way = UnderWay()
 
     def __len__(self) -> int:
         return self._count
 
     def arrived(self, request: LiveRequest) -> None:
         """``request`` comes in, and its policies have heard of it."""
-        self._keep_parent(request)
+        for tenant, parent in self.under_way.waiting(request.time):
+            self._keep_parents(tenant, parent, request.time)
+        self._keep_parents(request.tenant, request.parent, request.time)
+        if request.conversation is not None:
+            self.under_way.began(request)
         if request.conversation is None or not request.linear:
             return
         end = self._end(request.tenant, request.conversation)
@@ -77,14 +87,21 @@ class Conversations:
         if request.conversation is None:
             return
         if request.done:
-            self._keep_parent(request)
+            self.under_way.ended(request.number)
+            self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
             self._end_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
         self._put(
             request.tenant,
             request.conversation,
-            End(node, path[0] if path else None, len(path), path[-1] if path else None),
+            End(
+                node,
+                path[0] if path else None,
+                len(path),
+                path[-1] if path else None,
+                request.parent,
+            ),
         )
 
     def gone(self, node: UnifiedTreeNode) -> None:
@@ -147,16 +164,20 @@ class Conversations:
         """The tree is being emptied."""
         self._ends.clear()
         self._count = 0
+        self.under_way.clear()
 
     # ---- parents and branches ----
 
-    def _keep_parent(self, request: LiveRequest) -> None:
-        """While a conversation runs, the one that waits for it is kept."""
-        if request.parent is None:
-            return
-        end = self._end(request.tenant, request.parent)
-        if end is not None:
-            self.tree.keep_path(end.node, request.time + PARENT_KEPT_S, request.tenant)
+    def _keep_parents(self, tenant: str | None, parent: str | None, now: float) -> None:
+        """While a conversation runs, the one that waits for it is kept, and who waits for that."""
+        seen: set[str] = set()
+        while parent is not None and parent not in seen and len(seen) < _GENERATIONS:
+            seen.add(parent)
+            end = self._end(tenant, parent)
+            if end is None:
+                return
+            self.tree.keep_path(end.node, now + PARENT_KEPT_S, tenant)
+            parent = end.parent
 
     def _end_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """What of the conversation's last path is not on its new one is over, unless the two have

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.request import breakpoints, owner
 from sglang_canopy.request import retention as ranges
@@ -46,6 +48,9 @@ require_tenant = RequireTenant()
 tool_labels = False
 """Whether the policy wants to know which tool an answer calls; set likewise."""
 
+farewells = False
+"""Whether a chat whose last message takes leave is a category of its own; set likewise."""
+
 carriers = owner.NO_CARRIERS
 """Where else a tenant and our keys may stand; set likewise."""
 
@@ -61,7 +66,8 @@ def chat_converted(
 ) -> None:
     """After ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), raw_request, _breakpoints(self, adapted, raw_request))
+    inferred = infer_from_chat(request, farewells)
+    stamp(adapted, inferred, raw_request, _breakpoints(self, adapted, raw_request))
     if getattr(request, "tools", None):
         marker = _tool_marker(self, request)
         if marker:
@@ -114,16 +120,14 @@ def stamp(
     if warning is not None:
         logger.warning("canopy: %s", warning)
     said = metadata_fields(body, _CHECKS) if owner.IN_METADATA in carriers else {}
-    wishes = ranges.to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
-    found: dict[str, Any] = {"retain": wishes} if wishes else {}
     if isinstance(params, list):
-        for one in params:
+        for one, wanted in zip(params, _wanted(obj, body, len(params)), strict=True):
             if isinstance(one, dict):
-                one["custom_params"] = _stamped(
-                    _with(one.get("custom_params"), said), inferred, found, headers
-                )
+                custom = _with(one.get("custom_params"), said)
+                found = _retained(wanted, retention)
+                one["custom_params"] = _stamped(custom, inferred, found, headers)
     elif isinstance(params, dict):
-        found |= _identity(obj, body, headers)
+        found = _retained(_wanted(obj, body, 1)[0], retention) | _identity(obj, body, headers)
         custom = _with(params.get("custom_params"), said)
         params["custom_params"] = _stamped(custom, inferred, found, headers)
 
@@ -134,6 +138,29 @@ _CHECKS = {key: check for key, (_, check) in FIELDS.items()}
 def _with(custom: Any, said: dict[str, Any]) -> Any:
     """``custom_params`` with what ``metadata`` says; the former wins."""
     return {**said, **custom} if said and isinstance(custom, Mapping) else custom or said or None
+
+
+def _wanted(obj: Any, body: Mapping[str, Any], requests: int) -> list[Mapping[str, Any]]:
+    """The body with what a call without one says as well, once for each request of a batch: of a list
+    of envelopes each has its own."""
+    if not retention_sources:
+        return [body] * requests
+    own = {name: getattr(obj, name, None) for name in ("priority", "kv_hints")}
+    said = {**{name: value for name, value in own.items() if value is not None}, **body}
+    hints = said.get("kv_hints")
+    each = hints if isinstance(hints, list) and len(hints) == requests else [hints] * requests
+    return [{**said, "kv_hints": _plain(one)} for one in each]
+
+
+def _plain(envelope: Any) -> Any:
+    """An envelope as JSON has it; SGLang has a class for it."""
+    return msgspec.to_builtins(envelope) if isinstance(envelope, msgspec.Struct) else envelope
+
+
+def _retained(body: Mapping[str, Any], retention: Sequence[Retention]) -> dict[str, Any]:
+    """Which parts of its path a request asks to keep, as a field of its stamp."""
+    wishes = ranges.to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
+    return {"retain": wishes} if wishes else {}
 
 
 def _identity(

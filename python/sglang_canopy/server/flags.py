@@ -29,7 +29,7 @@ from sglang_canopy.config.tiers import (
 from sglang_canopy.config.whatif import WhatifFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, identity, owner, retention_sources
+from sglang_canopy.request import client_hints, farewell, identity, owner, retention_sources
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
@@ -97,6 +97,12 @@ class RequestFlags:
         metavar="LIST",
         parse=retention_sources.sources_of,
         shown_default=retention_sources.NONE,
+    )
+    infer_farewells: bool = declare(
+        False,
+        farewell.FLAG,
+        "Give chats whose last message thanks or takes leave, in English, a category of their own "
+        f"({farewell.SUFFIX}), where the client names none. The text itself is not kept.",
     )
     require_tenant: str = declare(
         owner.OFF,
