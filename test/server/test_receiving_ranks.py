@@ -1,8 +1,7 @@
 """Replicas of data-parallel attention and stages of a pipeline, over SGLang's receiver of requests.
 
-SGLang's groups and its receiver are real, in two processes; no model computes. A CPU runs neither
-set-up as a server: data-parallel attention hangs at its first batch, a second stage ends at its start,
-with SGLang's own policies as well.
+SGLang's groups and its receiver are real, in two processes; no model computes. Why not: the page of
+set-ups in the documentation.
 """
 
 from __future__ import annotations
