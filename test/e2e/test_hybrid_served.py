@@ -51,6 +51,6 @@ def test_hybrid_models_answer_as_with_sglangs_policy(kind, server, smollm2, tmp_
     assert all(rank["tiers"]["device"]["evicted_tokens"]["capacity"] > 0 for rank in ranks.values())
     assert found["wa"] >= 0.9 * found["lru"] > 0
     assert found["host"] >= found["wa"]
-    if kind == "windows":  # of states SGLang's own host tier brings nothing back here either
+    if kind == "windows":  # of states all that these prompts can find is still on the device
         assert found["host"] > found["wa"]
         assert from_host["host"] > 0

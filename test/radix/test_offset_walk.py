@@ -200,6 +200,9 @@ def test_an_array_that_was_walked_can_grow_again() -> None:
     tokens = path([1, 2], 0)
     slots = tree.tree.allocator.alloc(40)
     tree.cache.insert(InsertParams(key=RadixKey(tokens, None), value=slots))
+    tokens.append(0)
+    assert {len(node.key) for node in tree.core._node_arena.values()} == {0, 40}
+    tokens.pop()
     tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None, limit=39)))
     tokens.extend([1] * 1000)
     assert tree.tree.match(list(tokens)) == 40
@@ -230,6 +233,26 @@ def test_a_walk_copies_no_more_of_a_key_than_its_new_leaf_needs(monkeypatch) -> 
 
     monkeypatch.setattr(RadixKey, "__getitem__", counting)
     assert cost("offset-walk") == 40 < cost("python")
+
+
+def test_what_was_found_twice_is_freed_though_the_insert_raises(monkeypatch) -> None:
+    def left(core: str) -> int:
+        tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
+        tokens = array("q", range(80))
+        half = InsertParams(key=RadixKey(tokens[:40], None), value=tree.allocator.alloc(40))
+        tree.cache.insert(half)
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no room")
+
+        monkeypatch.setattr(tree.core, "_add_new_node", broken)
+        again = InsertParams(key=RadixKey(tokens, None), value=tree.allocator.alloc(80))
+        with pytest.raises(RuntimeError, match="no room"):
+            tree.cache.insert(again)
+        assert not tree.core.has_ongoing_insert()
+        return tree.allocator.available_size()
+
+    assert left("offset-walk") == left("python") == SLOTS - 80
 
 
 def test_other_components_keep_sglangs_walk() -> None:

@@ -1,28 +1,32 @@
 """Replicas of data-parallel attention and stages of a pipeline, over SGLang's receiver of requests.
 
-SGLang's groups and its receiver are real, in two processes; no model computes. A CPU runs neither
-set-up as a server: data-parallel attention hangs at its first batch, a second stage ends at its start,
-with SGLang's own policies as well.
+SGLang's groups and its receiver are real, in two processes; no model computes. Why not: the page of
+set-ups in the documentation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.ranks_of_a_worker import on_two_ranks
+from support.two_ranks import Run, two_ranks
 
-PATIENCE_S = 500
-WORKER = "support.receiving_rank"
-pytestmark = [pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(560)]
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with two_ranks(tmp_path_factory.mktemp("ranks"), "support.receiving_rank") as run:
+        yield run
 
 
 def test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints(
-    tmp_path: Path,
+    on_two_ranks: Run, tmp_path: Path
 ) -> None:
     """Each has its own requests, stamps, victims, TTLs and costs; none waits for the other's."""
-    first, second = on_two_ranks("dp-attention", tmp_path, WORKER, PATIENCE_S)
+    first, second = on_two_ranks("dp-attention", tmp_path)
     assert len(first["times"]) > 2 * len(second["times"]) > 20
     assert first["fits"] > second["fits"] > 0, "costs are agreed on by the ranks of one replica"
     for replica in (first, second):
@@ -34,9 +38,9 @@ def test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints(
     assert first["victims"] != second["victims"]
 
 
-def test_stages_of_a_pipeline_decide_alike(tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_decide_alike(on_two_ranks: Run, tmp_path: Path) -> None:
     """The first stamps, and both see the same at the same points."""
-    first, second = on_two_ranks("pipeline", tmp_path, WORKER, PATIENCE_S)
+    first, second = on_two_ranks("pipeline", tmp_path)
     assert first == second
     assert first["hinted"] > 5
     assert first["ttl"]

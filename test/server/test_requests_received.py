@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 from sglang.srt import runtime_context
-from sglang.srt.managers.io_struct import (
-    BatchTokenizedGenerateReqInput,
-    TokenizedGenerateReqInput,
-    sock_send,
-)
-from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput, sock_send
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
 from sglang_canopy.request import client_hints
 from sglang_canopy.request.stamp import read_stamp
 from sglang_canopy.server import plugin
 from sglang_canopy.server.received import requests_received
+from support.receiver import receiver_of, tokenized
 
 RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
 HIDDEN = {
@@ -39,23 +33,6 @@ def hooks() -> None:
     HookRegistry.apply_hooks()
 
 
-def tokenized(custom: Any = None) -> TokenizedGenerateReqInput:
-    return TokenizedGenerateReqInput(
-        rid="r",
-        input_text=None,
-        input_ids=array("q", [1, 2, 3]),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=SamplingParams(max_new_tokens=1, custom_params=custom),
-        return_logprob=False,
-        logprob_start_len=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-    )
-
-
 def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
     """What the rank that pulls requests hands on of each, as ``custom_params``."""
     hints = arguments.pop("client_hints", client_hints.ON)
@@ -63,23 +40,8 @@ def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[s
     server_args = ServerArgs(**given)
     setattr(server_args, client_hints.ATTRIBUTE, hints)
     context = zmq.Context()
-    push, pull, rpc = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL, zmq.DEALER))
     try:
-        pull.bind("inproc://scheduler")
-        push.connect("inproc://scheduler")
-        rpc.bind("inproc://rpc")
-        receiver = SchedulerRequestReceiver(
-            recv_from_tokenizer=pull,
-            recv_from_rpc=rpc,
-            recv_skipper=None,
-            input_blocker=None,
-            mm_receiver=None,
-            server_args=server_args,
-            model_config=SimpleNamespace(is_multimodal=False),
-            max_recv_per_poll=-1,
-            stream_output=print,
-            get_last_batch=lambda: None,
-        )
+        receiver, push = receiver_of(server_args, context)
         for one in sent:
             sock_send(push, one)
         with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):

@@ -8,12 +8,9 @@ ranks talk through a real process group.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +27,7 @@ from sglang_canopy.server.cache_factory import first_ranks_profile
 from sglang_canopy.server.live_queue import LiveQueue
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
+from support.two_ranks import answer
 
 RANKS = 2
 PROMPT = [100 + i for i in range(8)]
@@ -243,30 +241,14 @@ def exchanges(rank: int, folder: Path) -> Any:
     }
 
 
-def run(scenario: str, rank: int, folder: Path) -> None:
+def run(scenario: str, rank: int, folder: Path) -> Any:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
     )
     result = globals()[scenario](rank, folder)
     torch.distributed.barrier()
-    print(json.dumps({"found": result}), flush=True)
-
-
-def main() -> None:
-    rank = int(sys.argv[1])
-    for line in sys.stdin:
-        scenario, folder = json.loads(line)
-        child = os.fork()  # nothing but imports has happened, so no thread is lost
-        if child == 0:
-            try:
-                run(scenario, rank, Path(folder))
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        if os.waitpid(child, 0)[1] != 0:
-            print("failed", flush=True)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    answer(run)

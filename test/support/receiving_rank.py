@@ -1,17 +1,13 @@
 """One rank of two: SGLang's own receiver of requests over real process groups, and a tree of ours.
 
-    cd test && python -m support.receiving_rank LAYOUT RANK FOLDER
-
-``dp-attention``: each rank is a replica with requests of its own; ``pipeline``: two stages, of which
-the first receives. Prints one JSON object: what came, in which order, and what it did to the tree.
+A worker of ``two_ranks.py``. Its scenarios are ``dp-attention``: each rank is a replica with requests
+of its own; and ``pipeline``: two stages, of which the first receives. Finds what came, in which order,
+and what it did to the tree.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +24,9 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
     sock_send,
 )
-from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
-from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import point_to_point_pyobj
 
@@ -45,6 +39,8 @@ from sglang_canopy.server import plugin
 from sglang_canopy.server.arrivals import internal_state_set
 from sglang_canopy.server.live_queue import LiveQueue
 from support.live_tree import LiveTree, fake_req
+from support.receiver import receiver_of, tokenized
+from support.two_ranks import answer
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp-attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
@@ -82,23 +78,7 @@ class Rank:
         cache.attn_tp_group = parallel.attn_tp_group.cpu_group
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
         self.queue = LiveQueue(cache, QueueFlags(queue_order=RESPONSE_RATIO))
-        context = zmq.Context()
-        self.socket, pull, rpc = (context.socket(k) for k in (zmq.PUSH, zmq.PULL, zmq.DEALER))
-        pull.bind("inproc://scheduler")
-        self.socket.connect("inproc://scheduler")
-        rpc.bind("inproc://rpc")
-        self.receiver = SchedulerRequestReceiver(
-            recv_from_tokenizer=pull,
-            recv_from_rpc=rpc,
-            recv_skipper=None,
-            input_blocker=None,
-            mm_receiver=None,
-            server_args=server_args,
-            model_config=SimpleNamespace(is_multimodal=False),
-            max_recv_per_poll=-1,
-            stream_output=print,
-            get_last_batch=lambda: None,
-        )
+        self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {
             **{name: [] for name in ("times", "hits", "policies", "ttl")},
             "hinted": 0,
@@ -162,22 +142,7 @@ def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGener
             if number >= STAMPED_ROUNDS:
                 stamp = {"canopy_turn": 2}
             tokens = [1000 * draw.randrange(5) + token for token in range(draw.randint(2, 30))]
-            came.append(
-                TokenizedGenerateReqInput(
-                    rid=f"{stream}-{number}-{place}",
-                    input_text=None,
-                    input_ids=array("q", tokens),
-                    input_embeds=None,
-                    mm_inputs=None,
-                    token_type_ids=None,
-                    sampling_params=SamplingParams(max_new_tokens=1, custom_params=stamp),
-                    return_logprob=False,
-                    logprob_start_len=-1,
-                    top_logprobs_num=0,
-                    token_ids_logprob=None,
-                    stream=False,
-                )
-            )
+            came.append(tokenized(stamp, tokens, f"{stream}-{number}-{place}"))
         made.append(came)
     return made
 
@@ -193,8 +158,7 @@ def controls(number: int) -> list[SetInternalStateReq]:
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 
-def main() -> None:
-    layout, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
     plugin.load()
     HookRegistry.apply_hooks()
     one = Rank(layout, rank, folder)
@@ -214,16 +178,9 @@ def main() -> None:
                 one.control(got)
     torch.distributed.barrier()
     counters = one.tree.core.counters
-    print(
-        json.dumps(
-            {
-                **one.found,
-                "victims": counters.victims.sum,
-                "fits": one.queue._batches // REFIT_BATCHES,
-            }
-        )
-    )
+    fits = one.queue._batches // REFIT_BATCHES
+    return {**one.found, "victims": counters.victims.sum, "fits": fits}
 
 
 if __name__ == "__main__":
-    main()
+    answer(run)

@@ -1,14 +1,17 @@
 """Two ranks, each a process that imports SGLang once and forks for each scenario.
 
-They have a hash seed and an address space of their own, as SGLang's schedulers have.
+They have a hash seed and an address space of their own, as SGLang's schedulers have. A worker is a
+module whose ``main`` is ``answer``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,14 @@ Run = Callable[[str, Path], tuple[Any, Any]]
 
 
 @contextlib.contextmanager
-def two_ranks(log: Path) -> Iterator[Run]:
-    """``run(scenario, folder)``: what the two ranks of ``rank_worker.py`` found."""
+def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
+    """``run(scenario, folder)``: what the two ranks of ``worker`` found."""
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
             errors = stack.enter_context((log / f"rank-{rank}.log").open("w"))
             process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "support.rank_worker", str(rank)],
+                [sys.executable, "-W", "ignore", "-m", worker, str(rank)],
                 cwd=TESTS,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -44,9 +47,29 @@ def two_ranks(log: Path) -> Iterator[Run]:
             found = []
             for number, rank in enumerate(ranks):
                 assert rank.stdout is not None
-                line = rank.stdout.readline()  # the test's own time limit ends a rank that hangs
+                line = "\n"  # the test's own time limit ends a rank that hangs
+                while line and not line.startswith(("{", "failed")):  # others write here as well
+                    line = rank.stdout.readline()
                 assert line.startswith("{"), (log / f"rank-{number}.log").read_text()[-3000:]
                 found.append(json.loads(line)["found"])
             return found[0], found[1]
 
         yield run
+
+
+def answer(run: Callable[[str, int, Path], Any]) -> None:
+    """A worker's whole work: each line of its input is run in a child, which prints what it found."""
+    rank = int(sys.argv[1])
+    for line in sys.stdin:
+        scenario, folder = json.loads(line)
+        child = os.fork()  # nothing but imports has happened, so no thread is lost
+        if child == 0:
+            try:
+                found = run(scenario, rank, Path(folder))
+                print(json.dumps({"found": found}), flush=True)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        if os.waitpid(child, 0)[1] != 0:
+            print("failed", flush=True)

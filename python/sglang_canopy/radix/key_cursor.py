@@ -42,8 +42,8 @@ class CappedKey(RadixKey):
 class KeyCursor:
     """Walks ``key`` down a tree: ``child``, then ``advance`` or ``advance_whole``.
 
-    ``key`` is cut to whole pages. Use it in a ``with`` block: while it is open the key's array
-    cannot grow.
+    ``key``, or its first ``length`` tokens, are whole pages. Use it in a ``with`` block: while it is
+    open the key's array cannot grow.
     """
 
     __slots__ = (
@@ -58,10 +58,10 @@ class KeyCursor:
         "whole",
     )
 
-    def __init__(self, key: RadixKey, page_size: int) -> None:
+    def __init__(self, key: RadixKey, page_size: int, length: int | None = None) -> None:
         self._key = key
         self._page_size = page_size
-        self._end = len(key)
+        self._end = len(key) if length is None else length
         self._pairs = int(key.is_bigram)  # n pairs are of n + 1 tokens
         self._last = (self._end + self._pairs) * _TOKEN if self._end else 0
         self.offset = 0

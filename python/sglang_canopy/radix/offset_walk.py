@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.base_prefix_cache import InsertResult, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import FreeDeviceKV
 from sglang.srt.mem_cache.unified_cache.components import (
@@ -17,15 +18,22 @@ from sglang.srt.mem_cache.unified_cache.components import (
     get_and_increase_time_counter,
 )
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
 from sglang_canopy.radix.key_cursor import CappedKey, KeyCursor, has_offsets
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
 class OffsetWalkCore(UnifiedTreeCore):
     """A tree core of full attention alone; with more components the walks are SGLang's."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._at_once: list[Any] = []
+        """Actions of an insert in one step; the cache takes them out as it does them."""
 
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
@@ -38,9 +46,8 @@ class OffsetWalkCore(UnifiedTreeCore):
     def _match_prefix_helper(self, key: RadixKey, params: MatchPrefixParams) -> Any:
         if not self._walks(key):
             return super()._match_prefix_helper(key, params)
-        node = best = on_device = self.root_node
-        values: list[Any] = []
-        device_nodes = matched = 0
+        root = node = best = on_device = self.root_node
+        device_tokens = matched = 0
         action = None
         with KeyCursor(key, self.page_size) as cursor:
             while (child := cursor.child(node)) is not None:
@@ -56,31 +63,102 @@ class OffsetWalkCore(UnifiedTreeCore):
                     data = child.component_data[BASE_COMPONENT_TYPE]
                 node = child
                 if data.value is not None:
-                    values.append(data.value)
                     best = on_device = node
-                    device_nodes = len(values)
+                    device_tokens += length
                 elif self.enable_hicache:
                     best = node
                 if not cursor.whole:
                     break
-        return self._match_post_processor(
-            params,
-            values,
-            best,
+        _accessed(best)
+        result = MatchResult(
+            device_tokens,
             on_device,
-            device_nodes,
-            matched,
-            action,
-            last_visited_node_id=None if node is self.root_node else node.id,
-            device_validators=self._create_match_validators(params, match_device_only=True),
+            best if self.enable_hicache else on_device,
+            best,
+            last_visited_node_id=None if node is root else node.id,
+            full_kv_hit_length=matched,
+        )
+        result = self.components[0].finalize_match_result_in_tree_core(result, params, [], 0)
+        return result._replace(
+            last_device_node=result.last_device_node.id,
+            last_host_node=result.last_host_node.id,
+            best_match_node=result.best_match_node.id,
+            cache_actions=[] if action is None else [action],
         )
 
     def begin_insert(self, params: InsertParams) -> Any:
         key = params.key
-        if self.page_size > 1 and params.value is not None and self._walks(key):
-            key, params.value = key.maybe_to_bigram_view(self.is_eagle, params.value)
+        if params.value is None or not self._walks(key):
+            return super().begin_insert(params)
+        key, params.value = key.maybe_to_bigram_view(self.is_eagle, params.value)
+        if params.rotation_base is None and self._copies_nothing():
+            length = len(key) // self.page_size * self.page_size
+            if length:
+                return self._insert_at_once(params, length)
+        if self.page_size > 1:
             params.key = CappedKey.of(key)
         return super().begin_insert(params)
+
+    def end_insert(self) -> list[Any]:
+        # After an exception: what was found twice is still to be freed.
+        actions, self._at_once = self._at_once, []
+        return [*actions, *super().end_insert()]
+
+    def _copies_nothing(self) -> bool:
+        """Whether an insert has no copies to a lower tier to wait for between two nodes."""
+        return not self.enable_external_cache_linker and (
+            self.is_write_back or not self.enable_hicache
+        )
+
+    def _insert_at_once(self, params: InsertParams, length: int) -> InsertStepResult:
+        """SGLang's insert of the key's first ``length`` tokens in one step."""
+        assert self._ongoing_insert_walk_state is None, "an insert within an insert"
+        key, value, priority = params.key, params.value, params.priority or 0
+        own_from, inserted = params.prev_prefix_len, params.inserted_len
+        actions = self._at_once
+        result = InsertResult(0, adopted_ranges={} if params.track_adopted_ranges else None)
+        node, total = self.root_node, 0
+        node.last_access_time = get_and_increase_time_counter()
+        node.priority = max(node.priority, priority)
+        with KeyCursor(key, self.page_size, length) as cursor:
+            while (child := cursor.child(node)) is not None:
+                if not cursor.advance(child):
+                    break
+                before, total = total, cursor.offset
+                child.last_access_time = get_and_increase_time_counter()
+                if not cursor.whole:
+                    child, action = self._split_node(child.key, child, total - before)
+                    if action is not None:
+                        actions.append(action)
+                node = child
+                if node.priority < priority:
+                    node.priority = priority
+                if node.component_data[BASE_COMPONENT_TYPE].value is None:
+                    self._unevict_node_on_insert(
+                        node, value[before:total], session_id=params.session_id
+                    )
+                    result.record_adopted_range(BASE_COMPONENT_TYPE, before, total)
+                elif total > own_from:  # the tree has what the request computed again
+                    actions.append(FreeDeviceKV([value[max(before, own_from) : total]]))
+                if total > inserted and not self.is_write_back:
+                    node.hit_count += 1
+        new = total < length
+        if new:
+            # SGLang copies a key to cut it to pages, and keeps one of single tokens as it is.
+            whole = self.page_size == 1 and total == 0 and key.limit is None
+            result.record_adopted_range(BASE_COMPONENT_TYPE, total, length)
+            node = self._add_new_node(
+                node,
+                key if whole else key[total:length],
+                value[total:length],
+                priority=priority,
+                session_id=params.session_id,
+            )
+            if length > inserted and not self.is_write_back:
+                node.hit_count += 1
+        result.prefix_len, result.last_device_node = total, node.id
+        self.components[0].commit_insert_component_data(node, new, params, result, actions)
+        return InsertStepResult(actions, result)
 
     def _insert_walk_step(self, state: Any) -> None:
         if not self._walks(state.key) or not self._insert_along_whole_nodes(state):
@@ -122,3 +200,12 @@ class OffsetWalkCore(UnifiedTreeCore):
 
     def _walks(self, key: RadixKey) -> bool:
         return len(self.components) == 1 and has_offsets(key)
+
+
+def _accessed(node: UnifiedTreeNode | None) -> None:
+    """A lookup ends at ``node``: SGLang's times of access, each a little before that below it."""
+    time = get_and_increase_time_counter()
+    while node is not None:
+        node.last_access_time = time
+        time -= 0.00001
+        node = node.parent

@@ -1,0 +1,57 @@
+"""SGLang's own receiver of requests over its own sockets, and the requests that it receives."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import zmq
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+
+
+def receiver_of(
+    server_args: ServerArgs, context: zmq.Context
+) -> tuple[SchedulerRequestReceiver, zmq.Socket]:
+    """A scheduler's receiver, and the socket by which requests reach it."""
+    push, pull, rpc = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL, zmq.DEALER))
+    pull.bind("inproc://scheduler")
+    push.connect("inproc://scheduler")
+    rpc.bind("inproc://rpc")
+    receiver = SchedulerRequestReceiver(
+        recv_from_tokenizer=pull,
+        recv_from_rpc=rpc,
+        recv_skipper=None,
+        input_blocker=None,
+        mm_receiver=None,
+        server_args=server_args,
+        model_config=SimpleNamespace(is_multimodal=False),
+        max_recv_per_poll=-1,
+        stream_output=print,
+        get_last_batch=lambda: None,
+    )
+    return receiver, push
+
+
+def tokenized(
+    custom: Any = None, tokens: Iterable[int] = (1, 2, 3), rid: str = "r"
+) -> TokenizedGenerateReqInput:
+    """A request as the process that tokenises sends it, with these ``custom_params``."""
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=array("q", tokens),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=SamplingParams(max_new_tokens=1, custom_params=custom),
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+    )
