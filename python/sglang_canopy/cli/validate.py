@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
@@ -18,8 +19,9 @@ from sglang_canopy.report.table import text_table
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
+from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.served_log import HOW, REPORT, read_served
-from sglang_canopy.trace.sglang_log import log_starts, read_as_server
+from sglang_canopy.trace.sglang_log import last_flush, log_starts, read_as_server
 
 FORMAT = "canopy-validation"
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
     plan, profile = read_plan(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
-    source = read_as_server(args.log, block_tokens=_block(plan), skip_bad=args.skip_bad)
+    source = _requests(args.log, plan, args.skip_bad)
     trace = CompactTrace(cut(source, Slot(args.last_hours)))
     served = read_served(args.log)
     found = validate(trace, served, config, profile)
@@ -95,9 +97,19 @@ def against_log(
     loaded = load_profile(profile)
     config = _system(plan, loaded, device_tokens, disk_mib_s)
     begin = log_starts(log)
-    source = read_as_server(log, block_tokens=_block(plan))
+    source = _requests(log, plan)
     trace = cut((r for r in source if begin + r.time_s >= since), Slot(WEEK_S / 3600))
     return validate(CompactTrace(trace), read_served(log), config, loaded)
+
+
+def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
+    """Those since the cache was last emptied: it is empty then, as the simulation's is at first."""
+    flushed = last_flush(log)
+    if flushed:
+        print(f"{log}: the cache was flushed (line {flushed}); what came before is left out")
+    for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
+        if request.line > flushed:
+            yield request
 
 
 def _system(
