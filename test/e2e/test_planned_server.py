@@ -191,7 +191,7 @@ def test_another_plan_is_applied_while_it_runs_and_taken_back(client, plan, tmp_
     assert (now["radix_eviction"], now["host_eviction"]) == ("canopy-lru", "canopy-slru")
     assert now["ttl"] == ttl.to_json()
     assert now["disk_bytes"] == said.disk_bytes // 4
-    assert wait_until(lambda: status()["policies"]["device"] == "canopy-lru", 30)
+    assert wait_until(lambda: status()["running"] == "canopy-lru", 30)
     assert wait_until(
         lambda: (
             status()["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes // 4
