@@ -15,7 +15,7 @@ from sglang_canopy.plan.validate import recalibrate, scaled, system_of_plan, val
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system import Workload, load_profile, simulate_system
 from sglang_canopy.trace.served_log import read_served
-from sglang_canopy.trace.sglang_log import read_as_server
+from sglang_canopy.trace.sglang_log import last_flush, read_as_server
 
 PROFILE = load_profile("llama-3.1-8b-a100")
 PLAN = ServerPlan(
@@ -115,6 +115,40 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
     assert main(again) == 0
     off = f"mean ttft {100 * errors['mean_ttft_s']:+.1f} %"
     assert f"Predictions on your traffic were off by: {off}" in capsys.readouterr().out
+
+
+def test_what_a_flush_threw_away_is_not_predicted_to_be_hit(tmp_path, capsys):
+    """All conversations, a flush, and their last prompts once more: none of them is there."""
+    asked = list(prompts(60))
+    again = [(asked[-1][0] + 5 + 0.2 * at, ids) for at, (_, ids) in enumerate(asked[-40:])]
+    config = system_of_plan(PLAN, PROFILE)
+    parts = []
+    for name, part in (("before", asked), ("after", again)):
+        draft = log_of(tmp_path / name, part)
+        trace = CompactTrace(read_as_server(draft, block_tokens=64))
+        real = simulate_system(Workload(trace, keep_stamps=True), config, PROFILE)
+        parts.append(log_of(tmp_path / name, part, real).read_text().replace('"rid": "', f'"rid": "{name}'))  # fmt: skip
+    log = tmp_path / "server.log"
+    flush = "[2026-11-22 00:00:20] Cache flushed successfully!\n"
+    log.write_text(flush.join(parts))
+    plan, out = tmp_path / "plan.json", tmp_path / "errors.json"
+    write_plan(plan, PLAN)
+    command = ["validate", str(log), "--plan", str(plan), "--profile", PROFILE.name]
+    assert main([*command, "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert abs(found["errors"]["token_hit_ratio"]) < 0.001
+    assert abs(found["errors"]["mean_ttft_s"]) < 0.01
+    assert found["requests"] == 36
+    assert "flushed" in capsys.readouterr().out
+
+
+def test_a_prompt_that_speaks_of_a_flush_is_none(tmp_path):
+    log = tmp_path / "server.log"
+    body = {"rid": "1", "obj": {"text": "Cache flushed successfully!"}}
+    log.write_text(line("received", 1.0, body))
+    assert last_flush(log) == 0
+    log.write_text("INFO\n[2026-11-22 00:00:20 TP0] Cache flushed successfully!\nINFO\n")
+    assert last_flush(log) == 2
 
 
 def test_a_log_without_times_says_how_to_get_them(tmp_path, capsys):

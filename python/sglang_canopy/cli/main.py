@@ -20,6 +20,7 @@ COMMANDS = {
     "characterize": "how a trace reuses KV, and which policy suits it",
     "plan": "how much DRAM and disk a workload should get, at what price",
     "validate": "what a plan predicted beside what its server's log says, and the error",
+    "apply": "what of a plan a running server can take: applied, held against its log, undone",
     "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",

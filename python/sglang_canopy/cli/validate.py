@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.plan.limits import LIMITS, parse_limits
 from sglang_canopy.plan.prices import MIB
 from sglang_canopy.plan.validate import HITS, METRICS, Validation, recalibrate, validate
 from sglang_canopy.plan.validate import system_of_plan as system
-from sglang_canopy.plan.watch import Slot, cut
+from sglang_canopy.plan.watch import WEEK_S, Slot, cut
 from sglang_canopy.report.plan_html import write_private
 from sglang_canopy.report.table import text_table
 from sglang_canopy.sim.compact import CompactTrace
+from sglang_canopy.sim.system.config import SystemConfig
 from sglang_canopy.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
+from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.trace.served_log import HOW, REPORT, read_served
-from sglang_canopy.trace.sglang_log import read_as_server
+from sglang_canopy.trace.sglang_log import last_flush, log_starts, read_as_server
 
 FORMAT = "canopy-validation"
 
@@ -40,20 +44,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
     add("--recalibrate", metavar="PROFILE", help="write a profile whose mean TTFT is right")
     add("--json", metavar="OUT", help="write the errors, for canopy plan --validation")
+    add(
+        "--limits",
+        metavar="TTFT,TOKENS,HITS",
+        help="exit status 1 where errors are larger, in percent of mean TTFT and throughput and in "
+        f"points of hits, such as {LIMITS}",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print, write."""
+    """Compare, print, write. Returns 1 where ``--limits`` are missed, else 0."""
+    limits = None if args.limits is None else parse_limits(args.limits)
     for out in (args.json, args.recalibrate):
         if out and not Path(out).resolve().parent.is_dir():
             raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
     plan, profile = read_plan(args.plan), load_profile(args.profile)
-    width = args.disk_mib_s
-    if width is not None and not 0 < width < float("inf"):
-        raise CanopyError(f"--disk-mib-s must be above 0, got {width}")
-    speed = None if width is None else Bandwidth(width * MIB, width * MIB)
-    config = system(plan, profile, device_tokens=args.device_tokens, disk=speed)
-    source = read_as_server(args.log, block_tokens=_block(plan), skip_bad=args.skip_bad)
+    config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
+    source = _requests(args.log, plan, args.skip_bad)
     trace = CompactTrace(cut(source, Slot(args.last_hours)))
     served = read_served(args.log)
     found = validate(trace, served, config, profile)
@@ -69,7 +76,49 @@ def run(args: argparse.Namespace) -> int:
         document["recalibrated"] = {"factor": factor, **held_out.to_json()}
     if args.json:
         write_private(Path(args.json), json.dumps(document, indent=1, allow_nan=False) + "\n")
-    return 0
+    missed = [] if limits is None else limits.missed(found)
+    for miss in missed:
+        print(f"Missed: {miss}")
+    return int(bool(missed))
+
+
+def against_log(
+    log: str,
+    plan: ServerPlan,
+    profile: str,
+    since: float,
+    device_tokens: int | None = None,
+    disk_mib_s: float | None = None,
+) -> Validation:
+    """What ``log`` says from ``since`` on (seconds since 1970, a week at most), against ``plan``.
+
+    Raises ``CanopyError``.
+    """
+    loaded = load_profile(profile)
+    config = _system(plan, loaded, device_tokens, disk_mib_s)
+    begin = log_starts(log)
+    source = _requests(log, plan)
+    trace = cut((r for r in source if begin + r.time_s >= since), Slot(WEEK_S / 3600))
+    return validate(CompactTrace(trace), read_served(log), config, loaded)
+
+
+def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
+    """Those since the cache was last emptied: it is empty then, as the simulation's is at first."""
+    flushed = last_flush(log)
+    if flushed:
+        print(f"{log}: the cache was flushed (line {flushed}); what came before is left out")
+    for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
+        if request.line > flushed:
+            yield request
+
+
+def _system(
+    plan: ServerPlan, profile: EngineProfile, device_tokens: int | None, disk_mib_s: float | None
+) -> SystemConfig:
+    if disk_mib_s is not None and not 0 < disk_mib_s < float("inf"):
+        raise CanopyError(f"--disk-mib-s must be above 0, got {disk_mib_s}")
+    speed = None if disk_mib_s is None else Bandwidth(disk_mib_s * MIB, disk_mib_s * MIB)
+    return system(plan, profile, device_tokens=device_tokens, disk=speed)
 
 
 def read_validation(path: str) -> str:

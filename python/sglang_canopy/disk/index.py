@@ -115,9 +115,7 @@ class PageIndex:
         self.children[row] = 0
         if parent != NO_ROW:
             self.children[parent] += 1
-        self.unit[row] = units[0]
-        if len(units) > 1:
-            self.more_units[row] = units[1:]
+        self.set_units(row, units)
         self.category[row] = self.conversation[row] = self.tenant[row] = NO_LABEL
         return row
 
@@ -161,6 +159,12 @@ class PageIndex:
 
     def units(self, row: int) -> tuple[int, ...]:
         return (self.unit[row], *self.more_units.get(row, ()))
+
+    def set_units(self, row: int, units: tuple[int, ...]) -> None:
+        """The page lies elsewhere from now on, in as many units."""
+        self.unit[row] = units[0]
+        if len(units) > 1:
+            self.more_units[row] = units[1:]
 
     def checksum(self, row: int) -> int:
         return (self.check_high[row] << 64) | self.check_low[row]

@@ -253,7 +253,5 @@ class Recovery:
             state.segments.read(content.extents(old, buffers))
             state.segments.write(content.extents(new, buffers))
             state.units.retire(old)
-            index.unit[row] = new[0]
-            if len(new) > 1:
-                index.more_units[row] = tuple(new[1:])
+            index.set_units(row, tuple(new))
             self._index_writer.mark_changed(row)

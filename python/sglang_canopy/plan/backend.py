@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_task
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_in_full
+from sglang_canopy.sim.system.result import SystemResult
 
 NAMES = ("local", "ray")
+
+Done = tuple[dict[str, Any], SystemResult]
+"""A simulation's metrics, and each request's."""
 
 
 class Backend(Protocol):
     """Runs tasks on one ``PlanInputs``."""
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]: ...
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]: ...
 
     def close(self) -> None: ...
 
@@ -44,9 +48,9 @@ class _Inline:
     def __init__(self, work: PlanInputs) -> None:
         self._work = work
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
         for at, task in enumerate(tasks):
-            yield at, run_task(self._work, task)
+            yield at, run_in_full(self._work, task)
 
     def close(self) -> None:
         self._work.forget()
@@ -65,7 +69,7 @@ class _Processes:
             max_workers=jobs, mp_context=multiprocessing.get_context("spawn")
         )
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
         try:
             futures = {
                 self._pool.submit(_in_process, self._path, task): at
@@ -102,9 +106,9 @@ class _Ray:
         if self._started:
             ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
         self._work = ray.put(work)
-        self._run = ray.remote(run_task)
+        self._run = ray.remote(run_in_full)
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
         waiting = {self._run.remote(self._work, task): at for at, task in enumerate(tasks)}
         while waiting:
             ready, _ = self._ray.wait(list(waiting), num_returns=1)
@@ -119,8 +123,8 @@ class _Ray:
 _loaded: dict[str, PlanInputs] = {}
 
 
-def _in_process(path: str, task: SimulationTask) -> dict[str, Any]:
+def _in_process(path: str, task: SimulationTask) -> Done:
     if path not in _loaded:
         with open(path, "rb") as file:
             _loaded[path] = pickle.load(file)  # written by the process that started this one
-    return run_task(_loaded[path], task)
+    return run_in_full(_loaded[path], task)

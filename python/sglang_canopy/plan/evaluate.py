@@ -13,7 +13,11 @@ from sglang_canopy.plan.cache import Cache, code_digest, digest, trace_digest
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import least_cost, row_of, system_of
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, simulated
+from sglang_canopy.sim.system.result import SystemResult
+
+REQUESTS_KEPT = 2_000_000
+"""Of the last simulations each request's figures are at hand, so many in all."""
 
 
 class Evaluator:
@@ -33,6 +37,8 @@ class Evaluator:
         self.simulated = 0
         self.from_cache = 0
         self._backend: Backend | None = None
+        self._results: dict[str, SystemResult] = {}
+        """The last ones, of each request."""
         profile = work.engine.profile.to_json()
         self.trace_hash = trace_digest(work.trace)
         self._context = digest([self.trace_hash, profile, code_digest()])
@@ -65,8 +71,11 @@ class Evaluator:
         tasks = [SimulationTask(*first[key], self._seed) for key in missing]
         self.from_cache += len(wanted) - len(tasks)
         if tasks:
-            for at, metrics in self._start().map(tasks):
+            for at, (metrics, result) in self._start().map(tasks):
                 self._cache.put(missing[at], metrics)
+                self._results[missing[at]] = result
+                while len(self._results) * result.requests > REQUESTS_KEPT:
+                    del self._results[next(iter(self._results))]
                 self.simulated += 1
         rows: list[Row] = []
         for key, (configuration, _) in zip(keys, wanted):
@@ -74,6 +83,14 @@ class Evaluator:
             assert kept is not None, "every missing row was simulated"
             rows.append(row_of(configuration, kept, self.work.prices, self._kv_bytes))
         return rows
+
+    def result(self, configuration: Configuration) -> SystemResult:
+        """Each request's figures, simulated again where that was long ago."""
+        key = self._key(configuration, 1.0)
+        if key not in self._results:
+            task = SimulationTask(configuration, seed=self._seed)
+            self._results[key] = simulated(self.work, task)[0]
+        return self._results[key]
 
     def known(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """What the search may know without simulating."""

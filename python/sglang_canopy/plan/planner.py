@@ -36,7 +36,7 @@ from sglang_canopy.plan.sizes import round_size, sizes
 from sglang_canopy.plan.space import TTL, Configuration, Space
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.uncertainty import Uncertainty, uncertainty_of
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, simulated
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.compact import CompactTrace
 
 CANDIDATES = 12
@@ -236,7 +236,7 @@ def make_plan(
                 found.stages["neighbours"] = len(seen) - len(rows)
                 found.rows, rows = seen, list(seen.values())
             say("how sure", len(rows), len(rows))
-            choice, sure = _sure(choice, rows, request, work)
+            choice, sure = _sure(choice, rows, request, evaluate)
             say("other loads", len(rows), len(rows))
             chosen = configuration_of(choice.row)
             others = evaluate.at_loads([(chosen, load) for load in request.loads])
@@ -296,15 +296,15 @@ def screens(request: PlanRequest, requests: int) -> bool:
 
 
 def _sure(
-    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, work: PlanInputs
+    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
 ) -> tuple[ChosenConfiguration, Uncertainty]:
     """The choice, or the next best that meets the limits surely enough; and how sure it is."""
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
     candidate = choice
     while True:
-        task = SimulationTask(configuration_of(candidate.row))
-        found = uncertainty_of(simulated(work, task)[0], request.constraints)
+        result = evaluate.result(configuration_of(candidate.row))
+        found = uncertainty_of(result, request.constraints)
         tried.append((candidate, found))
         enough = found.met is None or not choice.feasible or found.met >= request.confidence
         left = [row for row in left if row is not candidate.row]

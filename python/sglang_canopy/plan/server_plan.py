@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sglang_canopy.config.live_plan import live_name
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.plan.choice import configuration_of
@@ -14,7 +15,6 @@ from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.prices import GIB
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.worker import PlanInputs
-from sglang_canopy.policy.registry import live_names
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
 _ABOVE_PEAK = 1.1
@@ -106,8 +106,3 @@ def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSetting
             prefetch_timeout_base=None, prefetch_timeout_per_ki_token=None,
         )  # fmt: skip
     return replace(settings, hicache_storage_backend="mooncake" if shared else "canopy")
-
-
-def live_name(policy: str) -> str:
-    """The server's name of a simulated policy: SGLang keeps ``lru`` and others for its own code."""
-    return policy if policy in live_names() else f"canopy-{policy}"

@@ -89,6 +89,11 @@ def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTL
 
 def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
     """The metrics of one simulation."""
+    return run_in_full(work, task)[0]
+
+
+def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any], SystemResult]:
+    """The metrics of one simulation, and each request's."""
     result, table = simulated(work, task)
     metrics = metrics_of(result)
     if table is not None:
@@ -98,7 +103,7 @@ def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
             "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
             "requests": work.observed(task.load),
         }
-    return metrics
+    return metrics, result
 
 
 def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:

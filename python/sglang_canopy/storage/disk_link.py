@@ -45,7 +45,7 @@ class DiskLink:
 
     def request_arrived(self, epoch: float) -> None:
         """Report the uses since the last time, at most once in ``REPORT_INTERVAL_S``."""
-        self.active = getattr(self.attachment.backend, "pages", None) is PAGES
+        self.active = self._is_ours()
         self.attachment.epoch = epoch
         if self.active:
             self.retry.request_arrived()
@@ -66,14 +66,25 @@ class DiskLink:
         self.retry.clear()
 
     def capacity(self) -> tuple[int, float] | None:
-        store = self.attachment.backend.store if self.active else None
+        store = self.attachment.backend.store if self._is_ours() else None
         if store is None:
             return None
         return store.capacity_bytes, store.content.page_bytes / self.tree.page_size
 
+    def ttl(self) -> TTLTable | None:
+        store = self.attachment.backend.store if self._is_ours() else None
+        return None if store is None else store.ttl
+
     def set_ttl(self, table: TTLTable) -> None:
-        if self.active:
+        if self._is_ours():
             self.attachment.backend.set_ttl(table)
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        if self._is_ours():
+            self.attachment.backend.set_capacity(capacity_bytes)
+
+    def _is_ours(self) -> bool:
+        return getattr(self.attachment.backend, "pages", None) is PAGES
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Nodes above ``node`` that the disk tier never got, shallowest first.

@@ -38,6 +38,9 @@ HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 WARM_UP_TEXT = "The capital city of France is"
 """What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
 
+_FLUSHED = b"Cache flushed successfully!"
+"""``scheduler.py``, ``flush_cache``."""
+
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
 
 
@@ -70,6 +73,35 @@ def read_as_server(
     cut = partial(_server_blocks, block_tokens=block_tokens)
     yield from _read(source, _Reader(source, tolerance, cut, block_tokens))
     tolerance.report()
+
+
+def log_starts(path: Path | str) -> float:
+    """When the first event of a log was, in seconds since 1970: a request's ``time_s`` counts from
+    there. Times without a zone are this machine's. Raises ``CanopyError``."""
+    source = lines.existing(path)
+    for _, text in lines.read_lines(source):
+        begin = text.find(b'{"timestamp"')
+        if begin < 0 or b'"event": "request.' not in text:
+            continue
+        try:
+            stamp = lines.parse_object(text[begin:]).get("timestamp")
+            return datetime.datetime.fromisoformat(str(stamp)).timestamp()
+        except (lines.BadLine, ValueError):
+            continue
+    raise CanopyError(
+        f"{str(source)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
+    )
+
+
+def last_flush(path: Path | str) -> int:
+    """The line on which a scheduler last said that it had emptied its cache (``/flush_cache``, an
+    update of the weights); 0 where none did. Nothing runs then: later lines are of later requests.
+    Raises ``CanopyError``."""
+    found = 0
+    for line, text in lines.read_lines(lines.existing(path)):
+        if _FLUSHED in text and b'{"timestamp"' not in text:
+            found = line
+    return found
 
 
 def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:

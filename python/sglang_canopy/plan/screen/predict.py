@@ -64,7 +64,9 @@ class Predictor:
         rows: list[dict[str, Any]] = [{}] * len(configurations)
         for instances in sorted({c.instances for c in configurations}):
             at = [i for i, c in enumerate(configurations) if c.instances == instances]
-            step = max(64, _CELLS // max(len(self._prompts), 1))
+            # Each instance replays its own requests: a pass is as wide as memory allows, since its
+            # time hardly depends on the width.
+            step = max(64, _CELLS * instances // max(len(self._prompts), 1))
             for begin in range(0, len(at), step):
                 part = at[begin : begin + step]
                 found = self._some([configurations[i] for i in part], instances)
