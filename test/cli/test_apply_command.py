@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_canopy.cli.main import main
+from sglang_canopy.cli.validate import against_log
 from sglang_canopy.config.live_plan import part_of
 from sglang_canopy.config.plan_file import ServerPlan, read_plan, write_plan
 from sglang_canopy.config.server_settings import ServerSettings
@@ -228,8 +229,18 @@ def test_requests_from_before_the_plan_are_not_held_against_it(servers, tmp_path
     command = ["apply", str(path), "--url", servers[0].url, "--yes", "--after", "0", "--log",
                str(log), "--profile", "llama-3.1-8b-a100", "--device-tokens", "20000"]  # fmt: skip
     assert main(command) == 2
-    assert "no finished request yet" in capsys.readouterr().err
+    assert "only 0 of 40 requests" in capsys.readouterr().err
     assert read_plan(path).radix_eviction == servers[0].now()["radix_eviction"]
+
+
+def test_what_came_before_fills_the_simulations_cache_too(tmp_path) -> None:
+    """The last twenty requests of forty: each finds what the first two left."""
+    began = time.time()
+    log = log_of(tmp_path / "server.log", began, 0.9985)
+    plan = ServerPlan(radix_eviction="canopy-lru", server=ServerSettings(max_total_tokens=20_000))
+    found = against_log(str(log), plan, "llama-3.1-8b-a100", began + 19.5)
+    assert found.requests == 20
+    assert abs(found.error("token_hit_ratio")) < 0.002
 
 
 def test_limits_are_the_papers_or_a_flag() -> None:

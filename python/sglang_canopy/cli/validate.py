@@ -11,7 +11,7 @@ from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.plan.limits import LIMITS, parse_limits
 from sglang_canopy.plan.prices import MIB
-from sglang_canopy.plan.validate import HITS, METRICS, Validation, recalibrate, validate
+from sglang_canopy.plan.validate import HITS, METRICS, WARM_UP, Validation, recalibrate, validate
 from sglang_canopy.plan.validate import system_of_plan as system
 from sglang_canopy.plan.watch import WEEK_S, Slot, cut
 from sglang_canopy.report.plan_html import write_private
@@ -98,8 +98,12 @@ def against_log(
     config = _system(plan, loaded, device_tokens, disk_mib_s)
     begin = log_starts(log)
     source = _requests(log, plan)
-    trace = cut((r for r in source if begin + r.time_s >= since), Slot(WEEK_S / 3600))
-    return validate(CompactTrace(trace), read_served(log), config, loaded)
+    trace = cut(source, Slot(WEEK_S / 3600))
+    lines = {r.line: begin + r.time_s for r in read_as_server(log, block_tokens=_block(plan))}
+    after = sum(lines[r.line] >= since for r in trace)
+    # What came before fills the simulation's cache, as it did the server's.
+    first = max(1 - after / len(trace), WARM_UP)
+    return validate(CompactTrace(trace), read_served(log), config, loaded, part=(first, 1.0))
 
 
 def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
