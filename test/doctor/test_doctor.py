@@ -223,6 +223,20 @@ def test_folders(tmp_path) -> None:
     assert "chmod 700" in note.text
 
 
+def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
+    from sglang.srt.mem_cache import host_memory
+
+    available = 24 * 2**30
+    monkeypatch.setattr(host_memory, "available_host_memory_bytes", lambda **_: available)
+    assert machine.host_memory(0) == machine.host_memory(13e9) == []
+    (fault,) = machine.host_memory(16e9)
+    assert fault.kind == FAULT
+    assert "16.0 GB" in fault.text
+    available = 9 * 2**30
+    (fault,) = machine.host_memory(0)
+    assert "none is left" in fault.text
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_to(tmp_path) -> None:
     tmp_path.chmod(0o500)

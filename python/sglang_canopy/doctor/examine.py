@@ -79,8 +79,10 @@ def _says(one: Finding, other: Finding) -> bool:
 
 
 def _places(given: argparse.Namespace) -> list[Finding]:
-    """Ports and folders that this server would use."""
+    """Ports, memory and folders that this server would use."""
     found = machine.port(given.host, given.port)
+    if given.enable_hierarchical_cache:
+        found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
     if "disk" in command_line.parts_of(given):
         from sglang_canopy.server.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
