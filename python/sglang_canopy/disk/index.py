@@ -247,7 +247,8 @@ class PageIndex:
 
     def _grow(self, capacity: int) -> None:
         for name, old in self.array.items():
-            new: Any = np.zeros(capacity, old.dtype)
+            # A row that was never used has no label, as one that is free again.
+            new: Any = np.full(capacity, NO_LABEL if name == "category" else 0, old.dtype)
             new[: len(old)] = old
             self.array[name] = new
             setattr(self, name, memoryview(new))
