@@ -106,6 +106,7 @@ def one_rank(rank: int, meet: str, folder: str, out) -> None:
     except BaseException as error:  # the other rank would be waited for
         out.put((rank, repr(error)))
         raise
+    dist.barrier()  # neither leaves while the other still talks to it
     dist.destroy_process_group()
 
 
