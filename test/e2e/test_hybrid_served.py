@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.hybrid_models import ANSWER, build, conversations
+from support.hybrid_models import ANSWER, build, by_turn, conversations
 from support.small_models import VOCABULARY
 
 KV_TOKENS = 700
@@ -21,7 +21,7 @@ HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 
 def said(client: Any) -> tuple[list[list[int]], int, int]:
     """The answers to every prompt, twice; the tokens found of them, and those found on the host."""
-    answers = [client.generate(ids, ANSWER) for _ in range(2) for ids in conversations()]
+    answers = [client.generate(ids, ANSWER) for ids in conversations() + by_turn()]
     meta = [answer["meta_info"] for answer in answers]
     return (
         [answer["output_ids"] for answer in answers],
@@ -50,7 +50,5 @@ def test_hybrid_models_answer_as_with_sglangs_policy(kind, server, smollm2, tmp_
     assert answers["host"] == answers["lru"]
     assert all(rank["tiers"]["device"]["evicted_tokens"]["capacity"] > 0 for rank in ranks.values())
     assert found["wa"] >= 0.9 * found["lru"] > 0
-    assert found["host"] >= found["wa"]
-    if kind == "windows":  # of states all that these prompts can find is still on the device
-        assert found["host"] > found["wa"]
-        assert from_host["host"] > 0
+    assert found["host"] > found["wa"]
+    assert from_host["host"] > 0

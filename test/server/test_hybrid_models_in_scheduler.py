@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hybrid_models import ANSWER, agrees, build, conversations, greedy
+from support.hybrid_models import ANSWER, agrees, build, by_turn, conversations, greedy
 
 TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 900
@@ -34,8 +34,9 @@ KINDS_OF = {"windows": ["FULL", "SWA"], "states": ["FULL", "MAMBA"]}
 @pytest.mark.parametrize("kind", KINDS_OF)
 def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm2, tmp_path):
     model = build(kind, tmp_path / kind, smollm2)
-    expected = [greedy(model, prompt, ANSWER) for prompt in conversations()]
-    cached = {}
+    together = [greedy(model, prompt, ANSWER) for prompt in conversations()]
+    expected = together + [together[conversations().index(prompt)] for prompt in by_turn()]
+    cached, from_host = {}, {}
     for policy in (*OURS, "lru"):
         worker = [sys.executable, "-m", "support.hybrid_worker", str(tmp_path / kind), "700"]
         done = subprocess.run(
@@ -52,7 +53,8 @@ def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm
         assert found["components"] == KINDS_OF[kind]
         assert (found["core"] == "CanopyTreeCore") == (policy in OURS)
         assert agrees(found["answers"], expected), policy
-        assert agrees(found["together"], expected), policy
-        cached[policy] = sum(found["cached"])
-    assert cached["host"] >= cached["wa"] > 0
+        assert agrees(found["together"], together), policy
+        cached[policy], from_host[policy] = sum(found["cached"]), sum(found["host"])
+    assert cached["host"] > cached["wa"] > 0
+    assert from_host["host"] > 0 == from_host["wa"]
     assert cached["wa"] >= 0.9 * cached["lru"], cached

@@ -94,13 +94,22 @@ def agrees(answers: list[list[int]], expected: list[list[int]]) -> bool:
     return same and whole >= 0.8 * len(answers)
 
 
+TURNS = 3
+
+
+def by_turn() -> list[list[int]]:
+    """The same prompts, each turn of all conversations before the next: what one finds was left
+    long before, and has left a small device."""
+    return [prompt for turn in range(TURNS) for prompt in conversations()[turn::TURNS]]
+
+
 def conversations() -> list[list[int]]:
     """Prompts that share beginnings, and grow; as many as the pools hold several times over."""
     prompts = []
     shared = [token % VOCABULARY for token in token_ids(150, seed=1)]
     for seed in range(2, 8):
         prompt = shared + [token % VOCABULARY for token in token_ids(60, seed)]
-        for turn in range(3):
+        for turn in range(TURNS):
             prompts.append(list(prompt))
             prompt += [token % VOCABULARY for token in token_ids(40, seed=100 * seed + turn)]
     return prompts

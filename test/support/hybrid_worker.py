@@ -2,8 +2,8 @@
 
     cd test && python -m support.hybrid_worker MODEL KV_TOKENS ARGUMENT...
 
-Prints one JSON object: the answers to ``conversations()`` one after another and all at once, and what
-was found of each prompt.
+Prints one JSON object: the answers to ``conversations()`` and ``by_turn()`` one after another and to
+the first all at once, and what was found of each prompt, on the host as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from support.hybrid_models import ANSWER, conversations
+from support.hybrid_models import ANSWER, by_turn, conversations
 from support.scheduler_worker import InProcess
 
 
@@ -22,12 +22,13 @@ def main() -> None:
 
     engine = InProcess(Path(sys.argv[1]), sys.argv[3:], int(sys.argv[2]))
     cache = engine.scheduler.tree_cache
-    found: dict[str, object] = {"answers": [], "cached": []}
+    found: dict[str, object] = {"answers": [], "cached": [], "host": []}
     with torch.no_grad():
-        for number, ids in enumerate(conversations()):
+        for number, ids in enumerate(conversations() + by_turn()):
             engine.serve([req := engine.feed(ids, ANSWER, at=float(number))])
             found["answers"].append(list(req.output_ids))  # type: ignore[attr-defined]
             found["cached"].append(req.cached_tokens)  # type: ignore[attr-defined]
+            found["host"].append(req.cached_tokens_host)  # type: ignore[attr-defined]
             cache.sanity_check()
         together = [engine.feed(ids, ANSWER, at=100.0) for ids in conversations()]
         engine.serve(together)

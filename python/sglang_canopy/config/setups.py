@@ -101,10 +101,6 @@ _RECEIVED = _cache("server/test_requests_received.py::test_a_grpc_client_cannot_
 _SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
 
 _NGRAM = _served("test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers")
-_HYBRID_HOST = _cache(
-    "server/test_hybrid_models_in_scheduler.py::"
-    "test_answers_are_transformers_with_sglangs_policy_and_with_ours"
-)
 _HYBRID = _served("test_hybrid_served.py::test_hybrid_models_answer_as_with_sglangs_policy")
 
 SETUPS = (
@@ -155,7 +151,7 @@ SETUPS = (
         "`--pp-size`",
         "pp_size",
         2,
-        _cache("server/test_receiving_ranks.py::test_stages_of_a_pipeline_decide_alike"),
+        _served("test_parallel_served.py::test_answers_are_those_of_sglangs_policy"),
         disk=_cache(
             "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
         ),
@@ -163,7 +159,7 @@ SETUPS = (
     ),
     Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
     Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID, _HYBRID),
-    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID, _HYBRID_HOST),
+    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID, _HYBRID),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
     Setup(
         "images in prompts",
