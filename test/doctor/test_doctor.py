@@ -225,8 +225,10 @@ def test_folders(tmp_path) -> None:
 
 def test_a_host_tier_that_memory_has_no_room_for(monkeypatch) -> None:
     from sglang.srt.mem_cache import host_memory
+    from sglang.srt.mem_cache.pool_host import base
 
     available = 24 * 2**30
+    monkeypatch.setattr(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", 10 * 2**30)
     monkeypatch.setattr(host_memory, "available_host_memory_bytes", lambda **_: available)
     assert machine.host_memory(0) == machine.host_memory(13e9) == []
     (fault,) = machine.host_memory(16e9)
