@@ -81,7 +81,7 @@ def _says(one: Finding, other: Finding) -> bool:
 def _places(given: argparse.Namespace) -> list[Finding]:
     """Ports, memory and folders that this server would use."""
     found = machine.port(given.host, given.port)
-    if given.enable_hierarchical_cache:
+    if given.enable_hierarchical_cache and given.device != "cpu":  # there Canopy asks for less
         found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
     if "disk" in command_line.parts_of(given):
         from sglang_canopy.server.flags import given_extra
