@@ -97,10 +97,16 @@ def against_log(
     loaded = load_profile(profile)
     config = _system(plan, loaded, device_tokens, disk_mib_s)
     begin = log_starts(log)
-    source = _requests(log, plan)
-    trace = cut(source, Slot(WEEK_S / 3600))
-    lines = {r.line: begin + r.time_s for r in read_as_server(log, block_tokens=_block(plan))}
-    after = sum(lines[r.line] >= since for r in trace)
+    later: set[int] = set()  # lines of what came since then; ``cut`` counts time anew
+
+    def noted() -> Iterator[TraceRequest]:
+        for request in _requests(log, plan):
+            if begin + request.time_s >= since:
+                later.add(request.line)
+            yield request
+
+    trace = cut(noted(), Slot(WEEK_S / 3600))
+    after = sum(request.line in later for request in trace)
     # What came before fills the simulation's cache, as it did the server's.
     first = max(1 - after / len(trace), WARM_UP)
     return validate(CompactTrace(trace), read_served(log), config, loaded, part=(first, 1.0))
