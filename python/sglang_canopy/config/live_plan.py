@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.config.plan_file import VERSION, ServerPlan
-from sglang_canopy.config.policy_change import PolicyChange, change_of
-from sglang_canopy.config.tiers import TREE_KEYS, PolicyChoice
+from sglang_canopy.config.policy_change import MADE_AT_START, PolicyChange, change_of
+from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 
@@ -67,7 +67,7 @@ def policies_in_plan(device: PolicyChoice, host: PolicyChoice | None) -> dict[st
     tiers = {"radix": device} if host is None else {"radix": device, "host": host}
     for tier, choice in tiers.items():
         found[f"{tier}_eviction"] = live_name(choice.name)
-        config = {k: v for k, v in choice.config.items() if k not in (*TREE_KEYS, "profile")}
+        config = {k: v for k, v in choice.config.items() if k not in MADE_AT_START}
         if config:
             found[f"{tier}_eviction_config"] = config
     return found

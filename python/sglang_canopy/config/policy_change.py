@@ -11,6 +11,8 @@ from sglang_canopy.config.tiers import TREE_KEYS, PolicyChoice
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, make_policy
 
+MADE_AT_START = (*TREE_KEYS, "profile")
+"""Options of a policy that need a new start."""
 KEY = "canopy_policy:"
 """How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
 MAX_BYTES = 16384
@@ -74,7 +76,7 @@ def _choice(tier: str, body: Mapping[str, Any]) -> PolicyChoice:
         raise CanopyError(f"{tier} must be one of {', '.join(live_names())}, got {name!r:.60}")
     if not isinstance(config, Mapping):
         raise CanopyError(f"{tier}_config must be a JSON object, got {config!r:.60}")
-    for key in (*TREE_KEYS, "profile"):
+    for key in MADE_AT_START:
         if key in config:
             raise CanopyError(f"{tier}_config: key {key!r} cannot change while a server runs")
     policy = make_policy(name, config)

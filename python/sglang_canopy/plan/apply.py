@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_canopy.config.live_plan import POLICIES, live_name, part_of
 from sglang_canopy.config.plan_file import ServerPlan
-from sglang_canopy.config.tiers import TREE_KEYS
+from sglang_canopy.config.policy_change import MADE_AT_START
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.ttl.table import TTLTable
@@ -89,9 +89,7 @@ def difference(plan: ServerPlan, answer: Mapping[str, Any]) -> Difference:
         raise CanopyError(f"the server's /canopy/plan is not understood ({error!r:.80})") from None
     change: dict[str, Any] = {}
     restart: list[str] = []
-    device = {
-        k: v for k, v in plan.radix_eviction_config.items() if k not in (*TREE_KEYS, "profile")
-    }
+    device = {k: v for k, v in plan.radix_eviction_config.items() if k not in MADE_AT_START}
     for key, value in plan.radix_eviction_config.items():
         have = fixed.get("radix_eviction_config", {}).get(key)
         if key not in device and have != value:

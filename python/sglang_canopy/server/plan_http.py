@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang_canopy.config.live_plan import CHANGEABLE, MAX_BYTES, live_name, message, part_of
 from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.policy_change import MADE_AT_START
 from sglang_canopy.config.server_settings import ServerSettings
-from sglang_canopy.config.tiers import TREE_KEYS
 from sglang_canopy.request import access
 from sglang_canopy.server.flags import BACKEND, DYNAMIC_BACKEND, given_extra
 from sglang_canopy.telemetry import status_file
@@ -76,9 +76,7 @@ def fixed(server_args: Any) -> dict[str, Any]:
         if extra.get("path"):
             found["disk_path"] = extra["path"]
     given = server_args.radix_eviction_policy_config or {}
-    found["radix_eviction_config"] = {
-        k: v for k, v in given.items() if k in (*TREE_KEYS, "profile")
-    }
+    found["radix_eviction_config"] = {k: v for k, v in given.items() if k in MADE_AT_START}
     return found
 
 
