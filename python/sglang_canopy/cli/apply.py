@@ -88,9 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _apply(args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
-    servers = [Server(url, args.api_key) for url in worker_urls(args.url, "--url")]
-    if len(servers) > MAX_SERVERS:
-        raise CanopyError(f"--url must name at most {MAX_SERVERS} servers, got {len(servers)}")
+    servers = [Server(url, args.api_key) for url in worker_urls(args.url, "--url", MAX_SERVERS)]
     changes, restart = [], False
     for server in servers:
         answer = server.ask()
