@@ -121,13 +121,12 @@ def stamp(
         logger.warning("canopy: %s", warning)
     said = metadata_fields(body, _CHECKS) if owner.IN_METADATA in carriers else {}
     if isinstance(params, list):
-        for one, wanted in zip(params, _wanted(obj, body, len(params)), strict=True):
+        for one, found in zip(params, _retained(obj, body, retention, len(params)), strict=True):
             if isinstance(one, dict):
                 custom = _with(one.get("custom_params"), said)
-                found = _retained(wanted, retention)
                 one["custom_params"] = _stamped(custom, inferred, found, headers)
     elif isinstance(params, dict):
-        found = _retained(_wanted(obj, body, 1)[0], retention) | _identity(obj, body, headers)
+        found = _retained(obj, body, retention, 1)[0] | _identity(obj, body, headers)
         custom = _with(params.get("custom_params"), said)
         params["custom_params"] = _stamped(custom, inferred, found, headers)
 
@@ -140,27 +139,28 @@ def _with(custom: Any, said: dict[str, Any]) -> Any:
     return {**said, **custom} if said and isinstance(custom, Mapping) else custom or said or None
 
 
-def _wanted(obj: Any, body: Mapping[str, Any], requests: int) -> list[Mapping[str, Any]]:
-    """The body with what a call without one says as well, once for each request of a batch: of a list
-    of envelopes each has its own."""
-    if not retention_sources:
-        return [body] * requests
-    own = {name: getattr(obj, name, None) for name in ("priority", "kv_hints")}
-    said = {**{name: value for name, value in own.items() if value is not None}, **body}
-    hints = said.get("kv_hints")
-    each = hints if isinstance(hints, list) and len(hints) == requests else [hints] * requests
-    return [{**said, "kv_hints": _plain(one)} for one in each]
+def _retained(
+    obj: Any, body: Mapping[str, Any], retention: Sequence[Retention], requests: int
+) -> list[dict[str, Any]]:
+    """Which parts of its path each request of a batch asks to keep, as fields of its stamp: by the
+    body, by what a call without one says as well, and of a list of envelopes each by its own."""
+    bodies: list[Mapping[str, Any]] = [body]
+    if retention_sources:
+        own = {name: getattr(obj, name, None) for name in ("priority", "kv_hints")}
+        said = {**{name: value for name, value in own.items() if value is not None}, **body}
+        hints = said.get("kv_hints")
+        each = hints if isinstance(hints, list) and len(hints) == requests else [hints]
+        bodies = [{**said, "kv_hints": _plain(one)} for one in each]
+    found = []
+    for one in bodies:
+        wishes = ranges.to_wire([*asked(retention_sources, one), *retention][:MAX_RANGES])
+        found.append({"retain": wishes} if wishes else {})
+    return found if len(found) == requests else found * requests
 
 
 def _plain(envelope: Any) -> Any:
     """An envelope as JSON has it; SGLang has a class for it."""
     return msgspec.to_builtins(envelope) if isinstance(envelope, msgspec.Struct) else envelope
-
-
-def _retained(body: Mapping[str, Any], retention: Sequence[Retention]) -> dict[str, Any]:
-    """Which parts of its path a request asks to keep, as a field of its stamp."""
-    wishes = ranges.to_wire([*asked(retention_sources, body), *retention][:MAX_RANGES])
-    return {"retain": wishes} if wishes else {}
 
 
 def _identity(
