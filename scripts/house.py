@@ -29,10 +29,11 @@ ROOMS: dict[str, set[str]] = {
     "request": set(),
     "trace": set(),
     "latency": set(),
+    "compiled": set(),
     "sim": {"admission", "latency", "policy", "reuse", "schedule", "trace", "ttl"},
     "characterize": {"policy", "reuse", "sim", "trace"},
     "advise": {"characterize", "policy", "sim", "trace"},
-    "plan": {"config", "policy", "sim", "trace", "ttl"},
+    "plan": {"compiled", "config", "policy", "sim", "trace", "ttl"},
     "report": {"advise", "characterize", "plan", "sim"},
     "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
@@ -50,8 +51,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {
-        *("advise", "characterize", "chunk", "config", "doctor", "latency", "plan", "policy"),
-        *("profiling", "report", "request", "sim", "telemetry", "trace", "ttl"),
+        *("advise", "characterize", "chunk", "compiled", "config", "doctor", "latency", "plan"),
+        *("policy", "profiling", "report", "request", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
 }
@@ -59,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("advise", "admission", "config", "latency", "request", "schedule", "whatif"),
+    *("advise", "admission", "compiled", "config", "latency", "request", "schedule", "whatif"),
 )
 """Rooms that need neither torch nor sglang."""
 

@@ -124,7 +124,8 @@ def make_trace(args: argparse.Namespace) -> Path:
     """The synthetic trace that is served and simulated."""
     path, drawn = args.out / "trace.jsonl", args.out / "drawn.jsonl"
     if not path.exists():
-        given = ["--preset", "small", "--seconds", "120", "--rate", "2", "--seed", "1"]
+        seconds = str(max(120, args.num_prompts))  # two a second: twice as many as are served
+        given = ["--preset", "small", "--seconds", seconds, "--rate", "2", "--seed", "1"]
         if canopy(["synth", *given, "-o", str(drawn)]) != 0:
             raise SystemExit(2)
         with drawn.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as short:

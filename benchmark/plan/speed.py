@@ -5,7 +5,8 @@
 
 Synthetic chat (``canopy synth --preset trace-a``), four instances with host memory and a shared
 disk. A trace of n requests lasts n / 5.6 s: longer, not denser. CPU seconds of one process, and its
-peak memory; reading and preparing the trace are counted apart.
+peak memory; reading and preparing the trace are counted apart. After ``canopy compile`` it measures
+the compiled simulator; ``CANOPY_COMPILED=off`` the one in Python.
 """
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import PRESETS
+from sglang_canopy.compiled.finder import use
+
+COMPILED = use()  # before anything is imported that simulates
+
+from sglang_canopy.sim.compact import CompactTrace  # noqa: E402
+from sglang_canopy.sim.system import (  # noqa: E402
+    SystemConfig,
+    TierSpec,
+    Workload,
+    load_profile,
+    simulate_system,
+)
+from sglang_canopy.trace.record import TraceRequest  # noqa: E402
+from sglang_canopy.trace.synth import synthesise  # noqa: E402
+from sglang_canopy.trace.synth_presets import PRESETS  # noqa: E402
 
 RATE = 40_000 / 7200
 KV = "llama-3.1-8b-a100"

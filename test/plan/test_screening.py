@@ -23,7 +23,7 @@ from sglang_canopy.plan.screen.confirm import confirm
 from sglang_canopy.plan.screen.hits import Paths, found_blocks, paths_of
 from sglang_canopy.plan.screen.predict import Predictor, can_predict
 from sglang_canopy.plan.screen.search import candidates
-from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.space import Configuration, Space
 from sglang_canopy.plan.system import Engine
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.compact import CompactTrace
@@ -260,3 +260,19 @@ def test_what_cannot_be_predicted_is_refused_where_it_was_asked_for(tmp_path, ca
     assert main([*wanted, "--host-policy", "wa"]) == 2
     assert "--screening on predicts LRU" in capsys.readouterr().err
     assert main([*wanted, "--slo", "mean_e2e<3s"]) == 2
+
+
+def test_processes_predict_the_rows_of_this_one():
+    work = PlanInputs(
+        chat("trace-a", 30.0), Engine(PROFILE, 15_000, "prefix-aware"), load_prices("aws-us-east-1")
+    )
+    space = Space(
+        dram_gib=(0.0, 1.0, 4.0), disk_gib=(0.0, 8.0), disks=("gp3",), instances=(1, 2),
+        page_sizes=(1, 64), prefetch_policies=("timeout", "wait_complete"),
+    )  # fmt: skip
+    some = [c for c in space.grid() if can_predict(c)]
+    here = Predictor(work)(some)
+    with Evaluator(work, jobs=2) as evaluate:
+        there = Predictor(work, evaluate, 2)(some)
+    assert here == there
+    assert len({row["mean_ttft_s"] for row in here}) > 5

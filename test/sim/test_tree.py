@@ -134,7 +134,7 @@ def test_overlapping_requests_keep_their_paths_until_they_end():
         request.label = tree.policy.arrive(request)
         found, hit = tree.match(request.path)
         tree.lock(found)
-        leaf = tree.insert(request, found, hit)
+        leaf = tree.insert(request.path, found, hit)
         tree.lock(leaf)
         tree.unlock(found)
         tree.verify()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from sglang_canopy import __version__
+from sglang_canopy.compiled.finder import use as use_compiled
 from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
@@ -16,6 +17,7 @@ COMMANDS = {
     "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "simulate": "hit ratios of policies at several capacities on a trace, without a server",
     "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
+    "compile": "make plan, simulate-system and validate about twice as fast",
     "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "how a trace reuses KV, and which policy suits it",
     "plan": "how much DRAM and disk a workload should get, at what price",
@@ -33,6 +35,8 @@ COMMANDS = {
 }
 
 
+SIMULATES = ("plan", "simulate-system", "validate", "apply")
+"""Commands that take the compiled simulator where there is one."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments are another program's, options too."""
 
@@ -55,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
+            if name in SIMULATES:
+                use_compiled()
             module = importlib.import_module(f"sglang_canopy.cli.{name.replace('-', '_')}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)

@@ -1,6 +1,7 @@
 """Where simulations run: in this process, on all cores, or on a Ray cluster.
 
-A backend has ``map(tasks)``, which yields ``(index, result)`` as they come, and ``close()``.
+A backend has ``map(run, items)``, which yields ``(index, run(work, item))`` as they come, and
+``close()``. ``run`` is a function of a module, so that another process finds it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,28 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
+from sglang_canopy.compiled.finder import use as use_compiled
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_in_full
-from sglang_canopy.sim.system.result import SystemResult
+from sglang_canopy.plan.worker import PlanInputs
 
 NAMES = ("local", "ray")
 
-Done = tuple[dict[str, Any], SystemResult]
-"""A simulation's metrics, and each request's."""
+Item = TypeVar("Item")
+Done = TypeVar("Done")
 
 
 class Backend(Protocol):
-    """Runs tasks on one ``PlanInputs``."""
+    """Runs functions on one ``PlanInputs``."""
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]: ...
+    def map(
+        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]: ...
 
     def close(self) -> None: ...
 
@@ -41,16 +44,20 @@ def make_backend(name: str, work: PlanInputs, jobs: int) -> Backend:
         raise CanopyError(f"--jobs must be 1 or more, got {jobs}")
     if name == "ray":
         return _Ray(work)
-    return _Inline(work) if jobs == 1 else _Processes(work, jobs)
+    return Inline(work) if jobs == 1 else _Processes(work, jobs)
 
 
-class _Inline:
+class Inline:
+    """In this process."""
+
     def __init__(self, work: PlanInputs) -> None:
         self._work = work
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
-        for at, task in enumerate(tasks):
-            yield at, run_in_full(self._work, task)
+    def map(
+        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]:
+        for at, item in enumerate(items):
+            yield at, run(self._work, item)
 
     def close(self) -> None:
         self._work.forget()
@@ -66,14 +73,18 @@ class _Processes:
             pickle.dump(work, file, protocol=pickle.HIGHEST_PROTOCOL)
         self._path = str(path)
         self._pool = ProcessPoolExecutor(
-            max_workers=jobs, mp_context=multiprocessing.get_context("spawn")
+            max_workers=jobs,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=use_compiled,
         )
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
+    def map(
+        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]:
         try:
             futures = {
-                self._pool.submit(_in_process, self._path, task): at
-                for at, task in enumerate(tasks)
+                self._pool.submit(_in_process, self._path, run, item): at
+                for at, item in enumerate(items)
             }
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -106,10 +117,12 @@ class _Ray:
         if self._started:
             ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
         self._work = ray.put(work)
-        self._run = ray.remote(run_in_full)
 
-    def map(self, tasks: Sequence[SimulationTask]) -> Iterator[tuple[int, Done]]:
-        waiting = {self._run.remote(self._work, task): at for at, task in enumerate(tasks)}
+    def map(
+        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]:
+        remote = self._ray.remote(run)
+        waiting = {remote.remote(self._work, item): at for at, item in enumerate(items)}
         while waiting:
             ready, _ = self._ray.wait(list(waiting), num_returns=1)
             for done in ready:
@@ -123,8 +136,8 @@ class _Ray:
 _loaded: dict[str, PlanInputs] = {}
 
 
-def _in_process(path: str, task: SimulationTask) -> Done:
+def _in_process(path: str, run: Callable[[PlanInputs, Item], Done], item: Item) -> Done:
     if path not in _loaded:
         with open(path, "rb") as file:
             _loaded[path] = pickle.load(file)  # written by the process that started this one
-    return run_in_full(_loaded[path], task)
+    return run(_loaded[path], item)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sglang_canopy.plan.backend import Backend, make_backend
+from sglang_canopy.plan.backend import Backend, Done, Item, make_backend
 from sglang_canopy.plan.cache import Cache, code_digest, digest, trace_digest
 from sglang_canopy.plan.objective import Row
 from sglang_canopy.plan.space import GROUP, Configuration
 from sglang_canopy.plan.system import least_cost, row_of, system_of
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, simulated
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_in_full, simulated
 from sglang_canopy.sim.system.result import SystemResult
 
 REQUESTS_KEPT = 2_000_000
@@ -71,7 +71,7 @@ class Evaluator:
         tasks = [SimulationTask(*first[key], self._seed) for key in missing]
         self.from_cache += len(wanted) - len(tasks)
         if tasks:
-            for at, (metrics, result) in self._start().map(tasks):
+            for at, (metrics, result) in self.map(run_in_full, tasks):
                 self._cache.put(missing[at], metrics)
                 self._results[missing[at]] = result
                 while len(self._results) * result.requests > REQUESTS_KEPT:
@@ -83,6 +83,12 @@ class Evaluator:
             assert kept is not None, "every missing row was simulated"
             rows.append(row_of(configuration, kept, self.work.prices, self._kv_bytes))
         return rows
+
+    def map(
+        self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]:
+        """``(index, run(work, item))`` as they come, on the processes that simulate."""
+        return self._start().map(run, items)
 
     def result(self, configuration: Configuration) -> SystemResult:
         """Each request's figures, simulated again where that was long ago."""

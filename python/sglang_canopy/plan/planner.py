@@ -195,15 +195,17 @@ def make_plan(
     most = grid_size if request.grid else request.options.evaluations
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
         say = progress or (lambda stage, done, most: None)
-        say("baseline", 0, most)
-        baseline = evaluate([baseline_of(request, space, footprint_gib)])[0]
-        if screens(request, len(work.trace)):
+        fixed = baseline_of(request, space, footprint_gib)
+        screened = screens(request, len(work.trace))
+        say("predictions" if screened else "baseline", 0, most)
+        baseline = None if screened else evaluate([fixed])[0]
+        if screened:
             found, _ = screened_search(
                 space,
                 Wish(request.constraints, request.minimise),
-                Predictor(work),
+                Predictor(work, evaluate, jobs),
                 evaluate,
-                [baseline],
+                [fixed],
                 lambda stage, done: say(stage, done, most),
             )
         elif request.grid:
@@ -218,6 +220,7 @@ def make_plan(
                 options=request.options,
                 progress=lambda stage, done: say(stage, done, most),
             )
+        baseline = baseline or evaluate([fixed])[0]  # with screening simulated with the first
         rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
         choice = choose(rows, request.constraints, request.minimise)
         neighbours: list[Rejected] = []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from sglang_canopy.plan.groups import group_table, observe
 from sglang_canopy.plan.prices import GIB, Prices
@@ -18,6 +18,8 @@ from sglang_canopy.sim.system.workload import Workload
 from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 from sglang_canopy.ttl.window import WindowSnapshot
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class PlanInputs:
     _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
+    _kept: dict[str, Any] = field(default_factory=dict)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
         """The group TTLs for so much disk, all instances together."""
@@ -71,11 +74,18 @@ class PlanInputs:
             self._served[load] = Workload(at_load(self.trace, load))
         return self._served[load]
 
+    def kept(self, name: str, make: Callable[[PlanInputs], Kept]) -> Kept:
+        """What ``make`` made of this, once in each process."""
+        if name not in self._kept:
+            self._kept[name] = make(self)
+        return cast(Kept, self._kept[name])
+
     def forget(self) -> None:
         """Free what was made of the trace."""
         self._windows.clear()
         self._tables.clear()
         self._served.clear()
+        self._kept.clear()
 
 
 def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:

@@ -112,7 +112,7 @@ class RadixTree:
         """Cache the whole path of a request that has ended, of which ``match`` found ``hit`` blocks
         down to ``node``, and mark it as used."""
         self.lock(node)
-        leaf = self.insert(request, node, hit)
+        leaf = self.insert(request.path, node, hit)
         self.stamp(request, leaf)
         # ``insert`` moved on from ``node``: it has a child now, or it is ``leaf``.
         node.locks -= 1
@@ -142,13 +142,12 @@ class RadixTree:
         if not node.locks and not node.children and node is not self.root:
             self.policy.admit(node, self.now)
 
-    def insert(self, request: Request, node: Node, hit: int) -> Node:
-        """Add the rest of the path below ``node`` (locked), evicting for it.
+    def insert(self, path: Sequence[int], node: Node, hit: int) -> Node:
+        """Add the rest of ``path`` below ``node`` (locked), evicting for it.
 
         Returns the path's last node, not yet stamped or admitted. Where the path does not
         fit, its head is kept and its tail is not cached.
         """
-        path = request.path
         missing = len(path) - hit
         if missing <= 0:
             return node

@@ -115,20 +115,16 @@ def router_of(*requests: int) -> Router:
     return Router("prefix-aware", [SimpleNamespace(requests=n) for n in requests], 0)  # type: ignore[arg-type]
 
 
-def asking(path) -> SimpleNamespace:
-    return SimpleNamespace(request=SimpleNamespace(path=tuple(path)))
-
-
 def test_prefix_aware_routing_follows_what_was_sent_where_as_sglangs_router():
     # sglang-router 0.3.2 before two servers: prompts that share nothing go where the fewest
     # requests are, to the first of several; a third of a prompt is enough to follow it.
     router = router_of(0, 0)
-    assert [router.choose(asking(range(i * 10, i * 10 + 10))) for i in range(1, 5)] == [0] * 4
+    assert [router.choose(range(i * 10, i * 10 + 10)) for i in range(1, 5)] == [0] * 4
     loads = router._instances
     loads[0].requests = 1
-    assert router.choose(asking(range(100, 110))) == 1
-    assert router.choose(asking([*range(10, 14), *range(200, 206)])) == 0
-    assert router.choose(asking([*range(20, 23), *range(300, 307)])) == 1
+    assert router.choose(range(100, 110)) == 1
+    assert router.choose([*range(10, 14), *range(200, 206)]) == 0
+    assert router.choose([*range(20, 23), *range(300, 307)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -138,9 +134,9 @@ def test_prefix_aware_routing_follows_what_was_sent_where_as_sglangs_router():
 def test_prefix_aware_routing_spills_where_sglangs_router_does(here, there, chosen):
     # The 66th request for one prefix, none of them answered, was the first to go elsewhere there.
     router = router_of(0, 0)
-    assert router.choose(asking(range(10))) == 0
+    assert router.choose(range(10)) == 0
     router._instances[0].requests, router._instances[1].requests = here, there
-    assert router.choose(asking(range(10))) == chosen
+    assert router.choose(range(10)) == chosen
 
 
 def test_a_router_forgets_what_was_long_ago_and_nothing_in_the_middle():

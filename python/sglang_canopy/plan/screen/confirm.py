@@ -61,10 +61,11 @@ def confirm(
     minimise: Metric,
     rows: Mapping[Configuration, Row] | None = None,
     progress: Callable[[int], None] | None = None,
+    also: Sequence[Configuration] = (),
 ) -> Screened:
     """Simulate of the candidates what could be the choice, until nothing else could.
 
-    ``rows`` were simulated already. The choice is that of ``choose`` over all candidates, if the
+    ``rows`` were simulated already; ``also`` is simulated whatever is predicted, with the first. The choice is that of ``choose`` over all candidates, if the
     margins hold.
     """
     # What nobody could predict has been simulated, and may be the choice as well.
@@ -82,9 +83,14 @@ def confirm(
         found.slopes = dict(margins.slopes)
         left = [i for i, c in enumerate(names) if c not in found.rows]
         able = _possible(bounds, left, found, constraints, minimise)
+        wanted = [c for c in also if c not in found.rows]
         if left and len(seen) < ANCHORS:
             first = _first(bounds, left, constraints, minimise)[0]
-            new = [names[i] for i in margins.anchors(seen, first, min(ANCHORS, len(names)))]
+            have = [*seen, *(c for c in wanted if c in predicted and c != names[first])]
+            apart = margins.anchors(have, first, min(ANCHORS, len(names)))
+            new = list(dict.fromkeys((*wanted, *(names[i] for i in apart))))
+        elif wanted:
+            new = wanted
         elif able:
             new = [names[i] for i in _first(bounds, able, constraints, minimise)]
         else:

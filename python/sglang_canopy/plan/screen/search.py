@@ -59,21 +59,25 @@ def screened_search(
     wish: Wish,
     predict: Predict,
     evaluate: Evaluator,
-    rows: Sequence[Row] = (),
+    also: Sequence[Configuration] = (),
     progress: Callable[[str, int], None] | None = None,
 ) -> tuple[SearchResult, ChosenConfiguration]:
-    """Predict, and simulate what could be the choice. ``rows`` were simulated already.
+    """Predict, and simulate what could be the choice. ``also`` is simulated in any case.
 
     The result's rows are all candidates; those that were not simulated say so
     (``PREDICTED_ROW``), and are as predicted, corrected by what was simulated nearby.
     """
     say = progress or (lambda stage, done: None)
-    full = {configuration_of(row): row for row in rows}
-    named = list(dict.fromkeys((*candidates(space), *(c for c in full if can_predict(c)))))
+    named = list(dict.fromkeys((*candidates(space), *(c for c in also if can_predict(c)))))
     predicted = dict(zip(named, predict(named)))
     say("predicted", 0)
     found = confirm(
-        predicted, evaluate, wish.constraints, wish.minimise, full, lambda n: say("confirmed", n)
+        predicted,
+        evaluate,
+        wish.constraints,
+        wish.minimise,
+        progress=lambda n: say("confirmed", n),
+        also=also,
     )
     for _ in range(ROUNDS):
         chosen = configuration_of(found.choice.row)

@@ -109,7 +109,7 @@ class HybridTree(RadixTree):
             order.drop(used)
             used.last_access = self.now
         self.lock(node)
-        leaf = self.insert(request, node, found)
+        leaf = self.insert(request.path, node, found)
         self.stamp(request, leaf)
         self.lock(leaf)
         self.unlock(node)

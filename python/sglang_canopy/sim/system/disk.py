@@ -164,7 +164,7 @@ class Disk:
         if hit < write.have:
             return
         tree.lock(node)
-        leaf = tree.insert(write, node, hit)  # type: ignore[arg-type]  # it reads the path only
+        leaf = tree.insert(path, node, hit)
         if leaf is node:
             tree.unlock(node)
             return

@@ -12,7 +12,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -158,6 +158,10 @@ class EngineProfile:
         """JSON-able, and what ``from_json`` takes."""
         return {"version": VERSION, **asdict(self)}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled, for a process of its own; the compiled class has no other way."""
+        return EngineProfile.from_json, (self.to_json(),)
+
     @classmethod
     def from_json(cls, data: Any) -> EngineProfile:
         """Validated. Raises ``CanopyError`` naming the field that is wrong."""
@@ -167,7 +171,7 @@ class EngineProfile:
                 "canopy profile --url URL --output FILE"
             )
         given = {key: value for key, value in data.items() if key != "version"}
-        allowed = set(cls.__slots__)
+        allowed = {f.name for f in fields(cls)}
         if unknown := set(given) - allowed:
             raise CanopyError(
                 f"engine profile: unknown field {min(unknown)!r}; allowed: {', '.join(sorted(allowed))}"

@@ -54,7 +54,7 @@ class Meter:
         if self._disks:
             self._disk_area += self._disk_held * (now - self._disk_at)
             self._disk_at = now
-            disk_held: float = 0
+            disk_held = 0.0
             for disk in self._disks:
                 disk_held += disk.tree.used_blocks * disk.block_bytes
             self._disk_held = disk_held

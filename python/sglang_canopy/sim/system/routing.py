@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-
-from sglang_canopy.sim.system.instance import Instance
-from sglang_canopy.sim.system.job import SimulatedRequest
+from typing import Protocol
 
 MATCH_SHARE = 0.3
 """Prefix-aware: follow a known prefix that covers more than this share of the prompt
@@ -19,6 +17,18 @@ IMBALANCE_RATIO = 1.5
 BLOCKS_KEPT = 1 << 20
 """Of blocks of 16 tokens, 2^26 characters (``--max-tree-size``), at four a token. The router
 counts them for each server; here it is the bound for all together, and twice it at most."""
+
+
+class Loaded(Protocol):
+    """What a router knows of an instance's load."""
+
+    @property
+    def requests(self) -> int:
+        """Waiting and running."""
+
+    @property
+    def outstanding(self) -> int:
+        """Tokens that these have, prompts and outputs."""
 
 
 class KnownPrefixes:
@@ -69,15 +79,15 @@ class Router:
     least loaded one is drawn, from ``seed``.
     """
 
-    def __init__(self, name: str, instances: Sequence[Instance], seed: int) -> None:
+    def __init__(self, name: str, instances: Sequence[Loaded], seed: int) -> None:
         self._name = name
         self._instances = instances
         self._next = 0
         self._draw = random.Random(seed)
         self._known = KnownPrefixes()
 
-    def choose(self, job: SimulatedRequest) -> int:
-        """The number of the instance that gets ``job``."""
+    def choose(self, path: Sequence[int]) -> int:
+        """The number of the instance that gets the request for these blocks."""
         count = len(self._instances)
         if count == 1:
             return 0
@@ -87,12 +97,12 @@ class Router:
             return chosen
         if self._name == "least-loaded":
             return self._least([i.outstanding for i in self._instances])
-        return self._by_prefix(job)
+        return self._by_prefix(path)
 
-    def _by_prefix(self, job: SimulatedRequest) -> int:
+    def _by_prefix(self, path: Sequence[int]) -> int:
         requests = [i.requests for i in self._instances]
         most, fewest = max(requests), min(requests)
-        chosen, path = requests.index(fewest), job.request.path
+        chosen = requests.index(fewest)
         balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO
         if balanced and path:
             blocks, where = self._known.longest(path)

@@ -168,7 +168,7 @@ class _SystemRun:
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
         made[0].time = self.clock
         job = SimulatedRequest(number, now, made)
-        instance = self.instances[self.router.choose(job)]
+        instance = self.instances[self.router.choose(job.request.path)]
         version = instance.version
         instance.arrive(job, now)
         if instance.idle():

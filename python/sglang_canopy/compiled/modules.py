@@ -1,0 +1,53 @@
+"""Which modules are compiled, and where what was made of them lies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+_SYSTEM = (
+    *("channel", "costs", "decode", "disk", "engine_profile", "events", "instance", "job", "loads"),
+    *("meter", "nodes", "placement", "prefetch", "prefill", "queue", "queue_order", "reservation"),
+    *("routing", "run", "tree", "waiting", "workload", "write_policy"),
+)
+_STRUCTURES = ("cells", "end_queue", "lazy_heap")
+_POLICY = ("awaited", "block_tree", "cut")
+
+MODULES = (
+    "sglang_canopy.records",
+    *(f"sglang_canopy.policy.{name}" for name in _POLICY),
+    *(f"sglang_canopy.policy.structures.{name}" for name in _STRUCTURES),
+    *(f"sglang_canopy.sim.system.{name}" for name in _SYSTEM),
+)
+"""What most of a simulation's time is spent in. Policies and their base class are not among them,
+so that one in plain Python fits as it is; a class of these modules cannot be derived from."""
+
+GROUP = "canopy_simulator"
+SHARED = f"{GROUP}__mypyc"
+"""The module that holds the code of all, made by mypyc."""
+
+
+def source_of(module: str) -> Path:
+    """The Python file of one of ``MODULES``."""
+    return PACKAGE.parent / Path(*module.split(".")).with_suffix(".py")
+
+
+def home() -> Path:
+    """``$XDG_CACHE_HOME/canopy/compiled``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "canopy" / "compiled"
+
+
+def folder() -> Path:
+    """Where the code of just these sources lies, for this Python and processor."""
+    made_of = hashlib.sha256()
+    for part in (sys.implementation.cache_tag or "", sys.platform, platform.machine()):
+        made_of.update(part.encode() + b"\0")
+    for module in MODULES:
+        made_of.update(module.encode() + b"\0" + source_of(module).read_bytes() + b"\0")
+    return home() / made_of.hexdigest()[:24]
