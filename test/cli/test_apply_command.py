@@ -209,6 +209,7 @@ def test_a_missed_prediction_takes_the_plan_back_by_itself(
     log = log_of(tmp_path / "server.log", time.time() + 1, hits)
     command = ["apply", str(path), "--url", servers[0].url, "--yes", "--after", "0"]
     command += ["--log", str(log), "--profile", "llama-3.1-8b-a100", "--limits", "1e6,1e6,2"]
+    command += ["--least-requests", "30"]
     assert main(command) == (0 if stays else 3)
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "plan.json.applied.json").read_text())
@@ -220,6 +221,22 @@ def test_a_missed_prediction_takes_the_plan_back_by_itself(
         assert "points off, 2 are allowed" in said
         assert servers[0].now() == before
         assert "token hit ratio" in record["undone"]
+
+
+def test_few_requests_take_nothing_back(servers, tmp_path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    settings = ServerSettings(page_size=64, max_total_tokens=20_000)
+    write_plan(path, ServerPlan(radix_eviction="canopy-lru", server=settings))
+    log = log_of(tmp_path / "server.log", time.time() + 1, 0.4)  # a prediction that was missed
+    command = ["apply", str(path), "--url", servers[0].url, "--yes", "--after", "0", "--log",
+               str(log), "--profile", "llama-3.1-8b-a100"]  # fmt: skip
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "Fewer than 200 requests are too few to judge by: the plan stays" in said
+    record = tmp_path / "plan.json.applied.json"
+    assert servers[0].now()["radix_eviction"] == "canopy-lru"
+    assert main(["apply", str(record), "--check", *command[-4:], "--least-requests", "30"]) == 3
+    assert "Undone." in capsys.readouterr().out
 
 
 def test_requests_from_before_the_plan_are_not_held_against_it(servers, tmp_path, capsys) -> None:

@@ -207,7 +207,10 @@ def test_another_plan_is_applied_while_it_runs_and_taken_back(client, plan, tmp_
     assert wait_until(lambda: len(read_served(log)) >= 14, 30)
     check = ["apply", f"{other}.applied.json", "--check", "--log", str(log), "--profile", profile]
     # The profile is a larger model's: the time to the first token is not what was predicted.
-    assert main([*check, "--disk-mib-s", "500", "--limits", "1,1e6,100"]) == 3
+    assert (
+        main([*check, "--disk-mib-s", "500", "--limits", "1,1e6,100", "--least-requests", "10"])
+        == 3
+    )
     assert "Undone." in capsys.readouterr().out
     assert in_force() == before
     assert wait_until(lambda: status()["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes, 30)

@@ -18,6 +18,10 @@ from sglang_canopy.plan.limits import LIMITS, parse_limits
 MISSED = 3
 """Exit status: the prediction was missed, and what was applied is undone."""
 
+LEAST_REQUESTS = 200
+"""TTFTs scatter by more than their mean: of 200 requests the mean itself is 10 % off or so, half of
+what is allowed."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``canopy apply``."""
@@ -60,6 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TTFT,TOKENS,HITS",
         help="errors that are too large, in percent of mean TTFT and throughput and in points of "
         "hits (default %(default)s)",
+    )
+    add(
+        "--least-requests",
+        type=int,
+        default=LEAST_REQUESTS,
+        metavar="N",
+        help="of a log since then; with fewer nothing is judged, and the plan stays (default "
+        "%(default)s)",
     )
     add("--device-tokens", type=int, metavar="N", help="KV pool (default: the plan's)")
     add("--disk-mib-s", type=float, metavar="X", help="the disk's bandwidth, if not the profile's")
@@ -128,14 +140,23 @@ def _check(record: Record, args: argparse.Namespace) -> int:
     _needs_profile(args)
     if not args.log:
         raise CanopyError("--check needs --log: the servers' logs since the plan was applied")
-    limits, plan, missed = parse_limits(args.limits), read_plan(record.plan), []
+    limits, plan, missed, few = parse_limits(args.limits), read_plan(record.plan), [], False
     for log in args.log:
         found = against_log(
             log, plan, args.profile, record.time, args.device_tokens, args.disk_mib_s
         )
         print(f"{log}: {found.requests} requests since the plan was applied")
         print(table(found))
+        if found.requests < args.least_requests:
+            few = True
+            continue
         missed += [f"{log}: {miss}" for miss in limits.missed(found)]
+    if not missed and few:
+        print(
+            f"Fewer than {args.least_requests} requests are too few to judge by: the plan stays. "
+            f"Later: canopy apply --check {record.path} --log ..."
+        )
+        return 0
     if not missed:
         print("Within the limits: the plan stays.")
         return 0
