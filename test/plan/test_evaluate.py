@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pickle
 import stat
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from sglang_canopy.plan.evaluate import Evaluator
 from sglang_canopy.plan.prices import GIB, load_prices
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import Engine, system_of
-from sglang_canopy.plan.worker import PlanInputs
+from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_task
 from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system.engine_profile import load_profile
 from sglang_canopy.trace.record import TraceRequest
@@ -69,6 +70,18 @@ def test_a_larger_memory_hits_more_and_costs_what_the_list_says():
     hourly = 3.9 + gib(200) * 0.0032
     assert large["cost_per_hour"] == pytest.approx(hourly)
     assert large["cost"] == pytest.approx(hourly * large["makespan_s"] / 3600)
+
+
+def test_what_goes_to_another_process_is_what_was_given():
+    fresh, used = work(), work()
+    used.served()
+    used.kept("something", lambda _: bytearray(10**6))
+    used.group_table(1.0)
+    sent = pickle.dumps(used)
+    assert len(sent) < 1.01 * len(pickle.dumps(fresh))
+    again = pickle.loads(sent)
+    task = SimulationTask(SOME[1])
+    assert without_time([run_task(again, task)]) == without_time([run_task(fresh, task)])
 
 
 def test_processes_give_the_rows_of_this_one():

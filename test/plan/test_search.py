@@ -89,6 +89,22 @@ def test_the_search_ends_when_little_is_left_and_says_how_much():
         assert won / had - 1 <= 2 * coarse.left
 
 
+def test_a_line_that_midpoints_made_is_followed_to_where_it_ends():
+    """A slow disk that is worth the more, the more DRAM there is: the coarse grid has one point of
+    it, and its best is beyond the sizes that were tried with it."""
+
+    class Filter(Cache):
+        def row(self, c):
+            row = super().row(replace(c, dram_gib=0.0, disk=None, disk_gib=0.0))
+            worth = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
+            return {**row, **c.to_json(), "mean_ttft_s": 2 - worth, "cost": self.cost(c)}
+
+    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, ttls=(None,))
+    volume, _, found = share_of_grid(Filter(), space, space.finer(16, 8))
+    assert max(c.dram_gib for c in found.rows if c.disk and c.disk_mib_s == 125.0) == 1024.0
+    assert volume >= 0.97
+
+
 def test_sizes_are_found_that_no_doubling_reaches():
     found = share_of_grid(Cache())[2]
     chosen = {c.dram_gib for c in found.rows} - {0.0}

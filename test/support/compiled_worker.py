@@ -12,11 +12,17 @@ from dataclasses import asdict, dataclass
 
 from sglang_canopy.compiled.finder import use
 
-wanted = sys.argv[1] == "compiled"
+wanted = "compiled" in sys.argv
 assert use() is wanted, f"compiled: {not wanted}"
 
+from sglang_canopy.plan.evaluate import Evaluator
+from sglang_canopy.plan.prices import load_prices
+from sglang_canopy.plan.space import Configuration
+from sglang_canopy.plan.system import Engine
+from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.ranked import RankedPolicy
+from sglang_canopy.sim.compact import CompactTrace
 from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
 from sglang_canopy.sim.system import tree as simulated_tree
 from sglang_canopy.sim.system.engine_profile import load_profile
@@ -100,6 +106,17 @@ def plain(value):
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def plan_rows():
+    """A plan's inputs that have been used, sent to two processes, as a second search does."""
+    work = PlanInputs(
+        CompactTrace(trace(150)), Engine(PROFILE, 900 * SIZE), load_prices("aws-us-east-1")
+    )
+    work.served()
+    with Evaluator(work, jobs=2) as evaluate:
+        rows = evaluate([Configuration(), Configuration(dram_gib=4.0)])
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
 def main():
     records, found = list(trace()), {}
     for name, fields in SETUPS.items():
@@ -109,7 +126,9 @@ def main():
         result = simulate_system(records, config, PROFILE, turns_wait="turns wait" in name)
         row = {k: plain(v) for k, v in asdict(result).items() if k != "seconds"}
         found[name] = row
+    found["a plan"] = plan_rows()
     print(json.dumps(found))
 
 
-main()
+if __name__ == "__main__":
+    main()

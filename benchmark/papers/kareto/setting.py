@@ -122,11 +122,14 @@ def _window(
 
 
 @cache
-def inputs(name: str, data: Path) -> PlanInputs:
-    """A trace on the regime's engine: what simulations of it share."""
+def inputs(name: str, data: Path, *, long: bool = False) -> PlanInputs:
+    """A trace on the regime's engine: what simulations of it share. ``long``: two hours of it."""
     settings = replace(SGLANG_DEFAULTS, max_running_requests=MAX_RUNNING)
     engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware", settings)
-    return PlanInputs(trace(name, data), engine, prices())
+    served = trace(name, data)
+    if long:
+        served = _window(long_trace(name, data), 0.0, 7200.0, _LOADS[name])
+    return PlanInputs(served, engine, prices())
 
 
 def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0, **others: Any):

@@ -3,7 +3,8 @@
 Four steps; the paper's are the first three, without thresholds:
 
 1. *Coarse grid*: few sizes of DRAM times few sizes of disk, for each class.
-2. *Expansion*: along DRAM while a step still gains ``marginal_gain`` in a performance objective.
+2. *Expansion*: along DRAM while a step still gains ``marginal_gain`` in a performance objective;
+   again at the end, on lines that midpoints have made.
 3. *Midpoints* (``lines.py``): between any two evaluated sizes beside each other, of DRAM, of disk
    or of bandwidth, those first that could add most to the front and where the objectives curve
    most. They lie off the coarse grid, as finely as sizes are told apart (``sizes.py``).
@@ -90,6 +91,10 @@ def search(
         run.refine(options.tolerance * _BEFORE_CHOICES)
         run.choices()
     run.refine(options.tolerance)
+    # Midpoints make lines that the coarse grid had not (of a lesser bandwidth): these end where its
+    # sizes did, whatever their last step gained.
+    while run.expand():
+        run.refine(options.tolerance)
     return run.found
 
 
@@ -117,6 +122,8 @@ class _Search:
         self.found = SearchResult(budget=options.evaluations)
         self._first = space.first_slices()
         self._slices: set[Configuration] = set()
+        self._expanded: set[tuple[Configuration, float]] = set()
+        """Lines, and the last size of DRAM from which they were expanded."""
         for where in self._first:
             self._open(where)
 
@@ -138,10 +145,10 @@ class _Search:
                 points.append(self.space.at(where, drams[half], disks[most], mib_s))
         self._add("coarse", points)
 
-    def expand(self) -> None:
-        """Step 2: the next steps of DRAM for each line, while the last one gained."""
-        drams = self.space.dram_gib
-        done: set[tuple[Configuration, float]] = set()
+    def expand(self) -> int:
+        """Step 2: the next steps of DRAM for each line, while the last one gained; how many were
+        evaluated."""
+        drams, done, count = self.space.dram_gib, self._expanded, 0
         while not self.found.out_of_budget:
             scale, points = self._scale(), []
             for line in lines_of(self.found.rows, self.space, self._slices):
@@ -155,8 +162,11 @@ class _Search:
                 gain = scale(self._vector(before)) - scale(self._vector(after))
                 if gain.max() >= self.options.marginal_gain:
                     points.append(replace(line.base, dram_gib=beyond[0]))
-            if not self._add("expansion", points):
-                return
+            added = self._add("expansion", points)
+            count += added
+            if not added:
+                break
+        return count
 
     def refine(self, tolerance: float) -> None:
         """Steps 3 and 4, until all that is left could add less than ``tolerance``."""

@@ -46,6 +46,11 @@ class PlanInputs:
     _served: dict[float, Workload] = field(default_factory=dict)
     _kept: dict[str, Any] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What another process gets: what was given, and nothing that was made of it."""
+        given = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
+        return PlanInputs, given
+
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
         """The group TTLs for so much disk, all instances together."""
         key = (disk_gib, load)
