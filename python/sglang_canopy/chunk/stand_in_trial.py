@@ -160,13 +160,14 @@ def _encoded(
 ) -> Generator[int, None, list[Placed]]:
     """A prompt's documents encoded behind ``stand_in``, as the server would. What stands in does not
     for itself."""
-    placed, head = [], prompt.ids[: prompt.head]
+    placed, whole = [], prompt.head_is_encoded
+    head = prompt.ids[: prompt.head] if whole else ()
     known: dict[Tokens, KVCache] = {}
     for a, b in prompt.bounds:
         ids = prompt.ids[a:b]
         itself = document_name(ids, prompt.tenant) in own.names
         before = method.stand_in if itself else stand_in
-        behind = acceptable_prefixes(method.encoding, a == prompt.head, head, before, True)[0]
+        behind = acceptable_prefixes(method.encoding, a == prompt.head, head, before, whole)[0]
         if behind not in known:
             known[behind] = dense_cache(model, len(behind))
             yield from _prefill(model, behind, known[behind], 0)

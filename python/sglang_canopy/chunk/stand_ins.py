@@ -60,8 +60,9 @@ class OwnDocuments:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it was sent: its tenant, its tokens, its documents' bounds; ``head``: tokens before
-    the first of them; what the request recomputes and who chooses it."""
+    """A prompt as it was sent: its tenant, its tokens, its documents' bounds; what the request
+    recomputes and who chooses it. head: tokens before the first document; head_is_encoded: whether
+    documents are encoded behind these."""
 
     tenant: str | None
     ids: Tokens
@@ -69,6 +70,7 @@ class Prompt:
     head: int
     ratio: float
     selector: str
+    head_is_encoded: bool = True
 
     def documents(self) -> list[Tokens]:
         """The documents' tokens."""

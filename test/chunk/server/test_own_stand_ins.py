@@ -22,6 +22,7 @@ from sglang_canopy.chunk.engine import logits, prefill  # noqa: E402
 from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
 from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
 from sglang_canopy.chunk.server import engine as engines  # noqa: E402
+from sglang_canopy.chunk.server import request as requests  # noqa: E402
 from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
 from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from sglang_canopy.chunk.server.scheduler import run_commands  # noqa: E402
@@ -310,6 +311,20 @@ def run_whole(work):
     for _ in wrapped():
         pass
     return found[0]
+
+
+def test_a_system_text_that_is_too_long_to_encode_is_not_in_a_trial_either(
+    own, llama, monkeypatch
+) -> None:
+    monkeypatch.setattr(requests, "LEARN_PREFIX_TOKENS", SYSTEM - 1)
+    engine = own(ratio=0.3)
+    see(engine, (1, 2, 3), (1, 2, 4), (5, 6, 7))
+    asked = engine.stand_ins.tenants[None].waiting
+    while engine.trials.busy:
+        engine.idle_piece()
+    ((got, _),) = engine.stand_ins.tenants[None].kl
+    want = true_kl(llama, list(asked.ids), asked.bounds, engine.stand_in, 0.3)
+    assert got == pytest.approx(want, abs=1e-4)
 
 
 def test_chunks_that_wait_come_before_a_trial(waiting) -> None:

@@ -27,7 +27,7 @@ from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.server.plan import (
-    choose_or_repeat,
+    choose,
     copies_of_slow,
     correction_of,
     make_store,
@@ -238,9 +238,7 @@ class ChunkEngine:
         copies = copies_of_slow(self.store, chunks, prefix)
         plan = ReusePlan(ChosenTokens(torch.zeros(len(ids), dtype=torch.bool)), placed, prefix)
         self.counts["replanned_requests"] += request.initial is not None
-        plan.chosen, left = choose_or_repeat(
-            self.model, self.runner, request, ids, row, plan, ratio, copies
-        )
+        plan.chosen, left = choose(self.model, self.runner, request, ids, row, plan, ratio, copies)
         correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
         if left:
             self.write_reused(plan, row, prefix, min(len(ids), row.numel()), left, correct)
@@ -299,7 +297,8 @@ class ChunkEngine:
             return
         ids = req.origin_input_ids
         if self.options.own_stand_ins:
-            self.stand_ins.seen(prompt_of(request, ids, self.ratio_for(request, ())))
+            ratio = self.ratio_for(request, self.resolve(request))
+            self.stand_ins.seen(prompt_of(request, ids, ratio))
             if request.own != self.stand_ins.in_force(request.tenant):
                 return  # others stand in since; its documents are encoded when they come again
         for (start, end), keys, prefixes in zip(

@@ -149,7 +149,7 @@ def choose_tokens(
     return _chosen(chooser, context, computed), tuple(slow) if whole else every
 
 
-def choose_or_repeat(
+def choose(
     model: Model,
     runner: Any,
     request: ChunkRequest,

@@ -210,4 +210,7 @@ def salt_of(request: ChunkRequest, key: str) -> str:
 
 def prompt_of(request: ChunkRequest, ids: Sequence[int], ratio: float) -> Prompt:
     """A request's prompt as a trial of stand-ins looks at it; ``ratio``: what is recomputed of it."""
-    return Prompt(request.tenant, tuple(ids), request.bounds, request.head, ratio, request.selector)
+    whole = request.head <= LEARN_PREFIX_TOKENS
+    return Prompt(
+        request.tenant, tuple(ids), request.bounds, request.head, ratio, request.selector, whole
+    )
