@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sglang_canopy.chunk.cache import KVCache, dense_cache
-from sglang_canopy.chunk.chunk import Chunk
+from sglang_canopy.chunk.chunk import OWN, Chunk
 from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.documents import document_name
 from sglang_canopy.chunk.encode import capture, stand_in
@@ -42,6 +42,11 @@ def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
             "prefix or alone"
         )
     return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
+
+
+def gap_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens of an empty line."""
+    return tuple(tokenizer.encode("\n\n", add_special_tokens=False))
 
 
 @dataclass(slots=True)
@@ -88,6 +93,14 @@ class BackgroundEncoder:
         if self._job is not None and self._job.chunk.name == name:
             self._job = None
 
+    def withdraw(self, tenant: str | None) -> None:
+        """Encode nothing behind a tenant's own documents, and keep nothing of these."""
+        self.queue.remove_own(tenant)
+        job = self._job
+        if job is not None and job.key.endswith(OWN) and job.chunk.tenant == tenant:
+            self._job = None
+        self._prefix = None
+
     def abandon(self) -> None:
         """Give up the chunk that is being encoded."""
         self._job = None
@@ -100,6 +113,16 @@ class BackgroundEncoder:
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
         self.on_stored(key, chunk.ids, tenant)
+
+    def stats(self) -> dict[str, int]:
+        """Chunks and tokens that wait, that were encoded, and that were forgotten."""
+        return {
+            "waiting_chunks": len(self.queue) + int(self.busy and not self.queue),
+            "waiting_tokens": self.queue.tokens,
+            "encoded_chunks": self.encoded_chunks,
+            "encoded_tokens": self.encoded_tokens,
+            "forgotten_chunks": self.queue.forgotten,
+        }
 
     @property
     def busy(self) -> bool:

@@ -34,6 +34,10 @@ class KVCache:
     def __len__(self) -> int:
         return self.slots.numel()
 
+    def upto(self, tokens: int) -> KVCache:
+        """Its first positions, with what they hold."""
+        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order, self.backend)
+
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
         self.arrive(layer)

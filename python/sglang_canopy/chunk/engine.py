@@ -5,7 +5,8 @@ Every other token's KV is taken from the cache as it is. With all rows it is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.model import Layer, Model
 from sglang_canopy.chunk.rope import rotate
+
+Result = TypeVar("Result")
 
 Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
@@ -32,8 +35,22 @@ Correct = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 written: may change the reused KV of the layer."""
 
 
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """What ``steps`` return, with nothing between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def run_rows(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`rows_by_layer` to its end."""
+    return finish(rows_by_layer(*args, **kwargs))
+
+
 @torch.no_grad()
-def run_rows(
+def rows_by_layer(
     model: Model,
     ids: torch.Tensor,
     positions: torch.Tensor,
@@ -45,13 +62,14 @@ def run_rows(
     arrive: Callable[[int], None] | None = None,
     replaced: Replaced | None = None,
     correct: Correct | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
 
     Writes their K and V into ``cache`` (at each layer, those of the rows that ``replaced`` names);
     returns the rows' last hidden state ``[m', hidden]`` and their positions ``[m']`` (fewer than m
     when ``narrow`` dropped some). With ``stop`` it ends as
-    soon as that layer has been watched: what follows in it would not be looked at.
+    soon as that layer has been watched: what follows in it would not be looked at. Yields before
+    each layer.
     """
     shape = model.shape
     scale = shape.head_dim**-0.5
@@ -59,6 +77,7 @@ def run_rows(
     hidden = F.embedding(ids, model.embed) if embed is None else embed(ids)
     table = model.rope.table(positions)
     for i, layer in enumerate(model.layers[:layers]):
+        yield
         if arrive is not None:  # the reused KV of this layer is in place when this returns
             arrive(i)
         q, k, v = _project(model, layer, hidden, table)

@@ -29,6 +29,7 @@ from sglang_canopy.chunk.quality import (
     tokenise,
 )
 from sglang_canopy.chunk.selectors import DEFAULT, SELECTORS, make_selector
+from sglang_canopy.chunk.stand_ins import CANDIDATE_PROMPTS, Prompt, StandIns
 from sglang_canopy.errors import CanopyError
 
 STAND_INS = 2
@@ -93,6 +94,7 @@ def evaluate(
     found = _measured_earlier(plan, earlier)
     done, end = {one["number"] for one in found}, time.monotonic() + seconds
     encoders: dict[tuple[int, ...], Encoder] = {}  # what stands before the documents is run once
+    served = _served_stand_ins(plan, tokenizer) if plan.stand_in == "served" else None
     for number, example in enumerate(_with_progress(examples, progress)):
         if number in done:
             continue
@@ -100,6 +102,7 @@ def evaluate(
             break
         others = _stand_ins(examples, number) if plan.stand_in == "corpus" else None
         case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens, others)
+        case.stand_in = case.stand_in if served is None else served
         measured = _one(plan, names, model, tokenizer, case, encoders)
         found += [{"number": number, **one} for one in measured]
         if so_far is not None:
@@ -118,6 +121,27 @@ def _stand_ins(examples: Sequence[Any], number: int) -> list[str]:
         "stand-ins from the corpus need a second example with two documents of its own; give more "
         "examples, or leave out --stand-in corpus"
     )
+
+
+def _served_stand_ins(plan: EvaluationPlan, tokenizer: Any) -> list[int]:
+    """The two documents that a server would try after the questions that are not measured, those of
+    the data behind ``limit``."""
+    examples = tasks.read(plan.data)[plan.limit :] if plan.data and plan.limit else []
+    if len(examples) < CANDIDATE_PROMPTS:
+        raise CanopyError(
+            f"--stand-in served needs {CANDIDATE_PROMPTS} questions of --data behind --limit, which are "
+            "not measured; give more data, or a smaller limit"
+        )
+    seen = StandIns(tokenizer("\n\n", add_special_tokens=False)["input_ids"])
+    for example in examples[:CANDIDATE_PROMPTS]:
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        ends = list(itertools.accumulate(map(len, case.documents), initial=len(case.prefix)))
+        bounds = tuple(itertools.pairwise(ends))
+        seen.seen(Prompt(None, tuple(case.ids), bounds, len(case.prefix), 0.0, DEFAULT))
+    (one,) = seen.tenants.values()
+    if one.own is None:
+        raise CanopyError("--stand-in served: no question has two documents; give other data")
+    return list(one.own.tokens)
 
 
 def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -108,13 +108,13 @@ def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED)
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
     start = time.perf_counter()
-    row = engine.logits(model, engine.prefill(model, ids, _upto(cache, ids.numel()))[-1:])
+    row = engine.logits(model, engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
     ttft = time.perf_counter() - start
     found, tokens = [row[0]], [int(row.argmax())]
     for step in range(FORCED - 1):
         at = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
+        row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
         found.append(row[0])
         tokens.append(int(row.argmax()))
     text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
@@ -126,10 +126,6 @@ def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     end = tokenizer.eos_token_id
     kept = list(tokens)
     return tokenizer.decode(kept[: kept.index(end)] if end in kept else kept)
-
-
-def _upto(cache: KVCache, tokens: int) -> KVCache:
-    return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
@@ -181,12 +177,10 @@ def measure(
             choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED, answer_tokens))
-    fused = fused_prefill(model, prompt, _upto(cache, n), choose, ratio, correct)
-    forced = torch.tensor(reference.tokens[:-1], device=model.device)
-    rest = engine.prefill(model, forced, _upto(cache, n + FORCED - 1), n)
-    rows = torch.cat([fused.logits[None], engine.logits(model, rest)]).log_softmax(-1)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio, correct)
+    rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
     true = reference.logprobs
-    kl = float((true.exp() * (true - rows)).sum(-1).mean())
+    kl = divergence(true, rows)
     agree = (rows.argmax(-1) == true.argmax(-1)).float()
     own = int(rows[0].argmax())
     text = None
@@ -196,7 +190,7 @@ def measure(
             text = _continue(model, tokenizer, cache, n, [own], answer_tokens)
     t = fused.timing
     return {
-        "kl": max(kl, 0.0),
+        "kl": kl,
         "top1": float(agree.mean()),
         "text": text,
         "ttft_s": t.total,
@@ -206,6 +200,21 @@ def measure(
         "correct_s": t.correct,
         "rows": fused.rows.numel(),
     }
+
+
+def forced_logprobs(
+    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
+) -> torch.Tensor:
+    """Log-probabilities ``[len(tokens), vocab]`` along an answer ``tokens`` behind ``n`` tokens whose
+    KV is in the cache; ``first [vocab]``: the logits of its first token."""
+    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
+    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
+    return torch.cat([first[None], engine.logits(model, rest)]).log_softmax(-1)
+
+
+def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
+    """Mean KL (nats a token) of log-probabilities ``rows [m, vocab]`` to the ``true`` ones."""
+    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
 
 
 def _continue(
@@ -219,7 +228,7 @@ def _continue(
     while len(tokens) < count and tokenizer.eos_token_id not in tokens:
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = engine.logits(model, engine.prefill(model, last, _upto(cache, at + 1), at))
+        row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
         tokens.append(int(row.argmax()))
     return _answer(tokenizer, tokens)
 

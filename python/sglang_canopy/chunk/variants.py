@@ -9,6 +9,7 @@ behind prefix and stand-ins elsewhere; whichever of the two a prompt needs is ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 Tokens = tuple[int, ...]
 
@@ -37,13 +38,38 @@ def acceptable_prefixes(
     return tuple(dict.fromkeys(found))
 
 
-def prefixes_to_encode(
-    encoding: str, first: bool, head: Sequence[int], stand_in: Sequence[int], head_is_all: bool
-) -> tuple[Tokens, ...]:
-    """What a document of this place is to be encoded behind: the best of its
-    :func:`acceptable_prefixes`. One that nothing precedes, as when it is registered, is encoded for
-    every other place too.
-    """
-    found = acceptable_prefixes(encoding, first, head, stand_in, head_is_all)
-    both = encoding == "mixed" and first and head_is_all and not head
-    return found[: 2 if both else 1]
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a document is in a prompt, as far as it matters to what it is encoded behind: the
+    arguments of :func:`acceptable_prefixes`. own: documents of its tenant that are to stand in
+    instead of ``stand_in``; () for none."""
+
+    encoding: str
+    first: bool
+    head: Tokens
+    stand_in: Tokens
+    head_is_all: bool
+    own: Tokens = ()
+
+    def acceptable(self) -> tuple[tuple[Tokens, bool], ...]:
+        """What the document may have been encoded behind to be used here, best first, and whether
+        documents of its tenant are in that: before every prefix with the neutral stand-ins comes
+        the same with these."""
+        neutral = (self.head + self.stand_in, self.stand_in)
+        found: list[tuple[Tokens, bool]] = []
+        for prefix in acceptable_prefixes(
+            self.encoding, self.first, self.head, self.stand_in, self.head_is_all
+        ):
+            if self.own and self.stand_in and prefix in neutral:
+                found.append((prefix[: len(prefix) - len(self.stand_in)] + self.own, True))
+            found.append((prefix, False))
+        return tuple(found)
+
+    def to_encode(self) -> int:
+        """How many of :meth:`acceptable`, the best, the document is to be encoded behind. One that
+        nothing precedes, as when it is registered, is encoded for every other place too."""
+        return (
+            2
+            if self.encoding == "mixed" and self.first and self.head_is_all and not self.head
+            else 1
+        )

@@ -45,9 +45,18 @@ class WorkingMemory:
         )
 
 
-def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
-    """What a model of ``shape`` (a rank's own heads), ``itemsize`` bytes an element, takes."""
-    caches = (2 * prompt_tokens + BEHIND_TOKENS) * shape.kv_bytes_per_token * itemsize
+def working_memory(
+    shape: Shape, itemsize: int, prompt_tokens: int, tiers: int, trial_tokens: int = 0
+) -> WorkingMemory:
+    """What a model of ``shape`` (a rank's own heads), ``itemsize`` bytes an element, takes.
+
+    trial_tokens: of the longest prompt that is measured with other stand-ins, whose chunks are kept
+    while requests are served, and one cache more while they are not.
+    """
+    tokens = 2 * prompt_tokens + BEHIND_TOKENS
+    if trial_tokens:
+        tokens += 2 * trial_tokens + BEHIND_TOKENS
+    caches = tokens * shape.kv_bytes_per_token * itemsize
     scores = 2 * 4 * shape.heads * MOST * prompt_tokens  # before and after the softmax, fp32
     seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, read and in fp32
     return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)

@@ -45,9 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stand-in",
         default="neutral",
-        choices=("neutral", "corpus"),
-        help="what 'standin' and 'mixed' encode behind: texts about nothing, or two documents of "
-        "another question",
+        choices=("neutral", "corpus", "served"),
+        help="what 'standin' and 'mixed' encode behind: texts about nothing, two documents of "
+        "another question, or for all questions the two that a server would try after those behind "
+        "--limit",
     )
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="most documents per prompt")

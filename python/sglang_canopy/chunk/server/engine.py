@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from sglang_canopy.chunk import variants
 from sglang_canopy.chunk.agreed_reads import AgreedReads
-from sglang_canopy.chunk.background_encoder import BackgroundEncoder, stand_in_tokens
+from sglang_canopy.chunk.background_encoder import BackgroundEncoder, gap_tokens, stand_in_tokens
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.choice import ChosenTokens
-from sglang_canopy.chunk.chunk import Chunk, Placed
+from sglang_canopy.chunk.chunk import OWN, Placed
 from sglang_canopy.chunk.disk import DiskChunk
 from sglang_canopy.chunk.encode import capture
 from sglang_canopy.chunk.fields import BOUNDS, parse_fields
-from sglang_canopy.chunk.int8_copy import Int8Copy
+from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import place_chunks
 from sglang_canopy.chunk.ratio import Setting
 from sglang_canopy.chunk.read_ahead import ReadAhead
-from sglang_canopy.chunk.selectors import make_selector
-from sglang_canopy.chunk.selectors.base import Offline
 from sglang_canopy.chunk.server import model_view
 from sglang_canopy.chunk.server.attention import fuses
 from sglang_canopy.chunk.server.options import Options
 from sglang_canopy.chunk.server.plan import (
-    choose_tokens,
+    choose,
     copies_of_slow,
     correction_of,
     make_store,
     normal_report,
-    replan,
     reuse_report,
     reused_by_tier,
+    score_chunk,
 )
 from sglang_canopy.chunk.server.request import (
     STILL_ENCODED,
@@ -47,8 +45,11 @@ from sglang_canopy.chunk.server.request import (
     chunk_request,
     custom_params,
     ineligible_reason,
+    prompt_of,
+    salt_of,
 )
-from sglang_canopy.chunk.suffix import ChunkSuffix
+from sglang_canopy.chunk.stand_in_trial import Method, Trials
+from sglang_canopy.chunk.stand_ins import StandIns
 from sglang_canopy.chunk.transfer import base_of, send
 from sglang_canopy.chunk.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
@@ -83,12 +84,9 @@ class ChunkEngine:
                 "use --attention-backend torch_native (CPU) or triton"
             )
         self.runner, self.options = runner, options
-        stands_in = options.chosen_encode in variants.STAND_IN_ENCODINGS
-        self.stand_in = stand_in_tokens(tokenizer) if stands_in else ()
-        self.model = model_view.served_model(runner)
-        self.store = make_store(self.model, self.options)
-        self.versions = DocumentVersions(self.store, options.tenant_share)
-        self.encoder = BackgroundEncoder(self.model, self.store, self._score, self.versions.stored)
+        self.stand_in = stand_in_tokens(tokenizer) if options.stands_in else ()
+        self.gap = gap_tokens(tokenizer) if options.own_stand_ins else ()
+        self._begin(model_view.served_model(runner), None)
         self.reads = ReadAhead(options.read_ahead_mb << 20)
         self.agreed = AgreedReads(self.reads, model_view.true_on_all)
         self.counts: Counter[str] = Counter()
@@ -119,11 +117,19 @@ class ChunkEngine:
         model = model_view.served_model(self.runner)
         if model.identity == self.model.identity:
             return False
-        self.model = model
-        self.store = make_store(self.model, self.options)
-        self.versions = DocumentVersions(self.store, self.options.tenant_share, self.versions)
-        self.encoder = BackgroundEncoder(model, self.store, self._score, self.versions.stored)
+        self._begin(model, self.versions)
         return True
+
+    def _begin(self, model: Model, earlier: DocumentVersions | None) -> None:
+        """With these weights; ``earlier``: the documents of a store of others."""
+        options, self.model = self.options, model
+        self.store = make_store(model, options)
+        self.versions = DocumentVersions(self.store, options.tenant_share, earlier)
+        score = functools.partial(score_chunk, options.chosen_selector)
+        self.encoder = BackgroundEncoder(model, self.store, score, self._stored)
+        self.stand_ins = StandIns(self.gap, self._withdrawn, options.own_stand_ins)
+        how = Method(options.chosen_encode, self.stand_in, options.correct == "on")
+        self.trials = Trials(model, self.stand_ins, how, model_view.first_ranks_figures)
 
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
@@ -141,8 +147,9 @@ class ChunkEngine:
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         ids = list(req.origin_input_ids)
         salt = namespace_of(req.extra_key, req.cache_salt).hex()
+        tenant = tenant_of_req(req)
         about = (self.store, self.options, self.stand_in, self.time_s)
-        return chunk_request(ids, requested, salt, tenant_of_req(req), *about)
+        return chunk_request(ids, requested, salt, tenant, *about, self.stand_ins.in_force(tenant))
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
         """Whether a request may be fused at all; the reason is looked for once, and counted.
@@ -230,7 +237,8 @@ class ChunkEngine:
         ratio = self.ratio_for(request, chunks)
         copies = copies_of_slow(self.store, chunks, prefix)
         plan = ReusePlan(ChosenTokens(torch.zeros(len(ids), dtype=torch.bool)), placed, prefix)
-        plan.chosen, left = self._choose(request, ids, row, plan, ratio, copies)
+        self.counts["replanned_requests"] += request.initial is not None
+        plan.chosen, left = choose(self.model, self.runner, request, ids, row, plan, ratio, copies)
         correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
         if left:
             self.write_reused(plan, row, prefix, min(len(ids), row.numel()), left, correct)
@@ -246,31 +254,6 @@ class ChunkEngine:
             self.counts["reused_tokens"] += request.report["reused"]
             self.counts["recomputed_tokens"] += request.report["recomputed"]
         return plan
-
-    def _choose(
-        self,
-        request: ChunkRequest,
-        ids: Sequence[int],
-        row: torch.Tensor,
-        plan: ReusePlan,
-        ratio: float,
-        copies: Mapping[int, Int8Copy | ChunkSuffix],
-    ) -> tuple[ChosenTokens, tuple[Placed, ...]]:
-        """The tokens to compute; and the chunks whose KV is not in place yet."""
-        if request.initial is not None:  # started again after a retraction
-            self.counts["replanned_requests"] += 1
-            chosen, before = request.initial
-            earlier = chosen.mask().clone()
-            earlier[:before] = True
-            again = replan(earlier, plan.prefix, plan.placed, len(ids))
-            return ChosenTokens(again), plan.placed
-        tokens = torch.tensor(ids, dtype=torch.long)
-        chosen, left = choose_tokens(
-            self.model, self.runner, tokens, row, plan.prefix, plan.placed, request.selector, ratio,
-            copies, plan.arrivals,
-        )  # fmt: skip
-        request.initial = chosen, plan.prefix
-        return chosen, left
 
     def write_reused(
         self,
@@ -313,21 +296,25 @@ class ChunkEngine:
         if request.reason is not None and request.reason not in STILL_ENCODED:
             return
         ids = req.origin_input_ids
+        if self.options.own_stand_ins:
+            ratio = self.ratio_for(request, self.resolve(request))
+            self.stand_ins.seen(prompt_of(request, ids, ratio))
+            if request.own != self.stand_ins.in_force(request.tenant):
+                return  # others stand in since; its documents are encoded when they come again
         for (start, end), keys, prefixes in zip(
             request.bounds, request.keys, request.encode_prefixes
         ):
             document = ids[start:end]
             for key, prefix in zip(keys, prefixes):
+                salt = salt_of(request, key)
                 if self.store.where(key) is not None:
                     self.versions.found_stored(key, document, request.tenant)
                 elif not request.fused and tuple(ids[:start]) == prefix:
                     cache = model_view.row_cache(self.runner, row, len(ids))
                     chunk = capture(self.model, cache, document, start, prefix)
-                    self.encoder.store_chunk(
-                        key, chunk, request.salt, request.tenant, request.time_s
-                    )
+                    self.encoder.store_chunk(key, chunk, salt, request.tenant, request.time_s)
                 else:
-                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
+                    self.encoder.enqueue(document, prefix, salt, request.tenant)
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
@@ -356,6 +343,18 @@ class ChunkEngine:
             self.encoder.abandon()
             return 0
 
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether anything is left to encode or to measure."""
+        return self.encoder.busy or self.trials.busy
+
+    def idle_piece(self) -> None:
+        """One piece of what is left, of chunks before trials."""
+        if self.encoder.busy:
+            self.encode_piece()
+        elif not self.trials.step():
+            self.counts["fallbacks"] += 1
+
     def document_command(self, verb: str, name: str, tenant: str | None) -> bool:
         """Pin, unpin or delete a tenant's document in every version.
 
@@ -363,31 +362,37 @@ class ChunkEngine:
         """
         if verb == "delete":
             self.encoder.forget(name, tenant)
+            self.trials.forget(tenant)
+            self.stand_ins.deleted(name, tenant)
             return self.versions.delete(name, tenant)
         do = self.versions.pin if verb == "pin" else self.versions.unpin
         return do(name, tenant)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start; tokens, bytes, requests."""
-        encoder = self.encoder
         return {
             **{name: self.counts[name] for name in COUNTERS},
             "not_fused": dict(self.not_fused),
             "store": self.store.stats(),
-            "waiting_chunks": len(encoder.queue) + int(encoder.busy and not encoder.queue),
-            "waiting_tokens": encoder.queue.tokens,
-            "encoded_chunks": encoder.encoded_chunks,
-            "encoded_tokens": encoder.encoded_tokens,
-            "forgotten_chunks": encoder.queue.forgotten,
+            **self.encoder.stats(),
             "pinned_bytes": sum(self.versions.pinned_bytes().values()),
             "pinned_chunks": len(self.versions.pinned_chunks),
             "read_ahead": self.reads.stats(),
             "int8_copies": dict(self.store.copies.stats()) if self.store.copies else {},
             "ratios": dict(self.ratios),
+            "stand_ins": self.stand_ins.stats() if self.options.own_stand_ins else {},
         }
 
-    def _score(self, chunk: Chunk) -> None:
-        """Before a chunk is stored: its scores, where the server's selector has any."""
-        selector = make_selector(self.options.chosen_selector)
-        if isinstance(selector, Offline):
-            selector.scores(chunk)
+    def _stored(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
+        """After a chunk was stored: it is its document's, unless what it is behind was withdrawn."""
+        if key.endswith(OWN) and not self.stand_ins.stored(key, tenant, self.store.where):
+            self.store.delete(key)
+        else:
+            self.versions.stored(key, ids, tenant)
+
+    def _withdrawn(self, tenant: str | None, keys: set[str]) -> None:
+        """A tenant's own documents no longer stand in: nothing that was encoded behind them stays."""
+        self.encoder.withdraw(tenant)
+        self.trials.forget(tenant)
+        for key in keys:
+            self.store.delete(key)

@@ -266,6 +266,12 @@ def first_rank_decides(answer: bool) -> bool:
     return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
 
 
+def first_ranks_figures(mine: tuple[float, float]) -> tuple[float, float]:
+    """The first rank's figures, on every rank."""
+    group = _group()
+    return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
+
+
 def kept_by_all(mine: list[str]) -> list[str]:
     """What every rank has, in the first rank's order, on every rank."""
     group = _group()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.chunk import ENCODINGS, SERVABLE, SPLIT_SELECTORS, TENANT_SHARE
+from sglang_canopy.chunk.variants import STAND_IN_ENCODINGS
 from sglang_canopy.config import declared
 from sglang_canopy.config.declared import declare
 from sglang_canopy.config.refusals import CHUNKS, unsupported
@@ -118,6 +119,13 @@ class Options:
         choices=ENCODINGS,
         shown_default="the mode's",
     )
+    stand_in: str = declare(
+        "neutral",
+        "--canopy-chunk-stand-in",
+        "What standin and mixed encode behind: texts about nothing, or for a tenant two documents of "
+        "its own once they have won a trial on its prompts (corpus).",
+        choices=("neutral", "corpus"),
+    )
     correct: str = declare(
         "off",
         "--canopy-chunk-correct",
@@ -209,6 +217,15 @@ class Options:
                 "chunks have nowhere to live: --canopy-chunk-device-mb, -memory-mb and -disk-mb "
                 "are all 0; give one of them"
             )
+        if self.stand_in != "neutral" and not self.fuses:
+            raise CanopyError(
+                f"--canopy-chunk-stand-in {self.stand_in}: mode {self.mode} reuses nothing; leave it out"
+            )
+        if self.stand_in != "neutral" and not self.stands_in:
+            raise CanopyError(
+                f"--canopy-chunk-stand-in {self.stand_in} needs --canopy-chunk-encode "
+                f"{' or '.join(STAND_IN_ENCODINGS)}; {self.chosen_encode} encodes behind no stand-ins"
+            )
         if self.disk_mb and not self.directory:
             raise CanopyError("--canopy-chunk-disk-mb needs --canopy-chunk-dir, a directory")
 
@@ -244,6 +261,16 @@ class Options:
         """Tokens of the longest prompt that reuses chunks, of a model that takes ``context``."""
         given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
         return min(context, given)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether chunks are encoded behind stand-ins."""
+        return self.chosen_encode in STAND_IN_ENCODINGS
+
+    @property
+    def own_stand_ins(self) -> bool:
+        """Whether a tenant's own documents may stand in."""
+        return self.stand_in == "corpus"
 
     def bytes_beside_pool(self, device: str) -> int:
         """Bytes of chunks and copies in the memory that SGLang's pool is in: ``cpu`` or a device."""

@@ -18,7 +18,7 @@ import torch
 from sglang_canopy.chunk import engine
 from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.choice import ChosenTokens
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed
+from sglang_canopy.chunk.chunk import OWN, Chunk, FusedPrompt, Placed
 from sglang_canopy.chunk.correction import Correction, is_exact, plan_correction
 from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.disk import DiskChunk
@@ -41,16 +41,24 @@ from sglang_canopy.chunk.transfer import Transfer
 def make_store(model: Model, options: Options) -> ChunkStore:
     """The tiers that a server was given. On ranks that must agree each has a folder of its own."""
     ranked = model.ranks is not None
+    all_have = model_view.kept_by_all if ranked else list
     return ChunkStore(
         model.identity,
         options.capacity_bytes(),
         model_view.folder_of_rank(options.directory) if ranked else options.directory,
         device=str(model.device),
-        keep=model_view.kept_by_all if ranked else list,
+        keep=lambda found: all_have([key for key in found if not key.endswith(OWN)]),
         copies=Int8Copies(options.int8_mb << 20) if options.int8_mb else None,
         copied_layers=probed_layers(model.shape.layers),
         memory=_host_memory(model, options),
     )
+
+
+def score_chunk(selector: str, chunk: Chunk) -> None:
+    """Before a chunk is stored: its scores, where the server's selector has any."""
+    chooser = make_selector(selector)
+    if isinstance(chooser, Offline):
+        chooser.scores(chunk)
 
 
 def _host_memory(model: Model, options: Options) -> HostMemory | None:
@@ -139,6 +147,33 @@ def choose_tokens(
         place_chunks(model, seen, cache, prompt.in_chunk(), depth)
     context = _context(model, prompt, cache, ratio, prefix, chooser)
     return _chosen(chooser, context, computed), tuple(slow) if whole else every
+
+
+def choose(
+    model: Model,
+    runner: Any,
+    request: ChunkRequest,
+    ids: Sequence[int],
+    row: torch.Tensor,
+    plan: ReusePlan,
+    ratio: float,
+    copies: Mapping[int, Int8Copy | ChunkSuffix],
+) -> tuple[ChosenTokens, tuple[Placed, ...]]:
+    """As :func:`choose_tokens` for a request's plan, whose arrivals it adds to. A request that is
+    started again after a retraction gets what was chosen then."""
+    if request.initial is not None:
+        chosen, before = request.initial
+        earlier = chosen.mask().clone()
+        earlier[:before] = True
+        again = replan(earlier, plan.prefix, plan.placed, len(ids))
+        return ChosenTokens(again), plan.placed
+    tokens = torch.tensor(ids, dtype=torch.long)
+    chosen, left = choose_tokens(
+        model, runner, tokens, row, plan.prefix, plan.placed, request.selector, ratio, copies,
+        plan.arrivals,
+    )  # fmt: skip
+    request.initial = chosen, plan.prefix
+    return chosen, left
 
 
 def replan(
@@ -245,7 +280,15 @@ def reuse_report(
         "unknown_chunks": sum(one.tier is None for one in chunks),
         "ratio": round(ratio, 4),
         "plan_ms": round(1000 * seconds, 3),
+        **_own_report(request, chunks),
     }
+
+
+def _own_report(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> dict[str, int]:
+    """Where documents of its tenant stand in: of how many of a request's chunks."""
+    if request.own is None:
+        return {}
+    return {"own_stand_ins": sum(k.tier is not None and k.key.endswith(OWN) for k in chunks)}
 
 
 def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:

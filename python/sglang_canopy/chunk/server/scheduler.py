@@ -23,6 +23,7 @@ from sglang_canopy.chunk.server.engine import ChunkEngine
 from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides, served_shape
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
+from sglang_canopy.chunk.stand_ins import TRIAL_TOKENS
 from sglang_canopy.chunk.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
 
@@ -73,7 +74,8 @@ def pool_budget(
     shape = served_shape(configurator.model, config.hf_config)
     tokens = options.longest_prompt(config.context_len)
     beside = options.bytes_beside_pool(str(configurator.device))
-    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
+    trial = min(tokens, TRIAL_TOKENS) if options.own_stand_ins else 0
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside, trial)
     if needed.total >= budget:
         raise SystemExit(
             f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
@@ -115,18 +117,19 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
 
 
 def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
-    """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
+    """Before ``Scheduler.on_idle``: encode what waits, and go on with a trial of stand-ins, until
+    something else comes."""
     if engine.reads.pending and scheduler.is_fully_idle():
         engine.reads.clear()
-    if not engine.encoder.busy:
+    if not engine.has_idle_work:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
     def nothing_comes() -> bool:
         return scheduler.is_fully_idle() and not (socket is not None and socket.poll(0))
 
-    while engine.encoder.busy and first_rank_decides(nothing_comes()):
-        engine.encode_piece()
+    while engine.has_idle_work and first_rank_decides(nothing_comes()):
+        engine.idle_piece()
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:
