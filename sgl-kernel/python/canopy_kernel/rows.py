@@ -15,6 +15,30 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def turns(table: torch.Tensor, heads: int, back: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cos-sin ``table [n, d]`` as two factors ``[n, heads, d]`` fp32 for :func:`turned`, as long as
+    the rows that they turn: no head is broadcast, no half taken alone, which costs a CPU thrice.
+
+    back: those that undo the rotation, whatever the table's rounding or scale.
+    """
+    cos, sin = table.float().chunk(2, dim=-1)
+    if back:
+        norm = cos * cos + sin * sin
+        cos, sin = cos / norm, -sin / norm
+    both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    one, other = (x[:, None].repeat(1, heads, 1) for x in both)
+    return one, other
+
+
+def turned(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``x [n, heads, d]`` fp32 times :func:`turns`; added to ``out`` in place where that is given."""
+    other = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    made = x * cos if out is None else out.addcmul_(x, cos)
+    return made.addcmul_(other, sin)
+
+
 def warps(dim: int) -> int:
     """Warps of a program that moves rows: at head size 256 four would spill."""
     return 4 if dim <= 128 else 8
