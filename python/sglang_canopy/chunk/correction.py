@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from canopy_kernel import correct, pages
-from canopy_kernel.rows import turned, turns
+from canopy_kernel.rows import Turns, turned, turns
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
 from sglang_canopy.chunk.device_copy import is_host, to_device
@@ -42,14 +42,13 @@ class Together:
     """Targets that lie one after the other in the pools, but for computed tokens between them.
 
     first, last: their slots, of pages of one token; offsets ``[last - first]``: where each one's
-    weights begin, a computed token having none; cos, sin: their ``rows.turns``.
+    weights begin, a computed token having none; turn: what gives RoPE to all of them.
     """
 
     first: int
     last: int
     offsets: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
+    turn: Turns
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class Correction:
     weight: torch.Tensor
     row_slots: torch.Tensor
     target_slots: torch.Tensor
-    turn_back: tuple[torch.Tensor, torch.Tensor]
+    turn_back: Turns
     table: torch.Tensor
     at: torch.Tensor
     together: Together | None = None
@@ -88,14 +87,14 @@ class Correction:
         if layer == 0:
             return
         old_k, old_v = pages.read(k_pool, self.row_slots), pages.read(v_pool, self.row_slots)
-        delta_k = turned(k.index_select(0, self.at).float() - old_k.float(), *self.turn_back)
+        delta_k = turned(k.index_select(0, self.at).float() - old_k.float(), self.turn_back)
         delta_v = v.index_select(0, self.at).float() - old_v.float()
         limits = (delta_k.norm(dim=-1).median(0)[0], delta_v.norm(dim=-1).median(0)[0])
         if self.together is not None:
             one = self.together
             known = (delta_k, delta_v, self.index.flatten(), self.weight.flatten(), *limits)
             own = (pool[one.first : one.last, 0] for pool in (k_pool, v_pool))
-            correct.in_order(*known, one.offsets, one.cos, one.sin, *own)
+            correct.in_order(*known, one.offsets, one.turn, *own)
         else:
             known = (delta_k, delta_v, self.index, self.weight, *limits)
             every = torch.arange(self.target_slots.numel(), device=delta_k.device)
@@ -161,7 +160,7 @@ def _together(
         return None
     counts = (~computed[inside]) * width
     turn = turns(model.rope.table(inside), model.shape.kv_heads)
-    return Together(first, last, counts.cumsum(0) - counts, *turn)
+    return Together(first, last, counts.cumsum(0) - counts, turn)
 
 
 def regression_weights(

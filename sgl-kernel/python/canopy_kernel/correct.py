@@ -12,13 +12,14 @@ import torch.nn.functional as F
 
 from canopy_kernel import pages
 from canopy_kernel.rows import (
+    Turns,
+    add_turned,
     load_angles,
     load_halves,
     load_pool,
     rotated,
     store_halves,
     turn,
-    turned,
     warps,
 )
 from canopy_kernel.triton_shim import tl, triton
@@ -85,20 +86,19 @@ def in_order(
     limit_k: torch.Tensor,
     limit_v: torch.Tensor,
     offsets: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    turns: Turns,
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
     """As :func:`reference` for rows ``k, v [n, kv_heads, d]`` that lie together, some of which may
-    have no weights: index, weight ``[*]``, from ``offsets [n]`` on each row's own; cos, sin: of the
-    rows' positions (``rows.turns``)."""
+    have no weights: index, weight ``[*]``, from ``offsets [n]`` on each row's own; turns: to the
+    rows' positions."""
     known = (index, weight)
     part, scale = _sums(delta_k, *known, limit_k, offsets)
     if k.dtype == torch.float32:
-        turned(part.mul_(scale), cos, sin, out=k)
+        add_turned(part.mul_(scale), turns, k)
     else:
-        k.copy_(turned(part.mul_(scale), cos, sin, out=k.float()))
+        k.copy_(add_turned(part.mul_(scale), turns, k.float()))
     part, scale = _sums(delta_v, *known, limit_v, offsets)
     if v.dtype == torch.float32:
         v.addcmul_(part, scale)

@@ -15,9 +15,13 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def turns(table: torch.Tensor, heads: int, back: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cos-sin ``table [n, d]`` as two factors ``[n, heads, d]`` fp32 for :func:`turned`, as long as
-    the rows that they turn: no head is broadcast, no half taken alone, which costs a CPU thrice.
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""What :func:`turned` multiplies rows and their swapped halves by, each ``[n, heads, d]`` fp32."""
+
+
+def turns(table: torch.Tensor, heads: int, back: bool = False) -> Turns:
+    """A cos-sin ``table [n, d]`` as factors as long as the rows that they turn: no head is broadcast
+    and no half taken alone, which costs a CPU three times as much.
 
     back: those that undo the rotation, whatever the table's rounding or scale.
     """
@@ -30,13 +34,15 @@ def turns(table: torch.Tensor, heads: int, back: bool = False) -> tuple[torch.Te
     return one, other
 
 
-def turned(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``x [n, heads, d]`` fp32 times :func:`turns`; added to ``out`` in place where that is given."""
-    other = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    made = x * cos if out is None else out.addcmul_(x, cos)
-    return made.addcmul_(other, sin)
+def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``x [n, heads, d]`` fp32 turned, into ``out`` where that is given, which must not overlap it."""
+    out = torch.mul(x, by[0], out=out)
+    return out.addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
+
+
+def add_turned(x: torch.Tensor, by: Turns, to: torch.Tensor) -> torch.Tensor:
+    """``to + turned(x)``, in place; all fp32."""
+    return to.addcmul_(x, by[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
 
 
 def warps(dim: int) -> int:
