@@ -20,7 +20,10 @@ for glibc in 34 28 27 26 24 17 5; do platforms+=(--platform "manylinux_2_${glibc
 mv "$out"/wheels/sglang-*.whl "$out/whole/"
 "$python" scripts/gpu_bundle/slim_wheel.py "$out"/whole/sglang-*.whl "$out/wheels"
 rm -r "$out/whole"
-"$python" -m pip wheel -q --no-deps -w "$out/wheels" .
+mkdir "$out/source" # apart, since a build folder here may hold modules that are gone
+cp -r pyproject.toml README.md LICENSE python sgl-kernel "$out/source/"
+"$python" -m pip wheel -q --no-deps -w "$out/wheels" "$out/source"
+rm -r "$out/source"
 cp -r scripts/gpu_bundle/stand_in scripts/gpu_bundle/serve.sh "$out/"
 cp scripts/gpu_bundle/llama_8b.json "$out/model/config.json"
 cp "$tokenizer"/tokenizer*.json "$out/model/"

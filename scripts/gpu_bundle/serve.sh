@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Serve the bundle's random 8B Llama on a GPU machine without a network: ./serve.sh [flags of launch_server]
-# Wants Python 3.12, torch 2.11 with CUDA, Triton 3.6 and transformers 5.17 in PYTHON (python3).
+# Wants Python 3.12, torch 2.11 with CUDA, Triton 3.6 and transformers 5.17 in PYTHON (python3), and
+# what is named below. On a CPU: SGLANG_USE_CPU_ENGINE=1 ./serve.sh --device cpu --attention-backend
+# torch_native --json-model-override-args '{"num_hidden_layers": 2}' (the 8B takes 16 GB).
 set -euo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3} site=${SITE:-$bundle/site}
@@ -8,6 +10,16 @@ if [[ ! -e $site/.installed ]]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
     --target "$site" "$bundle"/wheels/*.whl
   touch "$site/.installed"
+fi
+# Too large for the bundle, or part of any machine with torch: without them SGLang's own message
+# would be that it does not know Canopy's flags.
+wanted=(torch torchvision triton transformers numpy scipy PIL psutil xxhash requests aiohttp \
+  prometheus_client uvloop einops sentencepiece tiktoken tqdm jinja2)
+missing=$("$python" -c 'import importlib.util as u, sys
+print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])' "${wanted[@]}")
+if [[ -n $missing ]]; then
+  echo "$python has no $missing: the bundle leaves out what the machine is to have; install them" >&2
+  exit 2
 fi
 export PYTHONPATH="$site:$bundle/stand_in${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export HF_HUB_OFFLINE=1 SGLANG_IS_FLASHINFER_AVAILABLE=false

@@ -146,6 +146,31 @@ def test_memory_layout_does_not_matter(llama, ids, page, gap, name):
     assert (results[0] - without.logits).abs().max() > LIMIT
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("behind", [0, 7])
+def test_rows_that_lie_together_get_what_scattered_ones_get(llama, ids, behind, dtype):
+    """Slots one after the other, from any of them on, and the same slots in another order."""
+    prompt, heads, dim = prompt_of(llama, ids), llama.shape.kv_heads, llama.shape.head_dim
+    orders = (torch.arange(len(ids)), torch.randperm(len(ids)))
+    run = int(chosen(prompt).sum())
+    new = [torch.randn(run, heads, dim).to(dtype) for _ in range(2)]
+    results = []
+    for order in orders:
+        pools = [
+            [torch.zeros(len(ids) + behind, 1, heads, dim) for _ in range(llama.shape.layers)]
+            for _ in range(2)
+        ]
+        cache = caches.KVCache(*pools, order + behind)
+        found = planned(llama, prompt, cache)
+        assert (found.together is not None) == (order is orders[0])
+        k, v = (pool[2].to(dtype) for pool in pools)
+        found.apply(2, k, v, *new)
+        results.append([pages.read(pool, cache.slots) for pool in (k, v)])
+    limit = 1e-5 if dtype == torch.float32 else 3e-2
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, atol=limit, rtol=limit)
+
+
 def test_only_reused_tokens_of_inexact_chunks_are_touched(llama, ids):
     prompt = prompt_of(llama, ids)
     cache = paged_cache(llama, len(ids), 16)

@@ -269,6 +269,30 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
     assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
 
 
+def test_a_sample_of_keys_stands_for_those_like_it(llama, ids, monkeypatch):
+    """Where eight neighbours are the same key and value, reading one of them is reading all."""
+    from sglang_canopy.chunk.selectors import query
+
+    shape, n = llama.shape, 96
+    rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
+    p = FusedPrompt(ids, (Placed(Chunk(tuple(ids[20 : 20 + n].tolist()), rows, rows), 20),))
+    like = torch.randn(2, shape.layers, n // 8, 1, shape.kv_heads, shape.head_dim)
+    found = []
+    for stride in (1, 8):
+        monkeypatch.setattr(query, "STRIDE", stride)
+        monkeypatch.setattr(query, "FEWEST", 1)
+        cache = caches.dense_cache(llama, len(p))
+        for layer in range(shape.layers):
+            for pool, same in ((cache.k, like[0]), (cache.v, like[1])):
+                pool[layer][20 : 20 + n] = same[layer].repeat_interleave(8, 0)
+        found.append(query.query_scores(Context(llama, p, cache, 0.15), last_weight=0.5))
+        assert (
+            query._sampled(p, torch.tensor([len(p) - 1]), 1)[0].numel() == len(p) - n + n // stride
+        )
+    assert torch.allclose(found[0], found[1], atol=1e-5)
+    assert float(found[0].sum()) > 1
+
+
 def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
     from sglang_canopy.chunk import fusion
 

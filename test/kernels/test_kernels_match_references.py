@@ -238,6 +238,15 @@ def test_energy_layer_by_layer_is_the_reference_of_the_reconstruction(tokens, al
     assert torch.allclose(lowpass.lowpass_energy(k, v, alpha, high), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("high", [False, True])
+def test_energy_of_a_long_chunk_of_odd_width_is_the_sum_of_its_blocks(high):
+    k, v = (torch.randn(2, 3001, 71) for _ in range(2))
+    assert lowpass.CPU_BLOCK // 3001 < 71 // 2  # more than one block of channels
+    expected = lowpass.reference(*(lowpass.reconstruct(x, 0.5, high) for x in (k, v)))
+    got = lowpass.lowpass_energy(k, v, high=high)
+    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.one(torch.arange(70), torch.arange(70))

@@ -98,6 +98,24 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_fetched(tmp_path):
     assert "is a bundle already" in bundle(tmp_path / "old", tmp_path).stderr
 
 
+def test_what_the_machine_lacks_is_named_all_at_once(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / ".installed").touch()
+    done = subprocess.run(
+        ["bash", FOLDER / "serve.sh"],
+        env={**os.environ, "PYTHON": str(bare), "SITE": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "has no torch torchvision triton" in done.stderr
+    assert " scipy " in done.stderr
+
+
 def test_the_bundle_brings_the_sglang_that_this_project_is_for():
     from sglang_canopy import SGLANG_VERSION
 

@@ -23,7 +23,7 @@ from sglang_canopy.chunk.cache import KVCache, dense_cache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
 from sglang_canopy.chunk.encode import Encoder
 from sglang_canopy.chunk.ratio import CostProfile
-from sglang_canopy.chunk.rope import rotate_into
+from sglang_canopy.chunk.rope import rotate
 from sglang_canopy.chunk.selectors import Context, make_selector
 
 SELECTOR = "frequency"
@@ -106,9 +106,7 @@ def overlapped(
 
         def arrive(layer: int) -> None:
             for at, k, v in next(reads):
-                turned = torch.empty_like(k)
-                rotate_into(k, model.rope.table(at), turned)
-                cache.write(layer, at, turned, v)
+                cache.write(layer, at, rotate(k, model.rope.table(at)), v)
 
         hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)
         logits = engine.logits(model, hidden[-1:])[0]
@@ -170,9 +168,7 @@ def clocked(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) -> fl
         read.append(time.perf_counter() - start if on_disk else spent[-1] + link)
         begun.append(time.thread_time())
         for at, k, v in found:
-            turned = torch.empty_like(k)
-            rotate_into(k, model.rope.table(at), turned)
-            cache.write(layer, at, turned, v)
+            cache.write(layer, at, rotate(k, model.rope.table(at)), v)
 
     start = time.thread_time()
     hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)

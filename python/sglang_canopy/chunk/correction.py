@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from canopy_kernel import correct, pages
+from canopy_kernel.rows import Turns, turned, turns
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import FusedPrompt, Placed
 from sglang_canopy.chunk.device_copy import is_host, to_device
@@ -37,12 +38,27 @@ BLOCK = 2048
 
 
 @dataclass(slots=True)
+class Together:
+    """Targets that lie one after the other in the pools, but for computed tokens between them.
+
+    first, last: their slots, of pages of one token; offsets ``[last - first]``: where each one's
+    weights begin, a computed token having none; turn: what gives RoPE to all of them.
+    """
+
+    first: int
+    last: int
+    offsets: torch.Tensor
+    turn: Turns
+
+
+@dataclass(slots=True)
 class Correction:
     """The weights of one prompt's corrections, and where they go.
 
     rows ``[m]``: positions that reveal differences (recomputed ones); targets ``[t]``: positions
-    that are corrected; index, weight ``[t, w]``: of ``rows``; slots and tables (``[*, d]`` fp32, for
-    targets that lie together ``[t, kv_heads, d]``) are those of rows and targets; at ``[m]``: where ``rows`` are among the rows that are run.
+    that are corrected; index, weight ``[t, w]``: of ``rows``; slots are those of rows and targets;
+    turn_back: what takes RoPE from the rows (``rows.turns``); table: what gives it to the targets,
+    ``[t, d]`` fp32; at ``[m]``: where ``rows`` are among the rows that are run.
     """
 
     rows: torch.Tensor
@@ -51,10 +67,10 @@ class Correction:
     weight: torch.Tensor
     row_slots: torch.Tensor
     target_slots: torch.Tensor
-    row_table: torch.Tensor
-    target_table: torch.Tensor
+    turn_back: Turns
+    table: torch.Tensor
     at: torch.Tensor
-    together: bool = False
+    together: Together | None = None
 
     def apply(
         self,
@@ -71,17 +87,18 @@ class Correction:
         if layer == 0:
             return
         old_k, old_v = pages.read(k_pool, self.row_slots), pages.read(v_pool, self.row_slots)
-        delta_k = unrotate(k[self.at].float() - old_k.float(), self.row_table)
-        delta_v = v[self.at].float() - old_v.float()
+        delta_k = turned(k.index_select(0, self.at).float() - old_k.float(), self.turn_back)
+        delta_v = v.index_select(0, self.at).float() - old_v.float()
         limits = (delta_k.norm(dim=-1).median(0)[0], delta_v.norm(dim=-1).median(0)[0])
-        known = (delta_k, delta_v, self.index, self.weight, *limits)
-        if self.together:
-            first, last = int(self.targets[0]), int(self.targets[-1]) + 1
-            own = (k_pool[first:last, 0], v_pool[first:last, 0])
-            correct.in_order(*known, self.target_table, *own)
+        if self.together is not None:
+            one = self.together
+            known = (delta_k, delta_v, self.index.flatten(), self.weight.flatten(), *limits)
+            own = (pool[one.first : one.last, 0] for pool in (k_pool, v_pool))
+            correct.in_order(*known, one.offsets, one.turn, *own)
         else:
+            known = (delta_k, delta_v, self.index, self.weight, *limits)
             every = torch.arange(self.target_slots.numel(), device=delta_k.device)
-            correct.correct(*known, every, self.target_slots, self.target_table, k_pool, v_pool)
+            correct.correct(*known, every, self.target_slots, self.table, k_pool, v_pool)
 
 
 def plan_correction(
@@ -106,9 +123,7 @@ def plan_correction(
         rows = rows[torch.linspace(0, rows.numel() - 1, MOST_REVEALED).round().long()]
     run = computed.clone()
     run[:ready] = False
-    together = cache.in_order and is_host(cache.slots)
-    together = together and int(inside[-1] - inside[0]) + 1 == inside.numel()
-    targets = inside if together else inside[~computed[inside]]
+    targets = inside[~computed[inside]]
     starts = torch.tensor([p.start for p in placed])
     device = cache.slots.device
     targets_there, rows_there = to_device(targets, device), to_device(rows, device)
@@ -119,9 +134,6 @@ def plan_correction(
         rows,
         starts,
     )
-    target_table = model.rope.table(targets_there)
-    if together:  # a row for each head: see in_order
-        target_table = target_table[:, None].repeat(1, model.shape.kv_heads, 1)
     return Correction(
         rows,
         targets,
@@ -129,11 +141,26 @@ def plan_correction(
         weight,
         cache.slots[rows_there],
         cache.slots[targets_there],
-        model.rope.table(rows_there),
-        target_table,
+        turns(model.rope.table(rows_there), model.shape.kv_heads, back=True),
+        model.rope.table(targets_there),
         to_device((run.cumsum(0) - 1)[rows], device),
-        together,
+        _together(model, cache, inside, computed, index.shape[1]),
     )
+
+
+def _together(
+    model: Model, cache: KVCache, inside: torch.Tensor, computed: torch.Tensor, width: int
+) -> Together | None:
+    """How corrected rows lie together in a host's pools, if they do; inside: positions of chunks."""
+    if not is_host(cache.slots) or cache.k[0].shape[1] != 1:
+        return None
+    slots = cache.slots[inside].long()
+    first, last = int(slots[0]), int(slots[0]) + slots.numel()
+    if not torch.equal(slots, torch.arange(first, last)):
+        return None
+    counts = (~computed[inside]) * width
+    turn = turns(model.rope.table(inside), model.shape.kv_heads)
+    return Together(first, last, counts.cumsum(0) - counts, turn)
 
 
 def regression_weights(

@@ -16,7 +16,7 @@ from sglang_canopy.chunk.model import Model
 from sglang_canopy.chunk.placement import place_chunks
 from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector
 
-HEAD_TOKENS = 128
+HEAD_TOKENS = 32
 """A shorter head is run with the probe and again: one more pass over the weights costs more."""
 
 

@@ -11,6 +11,7 @@ import torch
 
 from canopy_kernel import pages
 from canopy_kernel.rope_scatter import rope_scatter_pieces
+from canopy_kernel.rows import turns
 from sglang_canopy.chunk.cache import KVCache
 from sglang_canopy.chunk.chunk import Chunk, Placed
 from sglang_canopy.chunk.device_copy import is_host, to_device
@@ -61,8 +62,9 @@ def place_chunks(
 def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
     at = slice(placed.start, placed.end)
     table = model.rope.table(torch.arange(placed.start, placed.end))
+    turn = turns(table, model.shape.kv_heads)
     for layer in range(model.shape.layers):
-        rotate_into(placed.chunk.raw_k[layer], table, cache.k[layer][at, 0])
+        rotate_into(placed.chunk.raw_k[layer], turn, cache.k[layer][at, 0])
         cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
 
 
@@ -70,13 +72,13 @@ def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache, layers: int
     """One layer at a time over all chunks together."""
     positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
-    table = model.rope.table(positions)
+    turn = turns(model.rope.table(positions), model.shape.kv_heads)
     reads = read_layers_ahead([(chunk, inside) for chunk, inside, _ in rows], layers)
     rotated = None
     for layer, parts in enumerate(reads):
         k, v = torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
         rotated = torch.empty_like(k) if rotated is None else rotated
-        rotate_into(k, table, rotated)
+        rotate_into(k, turn, rotated)
         pages.write(cache.k[layer], slots, rotated)
         pages.write(cache.v[layer], slots, v)
 

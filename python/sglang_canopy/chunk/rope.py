@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from canopy_kernel.rows import Turns, turned
 from sglang_canopy.errors import CanopyError
 
 #: Variants whose angle is position x a fixed frequency: a chunk may move under them.
@@ -62,16 +63,13 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def rotate_into(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
-    """:func:`rotate` into ``out``, which must not overlap ``x``; fp32 needs no memory of its own."""
-    if x.dtype != torch.float32 or out.dtype != torch.float32:
-        out.copy_(rotate(x, table))
-        return
-    cos, sin = table[:, None].chunk(2, dim=-1)
-    half = cos.shape[-1]
-    a, b, low, high = x[..., :half], x[..., half:], out[..., :half], out[..., half:]
-    torch.mul(a, cos, out=low).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=high).addcmul_(a, sin)
+def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
+    """:func:`rotate` ``x [n, heads, d]`` into ``out``, which must not overlap it, by the ``turns`` of a
+    table, which are made once for all layers; fp32 takes a third of :func:`rotate`'s time."""
+    if x.dtype == out.dtype == torch.float32:
+        turned(x, turn, out)
+    else:
+        out.copy_(turned(x.float(), turn))
 
 
 def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

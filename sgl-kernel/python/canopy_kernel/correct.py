@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from canopy_kernel import pages
 from canopy_kernel.rows import (
+    Turns,
+    add_turned,
     load_angles,
     load_halves,
     load_pool,
@@ -28,11 +30,26 @@ def weighted(
 ) -> torch.Tensor:
     """``delta [rows, kv_heads, d]`` fp32 -> ``[n, kv_heads, d]`` fp32, each head at most ``limit
     [kv_heads]`` long; index, weight: ``[n, w]``."""
-    heads, dim = delta.shape[1:]
-    out = F.embedding_bag(index, delta.flatten(1), per_sample_weights=weight, mode="sum")
-    out = out.view(-1, heads, dim)
-    length = torch.linalg.vector_norm(out, dim=-1).clamp_(min=1e-20)
-    return out.mul_((limit / length).clamp_(max=1.0)[..., None])
+    out, scale = _sums(delta, index, weight, limit)
+    return out.mul_(scale)
+
+
+def _sums(
+    delta: torch.Tensor,
+    index: torch.Tensor,
+    weight: torch.Tensor,
+    limit: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums ``[n, kv_heads, d]`` as they are, and what shortens them, ``[n, kv_heads, 1]``.
+
+    offsets ``[n]``: where each row's own begin in an index and weight of one dimension.
+    """
+    rows = delta.flatten(1)
+    out = F.embedding_bag(index, rows, offsets, per_sample_weights=weight, mode="sum")
+    out = out.view(-1, *delta.shape[1:])
+    length = torch.linalg.vector_norm(out, dim=-1, keepdim=True).clamp_(min=1e-20)
+    return out, (limit[:, None] / length).clamp_(max=1.0)
 
 
 def reference(
@@ -68,22 +85,25 @@ def in_order(
     weight: torch.Tensor,
     limit_k: torch.Tensor,
     limit_v: torch.Tensor,
-    table: torch.Tensor,
+    offsets: torch.Tensor,
+    turns: Turns,
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
-    """As :func:`reference` for rows ``k, v [n, kv_heads, d]`` that lie together; table: of their
-    positions, ``[n, kv_heads, d]``, since one row for all heads makes the same sums thrice as long."""
-    part = weighted(delta_k, index, weight, limit_k)
+    """As :func:`reference` for rows ``k, v [n, kv_heads, d]`` that lie together, some of which may
+    have no weights: index, weight ``[*]``, from ``offsets [n]`` on each row's own; turns: to the
+    rows' positions."""
+    known = (index, weight)
+    part, scale = _sums(delta_k, *known, limit_k, offsets)
     if k.dtype == torch.float32:
-        cos, sin = table.chunk(2, dim=-1)
-        half = cos.shape[-1]
-        low, high = part[..., :half], part[..., half:]
-        k[..., :half].addcmul_(low, cos).addcmul_(high, sin, value=-1)
-        k[..., half:].addcmul_(high, cos).addcmul_(low, sin)
+        add_turned(part.mul_(scale), turns, k)
     else:
-        k.copy_(k.float() + rotated(part, table[:, 0]))
-    v.add_(weighted(delta_v, index, weight, limit_v))
+        k.copy_(add_turned(part.mul_(scale), turns, k.float()))
+    part, scale = _sums(delta_v, *known, limit_v, offsets)
+    if v.dtype == torch.float32:
+        v.addcmul_(part, scale)
+    else:
+        v.add_(part.mul_(scale))
 
 
 @triton.jit

@@ -15,6 +15,36 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""What :func:`turned` multiplies rows and their swapped halves by, each ``[n, heads, d]`` fp32."""
+
+
+def turns(table: torch.Tensor, heads: int, back: bool = False) -> Turns:
+    """A cos-sin ``table [n, d]`` as factors as long as the rows that they turn: no head is broadcast
+    and no half taken alone, which costs a CPU three times as much.
+
+    back: those that undo the rotation, whatever the table's rounding or scale.
+    """
+    cos, sin = table.float().chunk(2, dim=-1)
+    if back:
+        norm = cos * cos + sin * sin
+        cos, sin = cos / norm, -sin / norm
+    both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    one, other = (x[:, None].repeat(1, heads, 1) for x in both)
+    return one, other
+
+
+def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``x [n, heads, d]`` fp32 turned, into ``out`` where that is given, which must not overlap it."""
+    out = torch.mul(x, by[0], out=out)
+    return out.addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
+
+
+def add_turned(x: torch.Tensor, by: Turns, to: torch.Tensor) -> torch.Tensor:
+    """``to + turned(x)``, in place; all fp32."""
+    return to.addcmul_(x, by[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
+
+
 def warps(dim: int) -> int:
     """Warps of a program that moves rows: at head size 256 four would spill."""
     return 4 if dim <= 128 else 8

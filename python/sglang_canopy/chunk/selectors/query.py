@@ -10,6 +10,7 @@ import math
 import torch
 
 from sglang_canopy.chunk import engine
+from sglang_canopy.chunk.chunk import FusedPrompt
 from sglang_canopy.chunk.device_copy import to_device
 from sglang_canopy.chunk.selectors.base import (
     Context,
@@ -24,6 +25,10 @@ FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
 MOST = 64
 """Question tokens probed at most, the last ones."""
+STRIDE, FEWEST = 8, 100
+"""Below the probed layers the question reads one in so many tokens of the chunks, each standing for
+all of them, but no fewer than so many: what it reads there hardly tells what it asks for
+(docs/research/chunks.md), and it is half of a probe's attention."""
 PIECE_ROWS = 2048
 """Other tokens outside chunks run at a time: what they take is bounded as a prefill's window is."""
 
@@ -37,7 +42,8 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
     """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
     on the model's device: nothing here waits for it.
 
-    Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV.
+    Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV, of
+    which the question reads a sample before the layers that count (:data:`STRIDE`).
     ``last_weight`` is the share of the very last token's attention in the sum, the other tokens'
     together having the rest; 0 counts every token alike.
     """
@@ -62,6 +68,7 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
         share.fill_((1 - last_weight) / (at.numel() - 1))
         share[-1] = last_weight
     every, scale = torch.arange(len(prompt), device=model.device), shape.head_dim**-0.5
+    some, bias = _sampled(prompt, at, shape.heads // shape.kv_heads)
 
     def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
         if layer >= lowest:
@@ -71,10 +78,8 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
                 k, v = cache.read(layer, every)
             attended, mass = _weighed(q[before:], k, v, at, first, share, scale)
             score.add_(mass)
-        elif not others.numel():
-            return None
-        else:  # apart from rows far before it: together they would read its keys
-            attended = cache.attend(layer, q[before:], at, scale)
+        else:
+            attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
         if not others.numel():
             return attended
         out = torch.empty_like(q)
@@ -85,6 +90,37 @@ def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -
 
     engine.run_rows(model, ids, rows, cache, watch=watch, stop=depth - 1)
     return model.whole(score)
+
+
+def _sampled(
+    prompt: FusedPrompt, at: torch.Tensor, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of the keys that rows ``at [m]`` read below the probed layers, ``[s]``, and what is
+    added to their scores ``[m * group, s]``: the log of how many each stands for, -inf where hidden.
+    """
+    chosen = prompt.in_chunk()
+    inside = chosen.nonzero()[:, 0]
+    stride = max(1, min(STRIDE, inside.numel() // FEWEST))
+    every = torch.ones(len(prompt), dtype=torch.bool)
+    every[inside] = False
+    every[inside[::stride]] = True
+    some = to_device(every.nonzero()[:, 0], at.device)
+    weight = to_device(chosen[every] * math.log(stride), at.device)
+    bias = weight.masked_fill(some > at[:, None], float("-inf"))
+    return some, bias.repeat_interleave(group, 0)
+
+
+def _biased(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, ``bias [m * group, s]`` added
+    to the scores of each KV head's group; in q's type."""
+    m, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    weight = torch.softmax(torch.baddbmm(bias, rows, k.float().permute(1, 2, 0)), dim=-1)
+    out = torch.matmul(weight, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
+    return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
 
 
 def _weighed(
