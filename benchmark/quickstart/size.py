@@ -82,7 +82,7 @@ class Server:
             if short > 0 and tree.evict(short) < short and self.running:
                 tree.unlock(node)
                 break
-            leaf = tree.insert(request, node, hit)
+            leaf = tree.insert(request.path, node, hit)
             tree.lock(leaf)
             tree.unlock(node)
             request.label = self.policy.finish(request)
