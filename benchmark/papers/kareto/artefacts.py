@@ -17,7 +17,7 @@ ARTEFACTS = (
     Artefact("figure-7", "a disk whose bandwidth grows with it", figure_7, 1.5),
     Artefact("figure-8", "DRAM only, disk only, and both", figure_8, 2.0),
     Artefact("figure-12", "extremes of the front beside fixed DRAM", figure_12, 2.5),
-    Artefact("figure-12-two-hours", "the same, two hours of one trace", figure_12_two_hours, 20.0),
+    Artefact("figure-12-two-hours", "the same, two hours of one trace", figure_12_two_hours, 6.0),
     Artefact("figure-13", "searches against a grid", figure_13, 3.5),
     Artefact("figure-14", "hits by group TTLs and by one TTL", figure_14, 2.0),
     Artefact("figures-15-16", "throughput, TTFT and cost by both", figures_15_16, 2.0),
