@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from sglang_canopy.compiled.finder import use
 
-COMPILED = use()  # before anything is imported that simulates
+use()  # before anything is imported that simulates
 
 from sglang_canopy.sim.compact import CompactTrace  # noqa: E402
 from sglang_canopy.sim.system import (  # noqa: E402

@@ -1,4 +1,4 @@
-"""Files for their owner alone, written whole or not at all."""
+"""Files for their owner alone, written whole or not at all, and where what can be made again lies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """``$XDG_CACHE_HOME/canopy/NAME``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "canopy" / name
 
 
 def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
@@ -42,7 +43,7 @@ def is_own(path: Path) -> bool:
         state = path.lstat()
     except OSError:
         return False
-    return path.is_dir() and state.st_uid == os.getuid() and not state.st_mode & 0o022
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
 
 
 class _Finder:

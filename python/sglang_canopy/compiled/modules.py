@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from pathlib import Path
+
+from sglang_canopy.private_file import cache_folder
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -38,9 +39,8 @@ def source_of(module: str) -> Path:
 
 
 def home() -> Path:
-    """``$XDG_CACHE_HOME/canopy/compiled``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "canopy" / "compiled"
+    """The folder of all that was compiled, of other versions too."""
+    return cache_folder("compiled")
 
 
 def folder() -> Path:

@@ -87,7 +87,7 @@ class _Processes:
                 for at, item in enumerate(items)
             }
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield futures.pop(future), future.result()
         except BrokenProcessPool:
             raise CanopyError(
                 "a simulation process was killed, most likely for memory; use fewer --jobs "

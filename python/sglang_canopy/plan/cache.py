@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import cache_folder
 from sglang_canopy.trace.record import TraceRequest
 
 _CODE = ("admission", "policy", "reuse", "schedule", "sim", "trace", "ttl")
@@ -26,9 +27,8 @@ _OWN_CODE = ("evaluate.py", "groups.py", "system.py", "worker.py")
 
 
 def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/canopy/plan``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "canopy" / "plan"
+    """Where simulations are kept unless ``--cache`` says."""
+    return cache_folder("plan")
 
 
 class Cache:

@@ -196,10 +196,8 @@ def make_plan(
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
         say = progress or (lambda stage, done, most: None)
         fixed = baseline_of(request, space, footprint_gib)
-        screened = screens(request, len(work.trace))
-        say("predictions" if screened else "baseline", 0, most)
-        baseline = None if screened else evaluate([fixed])[0]
-        if screened:
+        if screens(request, len(work.trace)):
+            say("predictions", 0, most)
             found, _ = screened_search(
                 space,
                 Wish(request.constraints, request.minimise),
@@ -208,19 +206,22 @@ def make_plan(
                 [fixed],
                 lambda stage, done: say(stage, done, most),
             )
-        elif request.grid:
-            say("grid", 0, most)
-            found = full_grid(grid, evaluate)
+            baseline = found.rows[fixed]
         else:
-            found = search(
-                space,
-                objectives,
-                evaluate,
-                known=evaluate.known,
-                options=request.options,
-                progress=lambda stage, done: say(stage, done, most),
-            )
-        baseline = baseline or evaluate([fixed])[0]  # with screening simulated with the first
+            say("baseline", 0, most)
+            baseline = evaluate([fixed])[0]
+            if request.grid:
+                say("grid", 0, most)
+                found = full_grid(grid, evaluate)
+            else:
+                found = search(
+                    space,
+                    objectives,
+                    evaluate,
+                    known=evaluate.known,
+                    options=request.options,
+                    progress=lambda stage, done: say(stage, done, most),
+                )
         rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
         choice = choose(rows, request.constraints, request.minimise)
         neighbours: list[Rejected] = []

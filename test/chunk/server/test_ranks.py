@@ -27,6 +27,7 @@ from sglang_canopy.chunk.server.options import (  # noqa: E402
 from sglang_canopy.config.refusals import CHUNKS, unsupported  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
+from support.gloo_ranks import on_ranks  # noqa: E402
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
 TRIED = ("default", "head+query", "first-k")
@@ -93,24 +94,13 @@ def fuse(model, selector: str):
     return fused.rows, fused.logits
 
 
-def one_rank(rank: int, meet: str, out) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
+def one_rank(rank: int) -> dict[str, list[list[float]]]:
     model = split(from_transformers(build("llama")), rank)
-    out.put((rank, {name: [x.tolist() for x in fuse(model, name)] for name in TRIED}))
-    dist.barrier()  # neither leaves while the other still talks to it
-    dist.destroy_process_group()
+    return {name: [x.tolist() for x in fuse(model, name)] for name in TRIED}
 
 
 def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    out = context.SimpleQueue()
-    joined = torch.multiprocessing.spawn(
-        one_rank, (str(tmp_path / "meet"), out), nprocs=RANKS, join=False
-    )
-    found = dict(out.get() for _ in range(RANKS))
-    while not joined.join():
-        pass
+    found = on_ranks(RANKS, one_rank, tmp_path)
     for name in TRIED:
         rows, logits = fuse(llama, name)
         assert found[0][name] == found[1][name]  # the same bits on every rank

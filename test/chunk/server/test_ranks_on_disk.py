@@ -25,6 +25,7 @@ from sglang_canopy.chunk.server import model_view  # noqa: E402
 from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
+from support.gloo_ranks import on_ranks  # noqa: E402
 
 
 class Group:
@@ -98,27 +99,8 @@ def scenario(rank: int, folder: Path):
     return found
 
 
-def one_rank(rank: int, meet: str, folder: str, out) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
-    try:
-        out.put((rank, scenario(rank, Path(folder))))
-    except BaseException as error:  # the other rank would be waited for
-        out.put((rank, repr(error)))
-        raise
-    dist.barrier()  # neither leaves while the other still talks to it
-    dist.destroy_process_group()
-
-
 def test_ranks_compute_the_same_whatever_one_of_them_cannot_read(tmp_path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    out = context.SimpleQueue()
-    joined = torch.multiprocessing.spawn(
-        one_rank, (str(tmp_path / "meet"), str(tmp_path / "disk"), out), nprocs=RANKS, join=False
-    )
-    found = dict(out.get() for _ in range(RANKS))
-    while not joined.join():
-        pass
+    found = on_ranks(RANKS, scenario, tmp_path, tmp_path / "disk")
     files = found[0].pop("files")
     found[1].pop("files")
     assert found[0] == found[1]

@@ -18,6 +18,7 @@ from sglang_canopy.chunk import stand_ins as rule  # noqa: E402
 from sglang_canopy.chunk.model import from_transformers  # noqa: E402
 from sglang_canopy.chunk.server import model_view  # noqa: E402
 from support.chunk_models import build  # noqa: E402
+from support.gloo_ranks import on_ranks  # noqa: E402
 
 PROMPTS = 3
 
@@ -47,34 +48,17 @@ def trial(model, patch: pytest.MonkeyPatch, off: float = 0.0):
     return kl, {k: v for k, v in state.items() if k != "tenant"}, keys, engine.counts["fallbacks"]
 
 
-def one_rank(rank: int, meet: str, out) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
+def one_rank(rank: int):
     patch = pytest.MonkeyPatch()
     patch.setattr(model_view, "_group", lambda: AgreeingGroup(rank))
-    try:
-        # what a rank would find by itself is made to differ: it does not count
-        out.put(
-            (rank, trial(split(from_transformers(build("llama")), rank), patch, off=0.5 * rank))
-        )
-    except BaseException as error:  # the other rank would be waited for
-        out.put((rank, repr(error)))
-        raise
-    dist.barrier()  # neither leaves while the other still talks to it
-    dist.destroy_process_group()
+    # what a rank would find by itself is made to differ: it does not count
+    return trial(split(from_transformers(build("llama")), rank), patch, off=0.5 * rank)
 
 
 def test_ranks_decide_alike_and_measure_what_the_whole_model_does(
     llama, tmp_path, monkeypatch
 ) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    out = context.SimpleQueue()
-    joined = torch.multiprocessing.spawn(
-        one_rank, (str(tmp_path / "meet"), out), nprocs=RANKS, join=False
-    )
-    found = dict(out.get() for _ in range(RANKS))
-    while not joined.join():
-        pass
+    found = on_ranks(RANKS, one_rank, tmp_path)
     assert found[0] == found[1]
     kl, state, _, fallbacks = found[0]
     assert fallbacks == 0

@@ -129,7 +129,7 @@ class ChunkEngine:
         self.encoder = BackgroundEncoder(model, self.store, score, self._stored)
         self.stand_ins = StandIns(self.gap, self._withdrawn, options.own_stand_ins)
         how = Method(options.chosen_encode, self.stand_in, options.correct == "on")
-        self.trials = Trials(model, self.stand_ins, how, model_view.first_ranks_figures)
+        self.trials = Trials(model, self.stand_ins, how, model_view.first_ranks)
 
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""

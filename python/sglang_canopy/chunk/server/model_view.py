@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from sglang_canopy.chunk.device_copy import is_host, to_device
 from sglang_canopy.chunk.model import Layer, Model, Shape
 from sglang_canopy.chunk.rope import from_config, prove_rotation, rotate, unrotate
 from sglang_canopy.errors import CanopyError
+
+Answer = TypeVar("Answer")
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -260,14 +262,8 @@ def common_digest(digest: str) -> str:
     return hashlib.sha256("".join(group.all_gather_object(digest)).encode()).hexdigest()[:32]
 
 
-def first_rank_decides(answer: bool) -> bool:
+def first_ranks(mine: Answer) -> Answer:
     """The first rank's answer, on every rank."""
-    group = _group()
-    return answer if group.world_size == 1 else bool(group.broadcast_object(answer))
-
-
-def first_ranks_figures(mine: tuple[float, float]) -> tuple[float, float]:
-    """The first rank's figures, on every rank."""
     group = _group()
     return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
 

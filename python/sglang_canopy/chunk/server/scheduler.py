@@ -20,7 +20,7 @@ from sglang_canopy.chunk.model import identity_of
 from sglang_canopy.chunk.quality_gate import Floors, calibrated_ratios, check_quality
 from sglang_canopy.chunk.server import attention
 from sglang_canopy.chunk.server.engine import ChunkEngine
-from sglang_canopy.chunk.server.model_view import check_layout, first_rank_decides, served_shape
+from sglang_canopy.chunk.server.model_view import check_layout, first_ranks, served_shape
 from sglang_canopy.chunk.server.options import COMMAND, Options
 from sglang_canopy.chunk.server.request import ChunkRequest, chunk_request_of
 from sglang_canopy.chunk.stand_ins import TRIAL_TOKENS
@@ -125,10 +125,12 @@ def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
-    def nothing_comes() -> bool:
-        return scheduler.is_fully_idle() and not (socket is not None and socket.poll(0))
+    def something_comes() -> bool:
+        return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
 
-    while engine.has_idle_work and first_rank_decides(nothing_comes()):
+    while engine.has_idle_work:
+        if first_ranks(something_comes()):
+            return
         engine.idle_piece()
 
 

@@ -65,8 +65,8 @@ def confirm(
 ) -> Screened:
     """Simulate of the candidates what could be the choice, until nothing else could.
 
-    ``rows`` were simulated already; ``also`` is simulated whatever is predicted, with the first. The choice is that of ``choose`` over all candidates, if the
-    margins hold.
+    ``rows`` were simulated already; ``also`` is simulated whatever is predicted, with the first.
+    The choice is that of ``choose`` over all candidates, if the margins hold.
     """
     # What nobody could predict has been simulated, and may be the choice as well.
     names = list(predicted)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sglang_canopy.plan.backend import Done, Inline, Item
 from sglang_canopy.plan.objective import Metric
 from sglang_canopy.plan.screen.replay import Replayed
-from sglang_canopy.plan.screen.traffic import Part, replay_part
+from sglang_canopy.plan.screen.traffic import Part, replay_part, tokens_of
 from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import row_of
 from sglang_canopy.plan.worker import PlanInputs
@@ -59,10 +59,8 @@ class Predictor:
         self._work = work
         self._on: Mapper = Inline(work) if on is None else on
         self._jobs = jobs
-        records = list(work.trace)
-        self._prompts = np.array([max(r.input_tokens, 1) for r in records])
-        self._outputs = np.array([max(r.output_tokens, 1) for r in records])
-        self._begin = float(records[0].time_s)
+        self._prompts, self._outputs = tokens_of(work.trace)
+        self._begin = work.trace[0].time_s
 
     def __call__(self, configurations: Sequence[Configuration]) -> list[dict[str, Any]]:
         """A row for each, in order."""
@@ -80,20 +78,19 @@ class Predictor:
             some = tuple(configurations[i] for i in at)
             parts += [Part(some, some[0].instances, k) for k in range(some[0].instances)]
             of += [n] * some[0].instances
-        whole = [_Sums(len(self._prompts), len(at)) for at in passes]
+        under_way: dict[int, _Sums] = {}
         for which, (mine, got) in self._on.map(replay_part, parts):
-            if got is not None:
-                whole[of[which]].add(mine, got)
-        for at, sums in zip(passes, whole):
-            for i, row in zip(at, self._rows([configurations[i] for i in at], sums)):
-                rows[i] = row
+            n, part = of[which], parts[which]
+            width = len(part.configurations)
+            sums = under_way.setdefault(n, _Sums(len(self._prompts), width, part.instances))
+            sums.add(mine, got)
+            if not sums.missing:
+                done = self._rows(part.configurations, under_way.pop(n))
+                for i, row in zip(passes[n], done):
+                    rows[i] = row
         return rows
 
-    def _rows(
-        self,
-        some: Sequence[Configuration],
-        sums: _Sums,
-    ) -> list[dict[str, Any]]:
+    def _rows(self, some: Sequence[Configuration], sums: _Sums) -> list[dict[str, Any]]:
         ttft, hits, written = sums.ttft, sums.hits, sums.written
         span = sums.end - self._begin
         total = float(self._prompts.sum())
@@ -122,14 +119,18 @@ class Predictor:
 
 
 class _Sums:
-    """What came of all instances, a column a configuration."""
+    """What came of all instances, a column a configuration. missing: instances still to come."""
 
-    def __init__(self, requests: int, width: int) -> None:
+    def __init__(self, requests: int, width: int, missing: int) -> None:
+        self.missing = missing
         self.ttft = np.zeros((requests, width), np.float32)
         self.hits = np.zeros((3, width))
         self.written, self.end = np.zeros(width), np.full(width, -math.inf)
 
-    def add(self, mine: NDArray[np.int64], got: Replayed) -> None:
+    def add(self, mine: NDArray[np.int64], got: Replayed | None) -> None:
+        self.missing -= 1
+        if got is None:
+            return
         self.ttft[mine] = got.ttft
         self.hits += got.hits
         self.written += got.written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from sglang_canopy.plan.space import Configuration
 from sglang_canopy.plan.system import system_of
 from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.sim.system.routing import Router
+from sglang_canopy.trace.record import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ def replay_part(work: PlanInputs, part: Part) -> tuple[NDArray[np.int64], Replay
     return work.kept("traffic", Traffic).replayed(part)
 
 
+def tokens_of(trace: Iterable[TraceRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Prompt and output tokens of each request, one at least."""
+    both = [(max(r.input_tokens, 1), max(r.output_tokens, 1)) for r in trace]
+    prompts, outputs = np.array(both, np.int64).T
+    return prompts, outputs
+
+
 class Traffic:
     """The requests of one trace as arrays, and where a router would send them."""
 
@@ -41,12 +50,13 @@ class Traffic:
         self._served = work.served()
         self._kv = float(work.engine.profile.kv_bytes_per_token)
         self._paths = paths_of(self._served)
-        trace = self._served.trace
-        self._prompts = np.array([max(r.input_tokens, 1) for r in trace])
-        self._outputs = np.array([max(r.output_tokens, 1) for r in trace])
+        self._prompts, self._outputs = tokens_of(self._served.trace)
         self._arrivals = np.array(self._served.times)
         self._tables = CostTables(work.engine.profile, self._prompts)
         self._routes: dict[int, NDArray[np.int64]] = {}
+        self._among_all: tuple[bytes, NDArray[np.int32]] = b"", np.zeros((0, 0), np.int32)
+        """The last sizes that were looked up among all requests, and what was found: the instances
+        of one pass ask the same."""
 
     def replayed(self, part: Part) -> tuple[NDArray[np.int64], Replayed | None]:
         """``replay_part``."""
@@ -62,7 +72,7 @@ class Traffic:
         size = self._served.block_tokens
         sizes = lookup.blocks(size)
         # What all instances share is looked up among all requests.
-        every = found_blocks(self._paths, sizes) if shared.any() or instances == 1 else None
+        every = self._found(sizes) if shared.any() or instances == 1 else None
         own = found_blocks(self._paths, sizes, mine) if every is None or instances > 1 else every
         device, host, disk = lookup.tokens(own[mine], size)
         if every is not None and shared.any():
@@ -70,6 +80,11 @@ class Traffic:
             disk = np.where(shared, all_of, disk)
         queued = Queued(self._arrivals[mine], self._prompts[mine], self._outputs[mine])
         return mine, replay(queued, lookup.tiers, device, host, disk, self._tables, mine)
+
+    def _found(self, sizes: NDArray[np.float64]) -> NDArray[np.int32]:
+        if self._among_all[0] != sizes.tobytes():
+            self._among_all = sizes.tobytes(), found_blocks(self._paths, sizes)
+        return self._among_all[1]
 
     def routed(self, instances: int) -> NDArray[np.int64]:
         """Which instance gets each request: the simulator's router, in front of instances whose
