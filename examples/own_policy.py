@@ -6,12 +6,12 @@ python examples/own_policy.py trace.jsonl
 
 import sys
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.guess import guess_format
 from sglang_canopy.policy.ranked import NoOptions, RankedPolicy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.trace import open_trace
-from sglang_canopy.trace.guess import guess_format
 
 
 class HeadsLast(RankedPolicy):

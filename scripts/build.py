@@ -20,7 +20,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"sglang_canopy": ROOT / "python", "canopy_kernel": ROOT / "sgl-kernel" / "python"}
+PACKAGES = {
+    "sglang_canopy": ROOT / "python",
+    "canopy_lab": ROOT / "python",
+    "canopy_chunks": ROOT / "python",
+    "canopy_kernel": ROOT / "sgl-kernel" / "python",
+}
 MOST_BYTES = 2_000_000
 """Of the wheel, and of the source distribution: they are text."""
 _BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")

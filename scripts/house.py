@@ -1,4 +1,4 @@
-"""How the package is laid out: its rooms, what each may import, and three journeys through it.
+"""How the packages are laid out: their rooms, what each may import, and three journeys through it.
 
 `test/test_architecture.py` holds the code against this file, and `scripts/reference_docs.py` makes
 the tables of `docs/architecture.md` from it.
@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "python" / "sglang_canopy"
+PYTHON = ROOT / "python"
+
+PACKAGES: dict[str, str] = {
+    "sglang_canopy": "What runs inside a server, and the policies that the laboratory shares with it.",
+    "canopy_lab": "Traces, simulators, advice, plans and the command line: neither torch nor sglang.",
+    "canopy_chunks": "Documents in any order: reuse of KV that is not a prefix.",
+}
+"""Each reads alone: a server without documents never imports the other two."""
 
 OPEN = {"errors", "private_file", "records", "tenant", "__init__"}
-"""Files at the top, which import nothing but each other and are open to every room."""
+"""Files at the top of ``sglang_canopy``, which import nothing but each other and are open to every room."""
 
 ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
@@ -39,19 +46,37 @@ ROOMS: dict[str, set[str]] = {
     "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"policy", "radix", "reuse", "ttl", "whatif"},
     "ui": set(),
-    "chunk": {"policy"},
-    "chunk/server": {"chunk", "config", "request"},
+    "canopy_chunks": {"policy"},
+    "canopy_chunks/server": {"canopy_chunks", "config", "request"},
     "bench": {"latency", "request", "trace"},
     "profiling": set(),
     "cpu": set(),
     "models": set(),
     "server": {
-        *("admission", "bench", "chunk/server", "config", "cpu", "policy", "radix", "request"),
+        *(
+            "admission",
+            "bench",
+            "canopy_chunks/server",
+            "config",
+            "cpu",
+            "policy",
+            "radix",
+            "request",
+        ),
         *("reuse", "schedule", "storage", "telemetry", "ui", "whatif"),
     },
     "doctor": {"config", "policy", "server", "storage"},
     "cli": {
-        *("advise", "characterize", "chunk", "compiled", "config", "doctor", "latency", "plan"),
+        *(
+            "advise",
+            "characterize",
+            "canopy_chunks",
+            "compiled",
+            "config",
+            "doctor",
+            "latency",
+            "plan",
+        ),
         *("policy", "profiling", "report", "request", "sim", "telemetry", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
@@ -65,7 +90,16 @@ LABORATORY = (
 """Rooms that need neither torch nor sglang."""
 
 SGLANG = {
-    *("radix", "storage", "telemetry", "server", "cpu", "bench", "bench_serving", "chunk/server"),
+    *(
+        "radix",
+        "storage",
+        "telemetry",
+        "server",
+        "cpu",
+        "bench",
+        "bench_serving",
+        "canopy_chunks/server",
+    ),
     *("request", "doctor"),
 }
 """Rooms that may import sglang; ``request`` inside functions only."""
@@ -81,7 +115,7 @@ class Step:
 
     @property
     def path(self) -> Path:
-        return PACKAGE / f"{self.module}.py"
+        return PYTHON / f"{self.module}.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,50 +132,54 @@ JOURNEYS: dict[str, Journey] = {
         "A category, from the HTTP body to the choice of a victim",
         (
             Step(
-                "server/entry",
+                "sglang_canopy/server/entry",
                 "chat_converted",
                 "a hook: SGLang has converted the body, and the request is stamped once",
             ),
-            Step("request/fields", "client_fields", "`canopy_category` is checked"),
-            Step("request/infer", "infer_from_chat", "the category, where the client gave none"),
+            Step("sglang_canopy/request/fields", "client_fields", "`canopy_category` is checked"),
             Step(
-                "request/stamp",
+                "sglang_canopy/request/infer",
+                "infer_from_chat",
+                "the category, where the client gave none",
+            ),
+            Step(
+                "sglang_canopy/request/stamp",
                 "make_stamp",
                 "both become one dict in `custom_params`, with the time of arrival; SGLang carries "
                 "it to every rank",
             ),
             Step(
-                "server/arrivals",
+                "sglang_canopy/server/arrivals",
                 "request_created",
                 "a hook: the scheduler has made its `Req`, and the tree hears of it",
             ),
             Step(
-                "radix/live_request",
+                "sglang_canopy/radix/live_request",
                 "live_request",
                 "the stamp is read, without what is forged in it, into the policy's `Request`",
             ),
             Step(
-                "radix/core",
+                "sglang_canopy/radix/core",
                 "CanopyTreeCore.arrive",
                 "the policies hear of the request and answer with the label of its category",
             ),
             Step(
-                "radix/core",
+                "sglang_canopy/radix/core",
                 "CanopyTreeCore.record_use",
                 "at insertion: every node on the request's path carries that label",
             ),
             Step(
-                "radix/component",
+                "sglang_canopy/radix/component",
                 "CanopyFullComponent._evict_device_next_node",
                 "the pool is full, and SGLang asks for a victim",
             ),
             Step(
-                "radix/evictable",
+                "sglang_canopy/radix/evictable",
                 "EvictableLeaves.next_victim",
                 "leaves that became evictable are admitted, then the policy is asked",
             ),
             Step(
-                "policy/wa",
+                "sglang_canopy/policy/wa",
                 "WorkloadAware.victim",
                 "the leaf whose category promises the least reuse",
             ),
@@ -151,20 +189,34 @@ JOURNEYS: dict[str, Journey] = {
     "arrival": Journey(
         "One arrival, through `canopy simulate`",
         (
-            Step("cli/simulate", "run", "options become a plan of policies, capacities and seeds"),
-            Step("sim/sweep", "run_sweep", "one task for each of them, on several processes"),
-            Step("trace/open", "open_trace", "any format as one kind of record"),
-            Step("sim/requests", "to_requests", "records become the requests that policies see"),
-            Step("sim/driver", "simulate", "request after request through one tree"),
             Step(
-                "reuse/learner",
+                "canopy_lab/cli/simulate",
+                "run",
+                "options become a plan of policies, capacities and seeds",
+            ),
+            Step(
+                "canopy_lab/sim/sweep",
+                "run_sweep",
+                "one task for each of them, on several processes",
+            ),
+            Step("canopy_lab/trace/open", "open_trace", "any format as one kind of record"),
+            Step(
+                "canopy_lab/sim/requests",
+                "to_requests",
+                "records become the requests that policies see",
+            ),
+            Step("canopy_lab/sim/driver", "simulate", "request after request through one tree"),
+            Step(
+                "sglang_canopy/reuse/learner",
                 "ReuseModel.arrive",
                 "through `Policy.arrive`: the path is looked up in what was seen before",
             ),
-            Step("policy/block_tree", "RadixTree.match", "what of the path is cached"),
-            Step("policy/block_tree", "RadixTree.evict", "room for the rest"),
-            Step("policy/wa", "WorkloadAware.victim", "which leaf goes next"),
-            Step("policy/cut", "tokens_kept", "and how much of it stays"),
+            Step(
+                "sglang_canopy/policy/block_tree", "RadixTree.match", "what of the path is cached"
+            ),
+            Step("sglang_canopy/policy/block_tree", "RadixTree.evict", "room for the rest"),
+            Step("sglang_canopy/policy/wa", "WorkloadAware.victim", "which leaf goes next"),
+            Step("sglang_canopy/policy/cut", "tokens_kept", "and how much of it stays"),
         ),
         10,
     ),
@@ -172,28 +224,54 @@ JOURNEYS: dict[str, Journey] = {
         "Documents, from a chat body to attention",
         (
             Step(
-                "chunk/server/hooks",
+                "canopy_chunks/server/hooks",
                 "_convert_chat",
                 "the one place that asks whether chunk reuse is on, here and in the scheduler",
             ),
-            Step("chunk/server/http/entry", "convert_chat", "the documents of a body are found"),
-            Step("chunk/fields", "parse_fields", "what the request says of chunks is checked"),
-            Step("chunk/documents", "split_documents", "the text is cut and tokenised in pieces"),
-            Step("chunk/server/scheduler", "request_created", "the scheduler has made its `Req`"),
-            Step("chunk/server/engine", "ChunkEngine.new_request", "its chunks are looked up"),
             Step(
-                "chunk/server/request",
+                "canopy_chunks/server/http/entry",
+                "convert_chat",
+                "the documents of a body are found",
+            ),
+            Step(
+                "canopy_chunks/fields", "parse_fields", "what the request says of chunks is checked"
+            ),
+            Step(
+                "canopy_chunks/documents",
+                "split_documents",
+                "the text is cut and tokenised in pieces",
+            ),
+            Step(
+                "canopy_chunks/server/scheduler",
+                "request_created",
+                "the scheduler has made its `Req`",
+            ),
+            Step(
+                "canopy_chunks/server/engine", "ChunkEngine.new_request", "its chunks are looked up"
+            ),
+            Step(
+                "canopy_chunks/server/request",
                 "ChunkRequest",
                 "what is remembered of them until the answer is done",
             ),
-            Step("chunk/store", "ChunkStore.get", "the KV of each, on device, host or disk"),
-            Step("chunk/read_ahead", "ReadAhead.request", "from disk while the request waits"),
-            Step("chunk/server/forward", "forward", "around SGLang's forward: rows of a window"),
-            Step("chunk/server/plan", "choose_tokens", "which tokens are computed again"),
-            Step("chunk/placement", "place_chunks", "the others' KV, rotated, into the pool"),
-            Step("chunk/server/batch", "pack_rows", "a batch of the chosen rows alone"),
             Step(
-                "chunk/server/attention",
+                "canopy_chunks/store", "ChunkStore.get", "the KV of each, on device, host or disk"
+            ),
+            Step(
+                "canopy_chunks/read_ahead", "ReadAhead.request", "from disk while the request waits"
+            ),
+            Step(
+                "canopy_chunks/server/forward",
+                "forward",
+                "around SGLang's forward: rows of a window",
+            ),
+            Step("canopy_chunks/server/plan", "choose_tokens", "which tokens are computed again"),
+            Step(
+                "canopy_chunks/placement", "place_chunks", "the others' KV, rotated, into the pool"
+            ),
+            Step("canopy_chunks/server/batch", "pack_rows", "a batch of the chosen rows alone"),
+            Step(
+                "canopy_chunks/server/attention",
                 "FusedAttention.attend",
                 "each row over all that is before it",
             ),
@@ -204,22 +282,32 @@ JOURNEYS: dict[str, Journey] = {
 
 
 def files() -> Iterator[Path]:
-    return iter(sorted(PACKAGE.rglob("*.py")))
+    return iter(sorted(path for name in PACKAGES for path in (PYTHON / name).rglob("*.py")))
 
 
 def room_of(path: Path) -> str:
-    """The room that a file is in; the file's own name at the top of the package."""
-    parts = path.relative_to(PACKAGE).parts
-    if parts[:2] == ("chunk", "server"):
-        return "chunk/server"
+    """The room that a file is in; the file's own name at the top of its package."""
+    package, *parts = path.relative_to(PYTHON).parts
+    if package == "canopy_chunks":
+        return f"{package}/server" if parts[0] == "server" else package
     return parts[0].removesuffix(".py")
+
+
+def folder_of(room: str) -> Path:
+    """The folder of a room, or the file that it is."""
+    if room.startswith("canopy_chunks"):
+        return PYTHON / room
+    places = [PYTHON / package / room for package in PACKAGES]
+    return next(
+        (place for place in places if place.is_dir()), PYTHON / "sglang_canopy" / f"{room}.py"
+    )
 
 
 def purpose(room: str) -> str:
     """The first sentence of the room's docstring."""
-    path = PACKAGE / room / "__init__.py"
-    if not path.exists():
-        path = PACKAGE / f"{room}.py"
+    path = folder_of(room)
+    if path.is_dir():
+        path /= "__init__.py"
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split())
 

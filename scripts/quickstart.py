@@ -149,7 +149,7 @@ def compare(
 
 
 def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
-    from sglang_canopy.bench.launch import cpu_arguments, serving
+    from canopy_lab.bench.launch import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
     if kind == "cuda":

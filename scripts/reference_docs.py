@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import house
-from sglang_canopy.chunk import fields as chunk_fields
-from sglang_canopy.chunk.server import options as chunk_options
-from sglang_canopy.cli import main as cli
+from canopy_chunks import fields as chunk_fields
+from canopy_chunks.server import options as chunk_options
+from canopy_lab.cli import main as cli
+from canopy_lab.sim import hindsight
 from sglang_canopy.config import declared, refusals, setups
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
@@ -41,7 +42,6 @@ from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
 from sglang_canopy.request import identity, retention_sources
 from sglang_canopy.server import flags, seams
-from sglang_canopy.sim import hindsight
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -304,7 +304,7 @@ def commands() -> str:
 
 def replay_flags() -> str:
     """The options that Canopy adds to ``sglang.bench_serving``."""
-    from sglang_canopy.bench import options
+    from canopy_lab.bench import options
 
     parser = argparse.ArgumentParser(add_help=False)
     options.add_arguments(parser)

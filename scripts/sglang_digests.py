@@ -26,23 +26,30 @@ from typing import Any
 
 import sglang
 
+import canopy_chunks
+import canopy_lab
 import sglang_canopy
 from sglang_canopy import cpu
 from sglang_canopy.server import digests, seams
 
 ROOT = Path(sglang.__path__[0])
-OURS = Path(sglang_canopy.__path__[0])
+OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks)]
 Place = tuple[str, str]
 """A file below the package ``sglang``, and a name in it."""
+
+
+def our_files() -> list[Path]:
+    """Every Python file of ours."""
+    return sorted(path for folder in OURS for path in folder.rglob("*.py"))
 
 
 def our_modules() -> list[Any]:
     """Every module of ours that imports SGLang."""
     modules = []
-    for path in sorted(OURS.rglob("*.py")):
+    for path in our_files():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(True for _ in _imports(tree)):
-            name = ".".join(path.relative_to(OURS.parent).with_suffix("").parts)
+            name = ".".join(path.relative_to(OURS[0].parent).with_suffix("").parts)
             modules.append(importlib.import_module(name.removesuffix(".__init__")))
     return modules
 
@@ -72,7 +79,7 @@ def overridden() -> Iterator[Any]:
 def called_privately() -> Iterator[Any]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
     named = set()
-    for path in OURS.rglob("*.py"):  # also where SGLang's objects come as arguments
+    for path in our_files():  # also where SGLang's objects come as arguments
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}

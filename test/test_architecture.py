@@ -16,7 +16,8 @@ from house import (
     JOURNEYS,
     LABORATORY,
     OPEN,
-    PACKAGE,
+    PACKAGES,
+    PYTHON,
     ROOMS,
     SGLANG,
     files,
@@ -27,9 +28,7 @@ from house import (
 
 LONGEST = 400
 MODULES = {
-    ".".join(("sglang_canopy", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    ): path
+    ".".join(path.relative_to(PYTHON).with_suffix("").parts).removesuffix(".__init__"): path
     for path in files()
 }
 
@@ -51,7 +50,7 @@ def modules_in(path: Path) -> set[str]:
     """Modules of the package that ``path`` imports. A package counts where a name is taken from it."""
     found = set()
     for name in names_in(path):
-        if name in MODULES and (name == "sglang_canopy" or MODULES[name] != path):
+        if name in MODULES and (name in PACKAGES or MODULES[name] != path):
             inside = any(other.startswith(f"{name}.") for other in names_in(path) & MODULES.keys())
             if not inside:
                 found.add(name)
@@ -69,7 +68,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
         if room_of(path) != room:
             continue
         used = {room_of(MODULES[name]) for name in modules_in(path)} - OPEN - {room}
-        assert used <= ROOMS[room], f"{path.relative_to(PACKAGE)} imports {used - ROOMS[room]}"
+        assert used <= ROOMS[room], f"{path.relative_to(PYTHON)} imports {used - ROOMS[room]}"
 
 
 def test_open_files_import_only_each_other() -> None:
@@ -129,7 +128,7 @@ def test_no_file_is_too_long() -> None:
     for path in files():
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines >= LONGEST:
-            long[str(path.relative_to(PACKAGE))] = lines
+            long[str(path.relative_to(PYTHON))] = lines
     assert long == {}
 
 
@@ -142,7 +141,9 @@ def test_a_room_says_its_purpose_in_one_sentence(room: str) -> None:
 
 
 def test_the_servers_part_of_chunk_reuse_is_small() -> None:
-    parts = [p for p in (PACKAGE / "chunk" / "server").rglob("*.py") if p.name != "__init__.py"]
+    parts = [
+        p for p in (PYTHON / "canopy_chunks" / "server").rglob("*.py") if p.name != "__init__.py"
+    ]
     assert len(parts) <= 14
 
 
@@ -158,7 +159,7 @@ def test_a_journey_leads_through_functions_that_exist_and_never_back(name: str) 
 
 
 def test_the_command_line_starts_without_torch() -> None:
-    code = "import sys, sglang_canopy.cli.main as m; m.main(['--version'])"
+    code = "import sys, canopy_lab.cli.main as m; m.main(['--version'])"
     probe = f"try:\n    {code}\nexcept SystemExit:\n    print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\n{probe}"], capture_output=True, text=True, check=False

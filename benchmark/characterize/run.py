@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from sglang_canopy.cli.main import main as canopy
+from canopy_lab.cli.main import main as canopy
 
 SYNTH = {"trace-a": ("--seconds", "86400", "--rate", "0.5"), "trace-b": ("--seconds", "2400")}
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from sglang_canopy.chunk import disk, read_ahead
-from sglang_canopy.chunk.chunk import Chunk
+from canopy_chunks import disk, read_ahead
+from canopy_chunks.chunk import Chunk
 
 SHAPES = {
     "SmolLM2-135M, fp32": (30, 3, 64, torch.float32),

@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 
-from sglang_canopy.chunk import int8_copy, tasks
-from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Placed
-from sglang_canopy.chunk.encode import Encoder
-from sglang_canopy.chunk.int8_copy import Int8Copy
-from sglang_canopy.chunk.model import load
-from sglang_canopy.chunk.placement import copy_positions, place_chunks
-from sglang_canopy.chunk.quality import encode_case, mean_se, measure, refer, tokenise
-from sglang_canopy.chunk.selectors import DEFAULT, SELECTORS
-from sglang_canopy.chunk.selectors.base import Context, SelectedTokens, Selector
-from sglang_canopy.chunk.selectors.query import probed_layers
+from canopy_chunks import int8_copy, tasks
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.chunk import Placed
+from canopy_chunks.encode import Encoder
+from canopy_chunks.int8_copy import Int8Copy
+from canopy_chunks.model import load
+from canopy_chunks.placement import copy_positions, place_chunks
+from canopy_chunks.quality import encode_case, mean_se, measure, refer, tokenise
+from canopy_chunks.selectors import DEFAULT, SELECTORS
+from canopy_chunks.selectors.base import Context, SelectedTokens, Selector
+from canopy_chunks.selectors.query import probed_layers
 
 BITS = {"int8": 127, "3-bit": 3}
 """Levels on each side of 0."""

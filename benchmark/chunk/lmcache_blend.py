@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from lmcache.v1.compute.blend.blender import LMCBlender
 from lmcache.v1.compute.blend.metadata import LMCBlendCommonMetadata, LMCBlendMetadata
 
-from sglang_canopy.chunk import engine, tasks
-from sglang_canopy.chunk.cache import KVCache, dense_cache
-from sglang_canopy.chunk.chunk import FusedPrompt
-from sglang_canopy.chunk.encode import Encoder
-from sglang_canopy.chunk.model import Model, load
-from sglang_canopy.chunk.placement import place_chunks
-from sglang_canopy.chunk.quality import (
+from canopy_chunks import engine, tasks
+from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.chunk import FusedPrompt
+from canopy_chunks.encode import Encoder
+from canopy_chunks.model import Model, load
+from canopy_chunks.placement import place_chunks
+from canopy_chunks.quality import (
     FORCED,
     Case,
     Reference,

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
-from sglang_canopy.chunk.encode import encode
-from sglang_canopy.chunk.fusion import fused_prefill
-from sglang_canopy.chunk.model import Model, load
-from sglang_canopy.chunk.selectors import make_selector, offline_selectors
+from canopy_chunks import engine
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
+from canopy_chunks.encode import encode
+from canopy_chunks.fusion import fused_prefill
+from canopy_chunks.model import Model, load
+from canopy_chunks.selectors import make_selector, offline_selectors
 
 PREFIX, QUESTION = 32, 32
 

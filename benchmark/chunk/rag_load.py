@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.chunk.tasks import read
+from canopy_chunks.tasks import read
 from sglang_canopy.errors import CanopyError
 
 SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"

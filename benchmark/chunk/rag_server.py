@@ -13,7 +13,7 @@ from typing import Any
 
 from rag_load import Library, library, state
 
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 
 QUESTION = 40
 """Tokens of a prompt that are kept for system text and question."""

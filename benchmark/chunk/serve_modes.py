@@ -11,8 +11,8 @@ from rag_load import Answer, Prompt, ask, flush, median, settle
 from rag_pairs import kl
 from rag_server import Rows, started
 
-from sglang_canopy.chunk.quality import holds, tokenise
-from sglang_canopy.chunk.tasks import SYNTHETIC, filler_from, read, synthetic
+from canopy_chunks.quality import holds, tokenise
+from canopy_chunks.tasks import SYNTHETIC, filler_from, read, synthetic
 
 REFERENCE = "prefix"
 """The mode that the others are compared with: exact, and what they have to beat."""

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from rag_load import Library, Prompt, ask, flush, learn, library, median, percentile, settle, state
 
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 
 SAMPLE_S = 30
 AT_ONCE = 4

@@ -16,16 +16,16 @@ from unittest import mock
 
 from tqdm import tqdm
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.structures import cells
 from sglang_canopy.reuse import fitting, learner
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.categories import features
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 
 CAPACITIES = {"conversation": (0.02, 0.05, 0.1), "synthetic": (0.05, 0.1), "agentic": (0.05, 0.1)}
 

@@ -21,15 +21,15 @@ from typing import Any
 import matplotlib.pyplot as plt
 from tqdm import tqdm
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.hindsight import make_hindsight
+from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.reuse.categories import Categories, Category
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import make_hindsight
-from sglang_canopy.sim.hindsight.future import Future
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 
 SEEDS = (1, 2, 3, 4, 5)
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -17,12 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.sampled_caches import SampledCaches
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 
 TRACES = ("conversation", "synthetic", "agentic-1", "agentic-2", "agentic-3")
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)

@@ -21,14 +21,14 @@ from typing import Any
 import matplotlib.pyplot as plt
 from tqdm import tqdm
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.hindsight import make_hindsight
+from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.sim.requests import Hints
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import make_hindsight
-from sglang_canopy.sim.hindsight.future import Future
-from sglang_canopy.sim.requests import Hints
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ACCURACIES = (1.0, 0.75, 0.5, 0.25, 0.0)

@@ -15,8 +15,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.request.farewell import is_farewell
-from sglang_canopy.trace.record import TraceRequest
 
 FAREWELL = "thanks, farewell"
 CHARS = 64

@@ -29,16 +29,16 @@ from typing import Any
 from people import FAREWELL, people
 from tqdm import tqdm
 
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.report.table import text_table
 from sglang_canopy.request.farewell import FLAG, SUFFIX
 from sglang_canopy.request.tools import label_of
 from sglang_canopy.reuse.categories import features
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 
 Trace = Sequence[TraceRequest]
 WINDOW_S = 7200.0

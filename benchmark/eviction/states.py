@@ -17,19 +17,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.states import LeastRecentStates, StatePolicy, WorthOfStates
-from sglang_canopy.reuse.state_reuse import StateReuse
-from sglang_canopy.sim.hybrid.driver import (
+from canopy_lab.sim.hybrid.driver import (
     HybridResult,
     simulate_marconi,
     simulate_split,
     split_memory,
 )
-from sglang_canopy.sim.hybrid.shape import preset
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.hybrid.shape import preset
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.states import LeastRecentStates, StatePolicy, WorthOfStates
+from sglang_canopy.reuse.state_reuse import StateReuse
 
 MODEL = "qwen3-next-80b-a3b"
 FLOPS_PER_S = 1e14

@@ -27,15 +27,15 @@ import aiohttp
 from aiohttp import web
 from run import MODULES, ROUTINGS, Routing, gateway, in_order
 
-from sglang_canopy.bench.launch import free_port
+from canopy_lab.bench.launch import free_port
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.driver import distinct_blocks
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace import TraceRequest, open_trace
+from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.report.table import text_table
-from sglang_canopy.sim.driver import distinct_blocks
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.trace import TraceRequest, open_trace
-from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
 
 ARMS = {
     "lru, whole nodes (SGLang)": ("lru", True),

@@ -26,14 +26,14 @@ from attention_times import (
 from device_timing import Bench, against_peaks, ceilings, table
 from layer_ahead import pipelined_prefill
 
+from canopy_chunks import engine
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
+from canopy_chunks.fusion import fused_prefill
+from canopy_chunks.model import Shape, random_model
+from canopy_chunks.selectors import make_selector
+from canopy_chunks.selectors.frequency import layer_scores
 from canopy_kernel import attention, decomposition, floors, fuse, lowpass, pages, rope_scatter
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed
-from sglang_canopy.chunk.fusion import fused_prefill
-from sglang_canopy.chunk.model import Shape, random_model
-from sglang_canopy.chunk.selectors import make_selector
-from sglang_canopy.chunk.selectors.frequency import layer_scores
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)
 DATA_SHEET = {"flop_per_second": 989e12, "bytes_per_second": 4.8e12}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from canopy_chunks import engine
+from canopy_chunks.cache import KVCache
+from canopy_chunks.chunk import Chunk, FusedPrompt
+from canopy_chunks.disk import DiskChunk
+from canopy_chunks.model import Model
+from canopy_chunks.rope import rotate
+from canopy_chunks.selectors.base import Context, Selector
 from canopy_kernel import pages, rope_scatter
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import KVCache
-from sglang_canopy.chunk.chunk import Chunk, FusedPrompt
-from sglang_canopy.chunk.disk import DiskChunk
-from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.rope import rotate
-from sglang_canopy.chunk.selectors.base import Context, Selector
 
 AHEAD = 2
 """Layers in flight: one being copied while one waits (two buffers)."""

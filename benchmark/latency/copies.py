@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.sim.system import SystemConfig, Workload, load_profile, simulate_system
-from sglang_canopy.sim.system.arrivals import OpenLoop
-from sglang_canopy.sim.system.engine_profile import EngineProfile
-from sglang_canopy.trace.open import open_trace
+from canopy_lab.sim.system import SystemConfig, Workload, load_profile, simulate_system
+from canopy_lab.sim.system.arrivals import OpenLoop
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.trace.open import open_trace
 
 SHARES = (0.8, 0.95)
 HOSTS = (1, 2, 4)

@@ -14,9 +14,9 @@ import argparse
 import random
 import sys
 
-from sglang_canopy.sim.system import SystemConfig, Workload, load_profile
-from sglang_canopy.sim.system.loads import LoadedSystem
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import SystemConfig, Workload, load_profile
+from canopy_lab.sim.system.loads import LoadedSystem
+from canopy_lab.trace.record import TraceRequest
 
 BLOCK = 64
 ORDERS = {

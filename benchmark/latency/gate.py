@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
-from sglang_canopy.sim.system.arrivals import ClosedLoop
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.sessions import session_links
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
+from canopy_lab.sim.system.arrivals import ClosedLoop
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.sessions import session_links
 
 CONVERSATIONS = 100
 CONTEXT_TOKENS = 131_072

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.cli.main import main as canopy
-from sglang_canopy.sim.system import SystemConfig, simulate_system
-from sglang_canopy.sim.system.arrivals import ClosedLoop, OpenLoop
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.sim.system.tier_spec import TierSpec
-from sglang_canopy.sim.system.workload import Workload
-from sglang_canopy.trace import open_trace
+from canopy_lab.cli.main import main as canopy
+from canopy_lab.sim.system import SystemConfig, simulate_system
+from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.sim.system.tier_spec import TierSpec
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace import open_trace
 
 WARM_UP = 0.2
 """Share of a run's requests that is left out at its beginning."""

@@ -51,13 +51,13 @@ import aiohttp
 from paired import TIME, Result, compared, figures, ratio, table
 from slices import balanced, due_times, rate_of, turn
 
-from sglang_canopy.bench import client, forced_output, replay_clock
-from sglang_canopy.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
-from sglang_canopy.bench.options import closed_loop, labels
-from sglang_canopy.bench.schedule import ReplayRequest, Schedule
-from sglang_canopy.cli.main import main as canopy
-from sglang_canopy.trace import open_trace
-from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
+from canopy_lab.bench import client, forced_output, replay_clock
+from canopy_lab.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
+from canopy_lab.bench.options import closed_loop, labels
+from canopy_lab.bench.schedule import ReplayRequest, Schedule
+from canopy_lab.cli.main import main as canopy
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 
 DIALECT = client.DIALECTS["sglang"]
 THINK_CAP_S = 300.0

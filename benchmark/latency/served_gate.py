@@ -45,14 +45,14 @@ from served import Arm, about, arm_of, send, send_all, start
 from served_simulated import config_of, scaled
 from slices import turn
 
-from sglang_canopy.bench.launch import cpu_dtype
-from sglang_canopy.bench.options import closed_loop, labels, session_offsets_s
-from sglang_canopy.bench.schedule import ReplayRequest, Schedule
-from sglang_canopy.sim.system import Workload, load_profile, simulate_system
-from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.sessions import SessionLinks
+from canopy_lab.bench.launch import cpu_dtype
+from canopy_lab.bench.options import closed_loop, labels, session_offsets_s
+from canopy_lab.bench.schedule import ReplayRequest, Schedule
+from canopy_lab.sim.system import Workload, load_profile, simulate_system
+from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.sessions import SessionLinks
 
 ARCHIVE = "agentic_coding/traces_500.tar.xz"
 CONVERSATIONS = 400

@@ -25,11 +25,11 @@ from paired import compared
 from served import trace_of
 from slices import due_times, rate_of
 
-from sglang_canopy.sim.system import SystemConfig, Workload, load_profile, simulate_system
-from sglang_canopy.sim.system.engine_profile import EngineProfile
-from sglang_canopy.sim.system.tier_spec import TierSpec
-from sglang_canopy.trace import TraceRequest, open_trace
-from sglang_canopy.trace.materialise import Materialiser, Planned, middle_tokens
+from canopy_lab.sim.system import SystemConfig, Workload, load_profile, simulate_system
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.tier_spec import TierSpec
+from canopy_lab.trace import TraceRequest, open_trace
+from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 
 METRICS = ("mean", "p95", "p99", "hits")
 OURS = ("wa", "etlru")

@@ -34,12 +34,12 @@ from typing import Any
 
 from arms import ARMS, Arm
 
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, load_profile
-from sglang_canopy.sim.system.loads import LoadedSystem, LoadRun
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
+from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 
 RESULTS = Path(__file__).parent / "results" / "simulated"
 REQUESTS = 2000

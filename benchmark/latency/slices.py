@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from sglang_canopy.trace.materialise import Planned
+from canopy_lab.trace.materialise import Planned
 
 T = TypeVar("T")
 

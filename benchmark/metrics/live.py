@@ -84,7 +84,7 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
 @contextlib.contextmanager
 def small_server(folder: Path, *more: str) -> Iterator[Any]:
     """A server with three tiers that are far too small."""
-    from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+    from canopy_lab.bench.launch import cpu_arguments, free_port, serving
     from sglang_canopy.models.tiny import write_tiny_model
 
     write_tiny_model(folder / "tiny", MODEL)
@@ -147,7 +147,7 @@ def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str
         small_server(Path(scratch), *(("--canopy-whatif", "auto") if page else ())) as server,
     ):
         send_traffic(server.url, seconds)
-        canopy = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--url", server.url]
+        canopy = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--url", server.url]
         subprocess.run([*canopy, "--once"], check=True)
         if svg is not None:
             subprocess.run([*canopy, "--svg", str(svg)], check=True)

@@ -12,9 +12,9 @@ import json
 
 from workloads import add_arguments, chosen, request, work_of
 
-from sglang_canopy.plan.choice import against, label_of
-from sglang_canopy.plan.planner import make_plan
-from sglang_canopy.report.table import text_table
+from canopy_lab.plan.choice import against, label_of
+from canopy_lab.plan.planner import make_plan
+from canopy_lab.report.table import text_table
 
 _HEAD = (
     "workload",

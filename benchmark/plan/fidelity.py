@@ -28,22 +28,22 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
-from sglang_canopy.bench_serving import replay
-from sglang_canopy.cli.main import main as canopy
-from sglang_canopy.cli.profile import measure
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.profiling.client import ProfiledServer
-from sglang_canopy.sim.system import (
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.cli.main import main as canopy
+from canopy_lab.cli.profile import measure
+from canopy_lab.profiling.client import ProfiledServer
+from canopy_lab.sim.system import (
     EngineProfile,
     SystemConfig,
     SystemResult,
     Workload,
     simulate_system,
 )
-from sglang_canopy.trace.materialise import Materialiser, usable_tokens
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.trace.materialise import Materialiser, usable_tokens
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.bench_serving import replay
+from sglang_canopy.errors import CanopyError
 
 PAGE = 16
 THRESHOLD = 64

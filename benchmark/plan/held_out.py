@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from workloads import Workload, add_arguments, chosen, work_of
 
-from sglang_canopy.plan.groups import group_table, observe
-from sglang_canopy.plan.planner import footprint
-from sglang_canopy.plan.prices import GIB
-from sglang_canopy.plan.sizes import sizes
-from sglang_canopy.plan.space import GROUP, Configuration
-from sglang_canopy.plan.system import system_of
-from sglang_canopy.plan.worker import PlanInputs
-from sglang_canopy.report.table import text_table
-from sglang_canopy.sim.system import Workload as Served
-from sglang_canopy.sim.system import simulate_system
+from canopy_lab.plan.groups import group_table, observe
+from canopy_lab.plan.planner import footprint
+from canopy_lab.plan.prices import GIB
+from canopy_lab.plan.sizes import sizes
+from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.plan.system import system_of
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.system import Workload as Served
+from canopy_lab.sim.system import simulate_system
 
 _HEAD = (
     "workload", "requests", "disk", "TTL", "hits, second half", "mean TTFT s", "on the disk, mean",

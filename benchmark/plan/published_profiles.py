@@ -1,6 +1,6 @@
 """Write the shipped profiles of named GPUs, from published figures (``sim/system/roofline.py``).
 
-    python benchmark/plan/published_profiles.py python/sglang_canopy/sim/system/profiles
+    python benchmark/plan/published_profiles.py python/canopy_lab/sim/system/profiles
 
 None of them is a measurement, and each says so. Measure your own with ``canopy profile``.
 """
@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from sglang_canopy.sim.model import PRESETS
-from sglang_canopy.sim.system.roofline import Device, roofline_profile
+from canopy_lab.sim.model import PRESETS
+from canopy_lab.sim.system.roofline import Device, roofline_profile
 
 DATE = "2026-11-21"
 DEVICES = {

@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 from workloads import WORKLOADS, add_arguments, work_of
 
-from sglang_canopy.plan.choice import choose, configuration_of, parse_constraints
-from sglang_canopy.plan.objective import METRICS
-from sglang_canopy.plan.planner import PlanRequest, footprint, least_size, make_space
-from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.screen.confirm import confirm
-from sglang_canopy.plan.screen.predict import Predictor, can_predict
-from sglang_canopy.plan.system import Engine, row_of
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, at_load, run_task
-from sglang_canopy.report.table import text_table
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.open import open_trace
+from canopy_lab.plan.choice import choose, configuration_of, parse_constraints
+from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.planner import PlanRequest, footprint, least_size, make_space
+from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.screen.confirm import confirm
+from canopy_lab.plan.screen.predict import Predictor, can_predict
+from canopy_lab.plan.system import Engine, row_of
+from canopy_lab.plan.worker import PlanInputs, SimulationTask, at_load, run_task
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.open import open_trace
 
 FILES = {
     "synthetic": ("mooncake/synthetic_trace.jsonl", "mooncake", 0.6, 16.0),

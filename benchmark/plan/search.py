@@ -15,9 +15,9 @@ import time
 import numpy as np
 from workloads import add_arguments, chosen, request, work_of
 
-from sglang_canopy.plan.objective import Objectives, Scale
-from sglang_canopy.plan.planner import make_plan
-from sglang_canopy.report.table import text_table
+from canopy_lab.plan.objective import Objectives, Scale
+from canopy_lab.plan.planner import make_plan
+from canopy_lab.report.table import text_table
 
 
 def main() -> None:

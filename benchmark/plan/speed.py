@@ -18,21 +18,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sglang_canopy.compiled.finder import use
+from canopy_lab.compiled.finder import use
 
 use()  # before anything is imported that simulates
 
-from sglang_canopy.sim.compact import CompactTrace  # noqa: E402
-from sglang_canopy.sim.system import (  # noqa: E402
+from canopy_lab.sim.compact import CompactTrace  # noqa: E402
+from canopy_lab.sim.system import (  # noqa: E402
     SystemConfig,
     TierSpec,
     Workload,
     load_profile,
     simulate_system,
 )
-from sglang_canopy.trace.record import TraceRequest  # noqa: E402
-from sglang_canopy.trace.synth import synthesise  # noqa: E402
-from sglang_canopy.trace.synth_presets import PRESETS  # noqa: E402
+from canopy_lab.trace.record import TraceRequest  # noqa: E402
+from canopy_lab.trace.synth import synthesise  # noqa: E402
+from canopy_lab.trace.synth_presets import PRESETS  # noqa: E402
 
 RATE = 40_000 / 7200
 KV = "llama-3.1-8b-a100"

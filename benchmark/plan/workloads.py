@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sglang_canopy.plan.planner import PlanRequest
-from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.search import SearchOptions
-from sglang_canopy.plan.space import GROUP, TTL
-from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import PlanInputs, at_load
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.plan.planner import PlanRequest
+from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.search import SearchOptions
+from canopy_lab.plan.space import GROUP, TTL
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.worker import PlanInputs, at_load
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 
 DISKS = ("gp3", "io2")
 TTLS = (None, 600.0, "group")

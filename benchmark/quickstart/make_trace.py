@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sglang_canopy.trace.synth import meta_path, write_trace
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.trace.synth import meta_path, write_trace
+from canopy_lab.trace.synth_presets import get_preset
 
 SECONDS = 300.0
 PARTS = (("small", 0.7), ("trace-b", 0.7))  # preset, requests a second

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.bench import report
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.bench import report
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.cli.main import main as canopy
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.materialise import Materialiser, middle_tokens
 from sglang_canopy.bench_serving import replay
-from sglang_canopy.cli.main import main as canopy
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import open_trace
-from sglang_canopy.trace.materialise import Materialiser, middle_tokens
 
 CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 

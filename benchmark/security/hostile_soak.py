@@ -41,7 +41,7 @@ from typing import Any
 import psutil
 from tenants import Honest, Hostile
 
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"

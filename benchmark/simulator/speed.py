@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.stack import lru_curve, stack_distances
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.stack import lru_curve, stack_distances
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.record import TraceRequest
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.sim.ttl import observe, path_snapshot
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import write_trace
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.sim.ttl import observe, path_snapshot
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import write_trace
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.ttl.allocate import allocate
 from sglang_canopy.ttl.groups import GroupSelection, choose_groups
 from sglang_canopy.ttl.learn import Learning, in_hindsight, learn

@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from sglang_canopy.bench.launch import Server, cpu_arguments, free_port, serving
+from canopy_lab.bench.launch import Server, cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from store_backends import Backend
 
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
 
 
 @dataclass

@@ -26,13 +26,13 @@ import numpy as np
 from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
 
-from sglang_canopy.sim.model import PRESETS
-from sglang_canopy.sim.ttl import path_snapshot, window_snapshots
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import write_trace
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.sim.model import PRESETS
+from canopy_lab.sim.ttl import path_snapshot, window_snapshots
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import write_trace
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.ttl.histogram import GRID_S
 from sglang_canopy.ttl.learn import (
     FIXED,

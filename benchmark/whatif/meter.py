@@ -31,12 +31,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.whatif.meter import LRU, NOW, Asked, Memory, Meter, Question
 
 TRACES = ("conversation", "synthetic", "agentic-60")

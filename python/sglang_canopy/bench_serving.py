@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.bench import client, options, report
-from sglang_canopy.bench.rates import replay_all
-from sglang_canopy.bench.upstream import replaced
+from canopy_lab.bench import client, options, report
+from canopy_lab.bench.rates import replay_all
+from canopy_lab.bench.upstream import replaced
 from sglang_canopy.errors import CanopyError
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sglang_canopy.advise.advice import Below, advise
-from sglang_canopy.advise.arms import LRU, SGLANG_LRU
-from sglang_canopy.advise.costs import Coster
-from sglang_canopy.advise.sample import Sample, read_sample
+from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.arms import LRU, SGLANG_LRU
+from canopy_lab.advise.costs import Coster
+from canopy_lab.advise.sample import Sample, read_sample
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.prompts import changed
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.prompts import changed
 from support.tiny_traces import ask
 
 PROFILE = load_profile("llama-3.1-8b-h100")

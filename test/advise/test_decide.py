@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.advise.decide import Gain, decide
+from canopy_lab.advise.decide import Gain, decide
 
 AT = {"capacity": "1,000 tokens"}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.advise.queue import servers_for, waits_s
+from canopy_lab.advise.queue import servers_for, waits_s
 
 
 def by_events(arrivals, service, servers):

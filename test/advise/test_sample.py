@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.advise.sample import Thinned, conversation_key, read_sample
+from canopy_lab.advise.sample import Thinned, conversation_key, read_sample
+from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.stack import lru_curve
 from support.tiny_traces import ask
 
 

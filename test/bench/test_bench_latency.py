@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from sglang_canopy.bench import options, report
-from sglang_canopy.bench.client import Reply
-from sglang_canopy.bench.outcome import summarise
-from sglang_canopy.bench.rates import goodput_rate, shortened
-from sglang_canopy.bench.schedule import ReplayRequest
+from canopy_lab.bench import options, report
+from canopy_lab.bench.client import Reply
+from canopy_lab.bench.outcome import summarise
+from canopy_lab.bench.rates import goodput_rate, shortened
+from canopy_lab.bench.schedule import ReplayRequest
+from canopy_lab.latency.slo import parse_slo
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Planned
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.latency.slo import parse_slo
-from sglang_canopy.trace import TraceRequest
-from sglang_canopy.trace.materialise import Planned
 
 
 def job(i: int, due: float, sent: float, first: float, done: float, **others: Any) -> ReplayRequest:

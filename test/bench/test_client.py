@@ -13,8 +13,8 @@ aiohttp = pytest.importorskip("aiohttp")
 
 from aiohttp import web  # noqa: E402
 
-from sglang_canopy.bench import client  # noqa: E402
-from sglang_canopy.bench.client import DIALECTS, Reply, body  # noqa: E402
+from canopy_lab.bench import client  # noqa: E402
+from canopy_lab.bench.client import DIALECTS, Reply, body  # noqa: E402
 
 
 def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from canopy_lab.profiling.client import ProfiledServer
+from canopy_lab.profiling.measure import Limits, Measurer
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.profiling.client import ProfiledServer
-from sglang_canopy.profiling.measure import Limits, Measurer
 
 ARRIVAL, STEP, TOKEN, PAIR, REQUEST, DECODE = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.001
 

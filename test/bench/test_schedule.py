@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.bench.schedule import ReplayRequest, Schedule
-from sglang_canopy.trace import TraceRequest
-from sglang_canopy.trace.materialise import Planned
-from sglang_canopy.trace.sessions import SessionLinks
+from canopy_lab.bench.schedule import ReplayRequest, Schedule
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.sessions import SessionLinks
 
 
 class _Instant(selectors.DefaultSelector):

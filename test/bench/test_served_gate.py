@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.trace import TraceRequest
+from canopy_lab.trace import TraceRequest
 
 FOLDER = Path(__file__).parents[2] / "benchmark" / "latency"
 

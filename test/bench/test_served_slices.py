@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.trace import TraceRequest
-from sglang_canopy.trace.materialise import Planned
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Planned
 
 FOLDER = Path(__file__).parents[2] / "benchmark" / "latency"
 

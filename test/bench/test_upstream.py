@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from sglang_canopy.bench.upstream import replaced
+from canopy_lab.bench.upstream import replaced
 
 
 def test_names_are_back_after_the_block_even_after_a_failure() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.cli.main import main
-from sglang_canopy.trace.synth import synthesise, to_bailian, write_trace
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.cli.main import main
+from canopy_lab.trace.synth import synthesise, to_bailian, write_trace
+from canopy_lab.trace.synth_presets import get_preset
 
 
 @pytest.fixture(scope="module")

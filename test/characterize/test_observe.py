@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
+from canopy_lab.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.bins import EDGES
-from sglang_canopy.trace.record import TraceRequest
 from support.tiny_traces import TWO_TALKS, ask
 
 

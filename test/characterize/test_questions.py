@@ -8,20 +8,20 @@ import random
 import numpy as np
 import pytest
 
-from sglang_canopy.characterize.capacity import blocks_for, capacity, knee, lru_points
-from sglang_canopy.characterize.footprint import footprint
-from sglang_canopy.characterize.hits import ideal_hits
-from sglang_canopy.characterize.lifespan import lifespan
-from sglang_canopy.characterize.locality import locality
-from sglang_canopy.characterize.observe import FINE_BINS, observe
-from sglang_canopy.characterize.published import TARGETS, compare
-from sglang_canopy.characterize.reuse_time import reuse_times
-from sglang_canopy.characterize.skew import concentration, skew
-from sglang_canopy.characterize.turns import turns
+from canopy_lab.characterize.capacity import blocks_for, capacity, knee, lru_points
+from canopy_lab.characterize.footprint import footprint
+from canopy_lab.characterize.hits import ideal_hits
+from canopy_lab.characterize.lifespan import lifespan
+from canopy_lab.characterize.locality import locality
+from canopy_lab.characterize.observe import FINE_BINS, observe
+from canopy_lab.characterize.published import TARGETS, compare
+from canopy_lab.characterize.reuse_time import reuse_times
+from canopy_lab.characterize.skew import concentration, skew
+from canopy_lab.characterize.turns import turns
+from canopy_lab.sim.model import PRESETS, ModelShape
+from canopy_lab.sim.stack import lru_curve
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.model import PRESETS, ModelShape
-from sglang_canopy.sim.stack import lru_curve
-from sglang_canopy.trace.record import TraceRequest
 from support.tiny_traces import TWO_TALKS, ask
 
 TINY_MODEL = ModelShape(

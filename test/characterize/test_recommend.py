@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from sglang_canopy.characterize.observe import observe
-from sglang_canopy.characterize.recommend import CANDIDATES, LRU_SHARES, RUNS, bootstrap, recommend
-from sglang_canopy.characterize.runs import PolicyRun, TraceSample, merge, prepare, run_all
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.characterize.observe import observe
+from canopy_lab.characterize.recommend import CANDIDATES, LRU_SHARES, RUNS, bootstrap, recommend
+from canopy_lab.characterize.runs import PolicyRun, TraceSample, merge, prepare, run_all
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 from support.tiny_traces import ask
 
 

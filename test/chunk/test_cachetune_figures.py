@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from sglang_canopy.chunk import engine  # noqa: E402
-from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
+from canopy_chunks import engine  # noqa: E402
+from canopy_chunks.cache import dense_cache  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.selectors import make_selector  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_algorithm_1_as_printed_is_golden_section_search_from_a_golden_point_alo
     """With the prior it can leave the valley: its own reuse of a probe needs golden points."""
     from cachetune.search import as_printed
 
-    from sglang_canopy.chunk.ratio import GOLDEN, golden_section
+    from canopy_chunks.ratio import GOLDEN, golden_section
 
     def valley(r):
         return abs(r - 0.33)

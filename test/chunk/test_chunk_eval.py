@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from sglang_canopy.chunk import quality, tasks  # noqa: E402
-from sglang_canopy.cli.main import main  # noqa: E402
+from canopy_chunks import quality, tasks  # noqa: E402
+from canopy_lab.cli.main import main  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 FIELDS = [
@@ -187,7 +187,7 @@ def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musiq
     """Both full recompute's and a fused one's: each is as long as asked where no end comes."""
     from transformers import AutoTokenizer
 
-    from sglang_canopy.chunk.model import load
+    from canopy_chunks.model import load
 
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
     case = quality.tokenise(tokenizer, tasks.read(musique, 1)[0], 3, 24)
@@ -237,7 +237,7 @@ def test_scores_by_hand():
 
 
 def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkeypatch, capsys):
-    from sglang_canopy.chunk import evaluate as evaluation
+    from canopy_chunks import evaluate as evaluation
 
     whole, out, measured = tmp_path / "whole.json", tmp_path / "rows.json", []
     real = evaluation._one
@@ -264,7 +264,7 @@ def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkey
 
 
 def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monkeypatch):
-    from sglang_canopy.chunk import evaluate as evaluation
+    from canopy_chunks import evaluate as evaluation
 
     clock = iter(range(0, 10_000, 40))  # seconds: each look at the clock is 40 later
     monkeypatch.setattr(evaluation.time, "monotonic", lambda: float(next(clock)))
@@ -275,7 +275,7 @@ def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monke
 
 
 def test_stand_ins_of_the_corpus_are_of_another_question(model_dir, tmp_path, monkeypatch, capsys):
-    from sglang_canopy.chunk import evaluate as evaluation
+    from canopy_chunks import evaluate as evaluation
 
     def question(name: str) -> dict:
         texts = [f"the {name} was seen in Oslo by Alice {word}" for word in ("old", "river")]
@@ -300,7 +300,7 @@ def test_stand_ins_of_the_corpus_are_of_another_question(model_dir, tmp_path, mo
 def test_stand_ins_as_served_are_of_questions_that_are_not_measured(
     model_dir, tmp_path, monkeypatch, capsys
 ):
-    from sglang_canopy.chunk import evaluate as evaluation
+    from canopy_chunks import evaluate as evaluation
 
     def question(number: int) -> dict:
         words = ["the", "old", "river", "was", "seen", "in", "Oslo", "by", "Alice", "answer"]

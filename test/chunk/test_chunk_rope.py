@@ -8,8 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_kernel.rows import add_turned, turned, turns  # noqa: E402
-from sglang_canopy.chunk.rope import (  # noqa: E402
+from canopy_chunks.rope import (  # noqa: E402
     Rope,
     from_config,
     rotate,
@@ -17,6 +16,7 @@ from sglang_canopy.chunk.rope import (  # noqa: E402
     undo_checked,
     unrotate,
 )
+from canopy_kernel.rows import add_turned, turned, turns  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 

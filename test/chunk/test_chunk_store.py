@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import disk  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
-from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
+from canopy_chunks import disk  # noqa: E402
+from canopy_chunks.chunk import Chunk  # noqa: E402
+from canopy_chunks.store import ChunkStore  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 

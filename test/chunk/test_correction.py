@@ -12,16 +12,16 @@ np = pytest.importorskip("numpy")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from canopy_chunks import cache as caches  # noqa: E402
+from canopy_chunks import correction  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import capture, encode  # noqa: E402
+from canopy_chunks.engine import logits, prefill  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.placement import place_chunks  # noqa: E402
+from canopy_chunks.rope import unrotate  # noqa: E402
+from canopy_chunks.selectors import SELECTORS, make_selector  # noqa: E402
 from canopy_kernel import correct, pages  # noqa: E402
-from sglang_canopy.chunk import cache as caches  # noqa: E402
-from sglang_canopy.chunk import correction  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import capture, encode  # noqa: E402
-from sglang_canopy.chunk.engine import logits, prefill  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
-from sglang_canopy.chunk.rope import unrotate  # noqa: E402
-from sglang_canopy.chunk.selectors import SELECTORS, make_selector  # noqa: E402
 from support.chunk_models import paged_cache  # noqa: E402
 
 LIMIT = 1e-4

@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import cache as caches  # noqa: E402
-from sglang_canopy.chunk import disk  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import Encoder, capture, encode  # noqa: E402
-from sglang_canopy.chunk.engine import logits, prefill, run_rows  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.model import from_transformers  # noqa: E402
-from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
-from sglang_canopy.chunk.selectors import SELECTORS, make_selector  # noqa: E402
+from canopy_chunks import cache as caches  # noqa: E402
+from canopy_chunks import disk  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import Encoder, capture, encode  # noqa: E402
+from canopy_chunks.engine import logits, prefill, run_rows  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.model import from_transformers  # noqa: E402
+from canopy_chunks.placement import place_chunks  # noqa: E402
+from canopy_chunks.selectors import SELECTORS, make_selector  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import paged_cache  # noqa: E402
 

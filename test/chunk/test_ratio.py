@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.chunk.ratio import (
+from canopy_chunks.ratio import (
     Calibration,
     Calibrations,
     CostProfile,
@@ -124,10 +124,10 @@ def test_calibrations_of_a_version_that_did_not_say_are_not_used(tmp_path):
 
 def test_a_model_is_calibrated_on_each_tier(tmp_path):
     torch = pytest.importorskip("torch")
-    from sglang_canopy.chunk.calibrate import calibrate, on_tier
-    from sglang_canopy.chunk.chunk import FusedPrompt, Placed
-    from sglang_canopy.chunk.encode import encode
-    from sglang_canopy.chunk.model import Shape, random_model
+    from canopy_chunks.calibrate import calibrate, on_tier
+    from canopy_chunks.chunk import FusedPrompt, Placed
+    from canopy_chunks.encode import encode
+    from canopy_chunks.model import Shape, random_model
 
     model = random_model(Shape(2, 2, 1, 16, 32, 50, 1e-5), 64)
     ids = torch.arange(45) % 50

@@ -10,17 +10,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from sglang_canopy.chunk import cache as caches  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk, FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.selectors import (  # noqa: E402
+from canopy_chunks import cache as caches  # noqa: E402
+from canopy_chunks.chunk import Chunk, FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.selectors import (  # noqa: E402
     SELECTORS,
     Context,
     make_selector,
     offline_selectors,
 )
-from sglang_canopy.chunk.selectors.frequency import layer_scores  # noqa: E402
+from canopy_chunks.selectors.frequency import layer_scores  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 
@@ -90,7 +90,7 @@ def test_epic_takes_the_first_16_tokens_of_each_chunk_whatever_the_ratio(llama, 
 
 
 def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_else(llama, ids):
-    from sglang_canopy.chunk.placement import place_chunks
+    from canopy_chunks.placement import place_chunks
 
     p, ratio = prompt(llama, ids, behind=False), 0.2
     reused = caches.dense_cache(llama, len(p))
@@ -118,7 +118,7 @@ def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_
 
 
 def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
-    from sglang_canopy.chunk.selectors import frequency
+    from canopy_chunks.selectors import frequency
 
     one = frequency.layer_scores
 
@@ -136,7 +136,7 @@ def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
 
 
 def test_a_cutoff_of_its_own_has_scores_of_its_own(llama, ids):
-    from sglang_canopy.chunk.selectors.frequency import Frequency
+    from canopy_chunks.selectors.frequency import Frequency
 
     chunk = encode(llama, ids[:40].tolist())
     scores = [Frequency(alpha).scores(chunk) for alpha in (0.3, 0.5, 0.7)]
@@ -147,9 +147,9 @@ def test_a_cutoff_of_its_own_has_scores_of_its_own(llama, ids):
 
 def test_prophetkv_takes_what_the_question_attends_to_in_all_layers(llama, ids):
     """Against a plain softmax in float64 over the context's keys, head by head."""
-    from sglang_canopy.chunk import engine
-    from sglang_canopy.chunk.placement import place_chunks
-    from sglang_canopy.chunk.selectors.prophetkv import context_attention
+    from canopy_chunks import engine
+    from canopy_chunks.placement import place_chunks
+    from canopy_chunks.selectors.prophetkv import context_attention
 
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
@@ -174,8 +174,8 @@ def test_prophetkv_takes_what_the_question_attends_to_in_all_layers(llama, ids):
 
 @pytest.mark.parametrize("name", ["hkvd", "frequency-nested"])
 def test_narrowing_selectors_keep_the_budget_on_average_and_sets_nested(llama, ids, name):
-    from sglang_canopy.chunk import engine
-    from sglang_canopy.chunk.placement import place_chunks
+    from canopy_chunks import engine
+    from canopy_chunks.placement import place_chunks
 
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
@@ -221,8 +221,8 @@ def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
 
 def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
     p = prompt(llama, ids)
-    from sglang_canopy.chunk.encode import capture
-    from sglang_canopy.chunk.engine import prefill
+    from canopy_chunks.encode import capture
+    from canopy_chunks.engine import prefill
 
     exact = caches.dense_cache(llama, len(p))
     prefill(llama, p.ids, exact)
@@ -236,9 +236,9 @@ def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
 
 
 def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
-    from sglang_canopy.chunk import engine
-    from sglang_canopy.chunk.placement import place_chunks
-    from sglang_canopy.chunk.selectors.query import query_scores
+    from canopy_chunks import engine
+    from canopy_chunks.placement import place_chunks
+    from canopy_chunks.selectors.query import query_scores
 
     p = prompt(llama, ids)
     cache = caches.dense_cache(llama, len(p))
@@ -254,8 +254,8 @@ def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
 
 @pytest.mark.parametrize("share", [[1.0, 1.0, 1.0], [0.25, 0.25, 0.5]])
 def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
+    from canopy_chunks.selectors.query import _weighed
     from canopy_kernel import attention
-    from sglang_canopy.chunk.selectors.query import _weighed
 
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 4, 8), torch.randn(20, 2, 8), torch.randn(20, 2, 8)
@@ -271,7 +271,7 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
 
 def test_a_sample_of_keys_stands_for_those_like_it(llama, ids, monkeypatch):
     """Where eight neighbours are the same key and value, reading one of them is reading all."""
-    from sglang_canopy.chunk.selectors import query
+    from canopy_chunks.selectors import query
 
     shape, n = llama.shape, 96
     rows = torch.zeros(shape.layers, n, shape.kv_heads, shape.head_dim)
@@ -294,7 +294,7 @@ def test_a_sample_of_keys_stands_for_those_like_it(llama, ids, monkeypatch):
 
 
 def test_a_long_head_computed_first_changes_nothing(llama, ids, monkeypatch):
-    from sglang_canopy.chunk import fusion
+    from canopy_chunks import fusion
 
     p, found = prompt(llama, ids), []
     for shortest in (1, 1000):

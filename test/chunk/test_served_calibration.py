@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sglang_canopy.chunk.ratio import Calibration, Calibrations, CostProfile, Setting
-from sglang_canopy.chunk.served_calibration import ServedPrompts, calibrate_server
+from canopy_chunks.ratio import Calibration, Calibrations, CostProfile, Setting
+from canopy_chunks.served_calibration import ServedPrompts, calibrate_server
 from sglang_canopy.errors import CanopyError
 
 CHUNKS, LENGTH = 6, 100
@@ -163,7 +163,7 @@ def stand_in():
 def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
     stand_in, tmp_path, capsys
 ) -> None:
-    from sglang_canopy.cli.main import main
+    from canopy_lab.cli.main import main
 
     kind, url = stand_in
     out = tmp_path / "c.json"

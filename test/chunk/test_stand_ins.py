@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.chunk import stand_ins as module
-from sglang_canopy.chunk.documents import document_name
-from sglang_canopy.chunk.stand_ins import (
+from canopy_chunks import stand_ins as module
+from canopy_chunks.documents import document_name
+from canopy_chunks.stand_ins import (
     CANDIDATE_PROMPTS,
     LOOKS,
     MAX_PAIRS,

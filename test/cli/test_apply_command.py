@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.cli.main import main
-from sglang_canopy.cli.validate import against_log
+from canopy_lab.cli.main import main
+from canopy_lab.cli.validate import against_log
+from canopy_lab.plan.limits import LIMITS, parse_limits
+from canopy_lab.plan.validate import Validation
 from sglang_canopy.config.live_plan import part_of
 from sglang_canopy.config.plan_file import ServerPlan, read_plan, write_plan
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.limits import LIMITS, parse_limits
-from sglang_canopy.plan.validate import Validation
 from sglang_canopy.radix.live_plan import change, in_force
 from sglang_canopy.ttl.table import TTLTable
 from support.live_tree import LiveTree

@@ -7,9 +7,9 @@ import stat
 import numpy as np
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.plan.objective import Objectives, Scale
 from sglang_canopy.config.plan_file import read_plan
-from sglang_canopy.plan.objective import Objectives, Scale
 
 ROW = {
     "instances",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
 
 ROW_KEYS = {
     "trace",

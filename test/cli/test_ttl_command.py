@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
 from sglang_canopy.config.plan_file import read_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import LiveRequest, extend_path

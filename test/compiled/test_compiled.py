@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.compiled import build as building
-from sglang_canopy.compiled import modules
-from sglang_canopy.compiled.finder import is_own, use
+from canopy_lab.compiled import build as building
+from canopy_lab.compiled import modules
+from canopy_lab.compiled.finder import is_own, use
 from sglang_canopy.errors import CanopyError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def test_what_has_been_imported_as_python_stays_so(tmp_path, monkeypatch):
 def test_half_of_a_build_is_not_taken(tmp_path):
     done = run(
         "-c",
-        "from sglang_canopy.compiled import modules, finder\n"
+        "from canopy_lab.compiled import modules, finder\n"
         "modules.folder().mkdir(parents=True, mode=0o700)\n"
         "print(finder.use())",
         home=tmp_path,
@@ -90,7 +90,7 @@ def test_what_compiling_needs_is_said(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_without_a_c_compiler_nothing_is_left(tmp_path):
-    done = run("-m", "sglang_canopy.cli.main", "compile", home=tmp_path, CC="/no/such/compiler")
+    done = run("-m", "canopy_lab.cli.main", "compile", home=tmp_path, CC="/no/such/compiler")
     assert done.returncode == 2
     assert "a C compiler is needed" in done.stderr
     assert not any((tmp_path / "canopy" / "compiled").iterdir())
@@ -98,7 +98,7 @@ def test_without_a_c_compiler_nothing_is_left(tmp_path):
 
 @pytest.mark.long
 def test_compiled_simulations_have_the_figures_of_python(tmp_path):
-    made = run("-m", "sglang_canopy.cli.main", "compile", home=tmp_path)
+    made = run("-m", "canopy_lab.cli.main", "compile", home=tmp_path)
     assert made.returncode == 0, made.stderr
     (folder,) = (tmp_path / "canopy" / "compiled").iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -114,8 +114,8 @@ def test_compiled_simulations_have_the_figures_of_python(tmp_path):
         assert rows["compiled"][name] == row, name
     assert len({json.dumps(row) for row in rows["python"].values()}) > 15  # they differ
 
-    again = run("-m", "sglang_canopy.cli.main", "compile", home=tmp_path)
+    again = run("-m", "canopy_lab.cli.main", "compile", home=tmp_path)
     assert "compiled already" in again.stdout
-    gone = run("-m", "sglang_canopy.cli.main", "compile", "--remove", home=tmp_path)
+    gone = run("-m", "canopy_lab.cli.main", "compile", "--remove", home=tmp_path)
     assert "deleted 1 compiled version" in gone.stdout
     assert not any((tmp_path / "canopy" / "compiled").iterdir())

@@ -6,9 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-from sglang_canopy.cli import plan
-from sglang_canopy.plan.objective import METRICS
-from sglang_canopy.plan.prices import parse_prices, price_list_names
+from canopy_lab.cli import plan
+from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.prices import parse_prices, price_list_names
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "guide" / "planner.md").read_text()

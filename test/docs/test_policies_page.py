@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from canopy_lab.sim import hindsight
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
-from sglang_canopy.sim import hindsight
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text()

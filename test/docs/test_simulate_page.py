@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from sglang_canopy.cli import simulate
-from sglang_canopy.cli.main import main
+from canopy_lab.cli import simulate
+from canopy_lab.cli.main import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "guide" / "simulate.md").read_text()

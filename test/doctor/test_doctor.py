@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.cli import main as cli
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.cli import main as cli
 from sglang_canopy.config.refusals import POLICIES, REFUSALS, all_unsupported, unsupported
 from sglang_canopy.doctor import machine
 from sglang_canopy.doctor.command_line import HIDDEN, masked, server_arguments
@@ -41,7 +41,7 @@ LINES = {
 }
 RUN = """
 import contextlib, io, json, sys
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
 found = {}
 for name, words in json.loads(sys.argv[1]).items():
     out, err = io.StringIO(), io.StringIO()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from canopy_lab.trace import open_trace
 from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import open_trace
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.cli.main import main
-from sglang_canopy.sim.system import SystemConfig, load_profile, simulate_system
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.cli.main import main
+from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
+from canopy_lab.trace.record import TraceRequest
 from support.prompts import token_ids
 from support.small_models import LLAMA, write_model
 

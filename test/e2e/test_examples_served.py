@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import agents
+from canopy_lab.bench.launch import Server, cpu_arguments, free_port, wait_until_ready
+from canopy_lab.profiling.client import wait_until
+from canopy_lab.sim.system import load_profile
+from canopy_lab.trace.served_log import read_served
 from environment import ROOT
-from sglang_canopy.bench.launch import Server, cpu_arguments, free_port, wait_until_ready
 from sglang_canopy.config.plan_file import read_plan
-from sglang_canopy.profiling.client import wait_until
-from sglang_canopy.sim.system import load_profile
-from sglang_canopy.trace.served_log import read_served
 from support.example_files import EXAMPLES, load
 
 KV_TOKENS = 4096

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
 from sglang_canopy.request.owner import METADATA
 from support.gateways import MODULES, post, running, skip_without
 

@@ -142,7 +142,7 @@ def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
             assert total(samples, "evicted_tokens_total", tier=tier, reason=reason) == tokens
     assert set(status["tiers"]) == {"device", "host", "disk"}
     assert status["policies"]["disk"] == "wa"
-    command = [sys.executable, "-m", "sglang_canopy.cli.main", "top", "--once"]
+    command = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--once"]
     done = subprocess.run(
         [*command, "--url", client.url], capture_output=True, text=True, timeout=60, check=False
     )

@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.profiling.client import wait_until
+from canopy_lab.sim.system import load_profile
+from canopy_lab.trace.served_log import read_served
 from sglang_canopy.config.plan_file import read_plan, write_plan
-from sglang_canopy.profiling.client import wait_until
-from sglang_canopy.sim.system import load_profile
-from sglang_canopy.trace.served_log import read_served
 from sglang_canopy.ttl.table import TTLTable
 from support.gateways import post, running
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.latency.report import LatencyReport, latency_report
+from canopy_lab.latency.saturation import goodput, saturation
+from canopy_lab.latency.slo import parse_slo
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.latency.report import LatencyReport, latency_report
-from sglang_canopy.latency.saturation import goodput, saturation
-from sglang_canopy.latency.slo import parse_slo
 
 
 def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -> LatencyReport:

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.space import Configuration
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.space import Configuration
 
 FOLDER = Path(__file__).parents[2] / "benchmark" / "plan"
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.choice import (
+from canopy_lab.plan.choice import (
     against,
     choose,
     extremes,
@@ -11,8 +10,9 @@ from sglang_canopy.plan.choice import (
     parse_constraints,
     why_not,
 )
-from sglang_canopy.plan.objective import METRICS
-from sglang_canopy.plan.space import Configuration
+from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.space import Configuration
+from sglang_canopy.errors import CanopyError
 
 COST = METRICS["cost"]
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.plan.cache import Cache, trace_digest
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine, system_of
+from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_task
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.cache import Cache, trace_digest
-from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine, system_of
-from sglang_canopy.plan.worker import PlanInputs, SimulationTask, run_task
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.record import TraceRequest
 
 BLOCK = 256
 PROFILE = load_profile("llama-3.1-8b-a100")

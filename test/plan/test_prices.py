@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from canopy_lab.plan.prices import MIB, load_prices, parse_prices, price_list_names
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.prices import MIB, load_prices, parse_prices, price_list_names
 
 SMALL = {
     "name": "small",

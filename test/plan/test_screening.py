@@ -12,26 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.cli.main import main
-from sglang_canopy.plan.choice import choose, configuration_of, parse_constraints
-from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.objective import METRICS
-from sglang_canopy.plan.planner import PlanRequest, least_size, make_plan, make_space
-from sglang_canopy.plan.planner import footprint as footprint_of
-from sglang_canopy.plan.prices import load_prices
-from sglang_canopy.plan.screen.confirm import confirm
-from sglang_canopy.plan.screen.hits import Paths, found_blocks, paths_of
-from sglang_canopy.plan.screen.predict import Predictor, can_predict
-from sglang_canopy.plan.screen.search import candidates
-from sglang_canopy.plan.space import Configuration, Space
-from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import PlanInputs
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import Workload, load_profile, simulate_system
-from sglang_canopy.sim.system.config import SystemConfig
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.cli.main import main
+from canopy_lab.plan.choice import choose, configuration_of, parse_constraints
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.objective import METRICS
+from canopy_lab.plan.planner import PlanRequest, least_size, make_plan, make_space
+from canopy_lab.plan.planner import footprint as footprint_of
+from canopy_lab.plan.prices import load_prices
+from canopy_lab.plan.screen.confirm import confirm
+from canopy_lab.plan.screen.hits import Paths, found_blocks, paths_of
+from canopy_lab.plan.screen.predict import Predictor, can_predict
+from canopy_lab.plan.screen.search import candidates
+from canopy_lab.plan.space import Configuration, Space
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import Workload, load_profile, simulate_system
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 
 PROFILE = load_profile("qwen2.5-7b-h100")
 SIZE = 64

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sglang_canopy.plan.objective import Objectives, Scale
-from sglang_canopy.plan.search import SearchOptions, full_grid, search
-from sglang_canopy.plan.sizes import sizes
-from sglang_canopy.plan.space import Space
+from canopy_lab.plan.objective import Objectives, Scale
+from canopy_lab.plan.search import SearchOptions, full_grid, search
+from canopy_lab.plan.sizes import sizes
+from canopy_lab.plan.space import Space
 
 OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
 SPACE = Space(

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.server_plan import live_name, server_plan
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine, system_of
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.plan_file import read_plan, write_plan
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
-from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.server_plan import live_name, server_plan
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine, system_of
-from sglang_canopy.plan.worker import PlanInputs
 from sglang_canopy.policy.registry import live_names, policy_names
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.plan.sizes import between, gib_text, round_size, sizes
+from canopy_lab.plan.space import Configuration, Space
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.sizes import between, gib_text, round_size, sizes
-from sglang_canopy.plan.space import Configuration, Space
 
 
 def space(**fields):

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_canopy.plan.choice import parse_constraints
-from sglang_canopy.plan.uncertainty import WINDOWS, uncertainty_of
+from canopy_lab.plan.choice import parse_constraints
+from canopy_lab.plan.uncertainty import WINDOWS, uncertainty_of
 
 
 def result(ttft):

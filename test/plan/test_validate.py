@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.plan.validate import recalibrate, scaled, system_of_plan, validate
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import Workload, load_profile, simulate_system
+from canopy_lab.trace.served_log import read_served
+from canopy_lab.trace.sglang_log import last_flush, read_as_server
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.validate import recalibrate, scaled, system_of_plan, validate
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import Workload, load_profile, simulate_system
-from sglang_canopy.trace.served_log import read_served
-from sglang_canopy.trace.sglang_log import last_flush, read_as_server
 
 PROFILE = load_profile("llama-3.1-8b-a100")
 PLAN = ServerPlan(

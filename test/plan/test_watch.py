@@ -2,10 +2,10 @@
 
 import pytest
 
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.watch import WEEK_S, Slot, changed, cut
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.watch import WEEK_S, Slot, changed, cut
-from sglang_canopy.trace.record import TraceRequest
 
 
 def log(*hours):

@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from canopy_lab.plan.choice import label_of
+from canopy_lab.plan.disk_class import DiskClass, Steps
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.groups import observe
+from canopy_lab.plan.prices import GIB, load_prices
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine, row_of, system_of
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import simulate_system
+from canopy_lab.sim.system.config import SystemConfig, TierSpec
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.plan.choice import label_of
-from sglang_canopy.plan.disk_class import DiskClass, Steps
-from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.groups import observe
-from sglang_canopy.plan.prices import GIB, load_prices
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine, row_of, system_of
-from sglang_canopy.plan.worker import PlanInputs
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import simulate_system
-from sglang_canopy.sim.system.config import SystemConfig, TierSpec
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 BLOCK = 256

@@ -9,11 +9,11 @@ import random
 
 import pytest
 
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.trace.record import TraceRequest
 from support.radix_cases import BLOCK_TOKENS
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.hindsight import hindsight_class, hindsight_names
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import TAIL_TARGETS
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names
-from sglang_canopy.trace.record import TraceRequest
 
 OPTIONS = {
     name: {"threshold_tokens": 100}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from canopy_lab.sim.hybrid.tree import HybridTree as SimulatedTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.states import ORDERS
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
-from sglang_canopy.sim.hybrid.tree import HybridTree as SimulatedTree
 from support.hybrid_tree import MAMBA, HybridTree
 
 BLOCK = 64

@@ -12,10 +12,10 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from test_parity import PAGE, fields, workload
 
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload
-from sglang_canopy.sim.system.arrivals import OpenLoop
-from sglang_canopy.sim.system.run import _SystemRun
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload
+from canopy_lab.sim.system.arrivals import OpenLoop
+from canopy_lab.sim.system.run import _SystemRun
+from canopy_lab.trace.record import TraceRequest
 from support.disk_tree import DiskTree
 from support.systems import KV, profile
 

@@ -14,10 +14,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from test_parity import PAGE, fields, workload
 
+from canopy_lab.sim.system.nodes import TierNode
+from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.system.nodes import TierNode
-from sglang_canopy.sim.system.tree import TieredTree
 from support.live_tree import LiveTree, check
 
 DEVICE, HOST = 60, 130

@@ -79,7 +79,7 @@ def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_pat
         "import sys; sys.modules['torch'] = sys.modules['sglang'] = None; "
         f"sys.path.insert(0, {str(tmp_path / 'lib')!r}); "
         "import sglang_canopy; print(sglang_canopy.__file__); "
-        "from sglang_canopy.cli.main import main; "
+        "from canopy_lab.cli.main import main; "
         "main(['synth', '--preset', 'small', '--seconds', '20', '--seed', '1', '-o', 't.jsonl']); "
         "sys.exit(main(['advise', 't.jsonl', '--capacity-tokens', '9000', '--jobs', '1']))"
     )
@@ -128,7 +128,7 @@ def test_a_cpu_server_from_nothing(built: tuple[Path, Path], clean: Path, tmp_pa
     pip(clean, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
     code = (
         "import sys; from pathlib import Path; "
-        "from sglang_canopy.bench.launch import cpu_arguments, free_port, serving; "
+        "from canopy_lab.bench.launch import cpu_arguments, free_port, serving; "
         "import sglang_canopy, json, urllib.request; "
         "flags = [*cpu_arguments(Path(sys.argv[1]), kv_tokens=2048, dtype='float32'), "
         "'--load-format', 'dummy', '--radix-eviction', 'wa']\n"

@@ -9,11 +9,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from sglang_canopy.advise.advice import Below, advise
-from sglang_canopy.advise.sample import Sample
-from sglang_canopy.report.advise_html import page, write_page
-from sglang_canopy.report.advise_text import duration, summary
-from sglang_canopy.sim.system.engine_profile import load_profile
+from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.sample import Sample
+from canopy_lab.report.advise_html import page, write_page
+from canopy_lab.report.advise_text import duration, summary
+from canopy_lab.sim.system.engine_profile import load_profile
 from support.tiny_traces import ask
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)

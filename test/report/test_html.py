@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sglang_canopy.report.html import HtmlTable, render, units
+from canopy_lab.report.html import HtmlTable, render, units
 
 
 def plan_page(**given: object) -> str:

@@ -1,4 +1,4 @@
-from sglang_canopy.report.sweep import by_cell, sweep_notes, sweep_table
+from canopy_lab.report.sweep import by_cell, sweep_notes, sweep_table
 
 
 def row(policy, seed, blocks, hits, distinct=1000, placebo=False):

@@ -1,4 +1,4 @@
-from sglang_canopy.report.table import bytes_text, short_number, text_table
+from canopy_lab.report.table import bytes_text, short_number, text_table
 
 
 def test_numbers_are_flush_right_and_words_left():

@@ -99,8 +99,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from sglang_canopy.chunk.server import options
-    from sglang_canopy.chunk.server.http import routes as chunk_routes
+    from canopy_chunks.server import options
+    from canopy_chunks.server.http import routes as chunk_routes
     from sglang_canopy.server import entry, routes
 
     @contextlib.contextmanager

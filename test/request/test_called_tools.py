@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.request.tools import LABELS, TOOLS_KEY, called, label_of, to_wire, wanted
 from sglang_canopy.reuse.bins import age_bin
 from sglang_canopy.server import entry
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.trace.record import TraceRequest
 from support.live_tree import LiveTree, fake_req
 
 MARKER = "<tool_call>"

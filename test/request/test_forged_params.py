@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.bench import forced_output
+from canopy_lab.bench import forced_output
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_canopy.cli.main import main
-from sglang_canopy.sim.system import routing
+from canopy_lab.cli.main import main
+from canopy_lab.sim.system import routing
 from support.gateways import FOLDER, MODULES, Worker, post, running, skip_without
 
 BY_KEY = {

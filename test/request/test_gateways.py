@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from sglang_canopy.cli import hint
-from sglang_canopy.cli.main import main
+from canopy_lab.cli import hint
+from canopy_lab.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.identity import Identities, sources_of
 from sglang_canopy.request.owner import METADATA, RequireTenant, settle

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.requests import Hints
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.reuse.categories import ROOT
@@ -15,8 +17,6 @@ from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, speaker
 from sglang_canopy.reuse.last_tips import MAX_CONVERSATIONS, LastTips
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import Tip
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.requests import Hints
 from support.tiny_traces import ask
 from support.trace_samples import mooncake
 

@@ -2,7 +2,7 @@
 
 import pickle
 
-from sglang_canopy.sim.compact import CompactTrace
+from canopy_lab.sim.compact import CompactTrace
 from support.trace_samples import mooncake, random_trace, record
 
 

@@ -5,14 +5,14 @@ import random
 import numpy as np
 import pytest
 
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
+from canopy_lab.sim.hindsight.future import NEVER, Future, NextUseRun
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.sim.stack import lru_uncached_tokens
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy, policy_names
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
-from sglang_canopy.sim.hindsight.future import NEVER, Future, NextUseRun
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.sim.stack import lru_uncached_tokens
 from support.brute_force import best
 from support.trace_samples import mooncake, random_trace, record
 

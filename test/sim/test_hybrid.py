@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.sim.hybrid.driver import simulate_marconi, simulate_split, split_memory
+from canopy_lab.sim.hybrid.marconi import MarconiTree
+from canopy_lab.sim.hybrid.shape import HybridShape, preset
+from canopy_lab.sim.hybrid.tree import HybridTree
+from canopy_lab.sim.model import ModelShape
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.states import LeastRecentStates, State, WorthOfStates
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.state_reuse import StateReuse
-from sglang_canopy.sim.hybrid.driver import simulate_marconi, simulate_split, split_memory
-from sglang_canopy.sim.hybrid.marconi import MarconiTree
-from sglang_canopy.sim.hybrid.shape import HybridShape, preset
-from sglang_canopy.sim.hybrid.tree import HybridTree
-from sglang_canopy.sim.model import ModelShape
-from sglang_canopy.trace.record import TraceRequest
 
 BLOCK = 4
 SHAPE = HybridShape(ModelShape(1, 4, 1, 1, 4, 4), 1, 64, 100)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from canopy_lab.sim.model import ModelShape, load_model_shape
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.model import ModelShape, load_model_shape
 
 
 def test_prefill_flops_by_hand():

@@ -9,11 +9,11 @@ from itertools import chain, islice
 
 import pytest
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.hindsight import make_hindsight
+from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.trace.overlay import overlay
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.hindsight import make_hindsight
-from sglang_canopy.sim.hindsight.future import Future
-from sglang_canopy.trace.overlay import overlay
 from support.trace_samples import data_folder, flat, mooncake
 
 libcachesim = pytest.importorskip("libcachesim")

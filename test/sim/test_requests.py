@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from canopy_lab.sim.requests import Hints, continuations, to_requests
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.requests import Hints, continuations, to_requests
 from support.trace_samples import random_trace, record
 
 

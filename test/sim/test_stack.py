@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
 from support.trace_samples import flat, mooncake, random_trace, record
 
 

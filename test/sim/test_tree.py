@@ -2,12 +2,12 @@
 
 import pytest
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.requests import to_requests
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.requests import to_requests
 from support.trace_samples import flat, random_trace, record
 
 

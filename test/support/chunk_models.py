@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import transformers
 
+from canopy_chunks.cache import KVCache
+from canopy_chunks.model import Model
 from canopy_kernel import pages
-from sglang_canopy.chunk.cache import KVCache
-from sglang_canopy.chunk.model import Model
 
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),

@@ -10,24 +10,24 @@ import sys
 import types
 from dataclasses import asdict, dataclass
 
-from sglang_canopy.compiled.finder import use
+from canopy_lab.compiled.finder import use
 
 wanted = "compiled" in sys.argv
 assert use() is wanted, f"compiled: {not wanted}"
 
-from sglang_canopy.plan.evaluate import Evaluator
-from sglang_canopy.plan.prices import load_prices
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine
-from sglang_canopy.plan.worker import PlanInputs
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.prices import load_prices
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
+from canopy_lab.sim.system import tree as simulated_tree
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.sim.system.queue_order import QUEUE_ORDERS
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.ranked import RankedPolicy
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
-from sglang_canopy.sim.system import tree as simulated_tree
-from sglang_canopy.sim.system.engine_profile import load_profile
-from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS
-from sglang_canopy.trace.record import TraceRequest
 
 assert simulated_tree.__file__.endswith(".so") is wanted
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.bench.launch import free_port
+from canopy_lab.bench.launch import free_port
 
 PAGE = 16
 LEASE_MS = 200

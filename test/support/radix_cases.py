@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.requests import to_requests
-from sglang_canopy.trace.record import TraceRequest
 
 BLOCK_TOKENS = 10
 

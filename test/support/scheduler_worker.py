@@ -37,7 +37,7 @@ class InProcess:
         load_plugins()
         from sglang.srt.server_args import PortArgs, prepare_server_args
 
-        from sglang_canopy.bench.launch import cpu_arguments
+        from canopy_lab.bench.launch import cpu_arguments
 
         given = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from sglang_canopy.sim.system import Bandwidth, EngineProfile
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import Bandwidth, EngineProfile
+from canopy_lab.trace.record import TraceRequest
 
 KV = 1000
 """Bytes a token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.trace.record import TraceRequest
 
 
 def ask(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.trace.record import TraceRequest
 
 
 def record(time_s, blocks, *, block_tokens=10, tail=0, **more):

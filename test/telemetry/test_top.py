@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sglang_canopy.bench.launch import free_port
-from sglang_canopy.cli.main import main
+from canopy_lab.bench.launch import free_port
+from canopy_lab.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry.top_frame import frame, percent, plain, seconds, size, sparkline
 from sglang_canopy.telemetry.top_source import fetch, fetch_all

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.sim.stack import lru_curve
+from canopy_lab.trace.hashed import salt_of, write
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.prompts import coarser
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.stack import lru_curve
-from sglang_canopy.trace.hashed import salt_of, write
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.prompts import coarser
 from support.tiny_traces import TWO_TALKS, ask
 
 SALT = bytes(range(32))

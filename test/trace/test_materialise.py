@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import TraceRequest
-from sglang_canopy.trace.materialise import Materialiser, middle_tokens, usable_tokens
 
 VOCABULARY = middle_tokens(50_000)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.logs import open_log
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.openai_log import parse
+from canopy_lab.trace.prompts import Cutter
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace.guess import guess_format
-from sglang_canopy.trace.logs import open_log
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.openai_log import parse
-from sglang_canopy.trace.prompts import Cutter
 
 SYSTEM = {"role": "system", "content": "You answer questions about caches. " * 10}
 QUESTION = {"role": "user", "content": "Which leaf goes first? " * 8}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.overlay import choose, overlay
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import open_trace
-from sglang_canopy.trace.overlay import choose, overlay
 
 
 @pytest.fixture

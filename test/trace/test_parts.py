@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.trace.parts import one_part
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace.parts import one_part
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
 
 
 def drawn(name: str, seconds: float) -> list[TraceRequest]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from canopy_lab.trace import TraceRequest, format_names, open_trace
+from canopy_lab.trace.agentic import flat_line
+from canopy_lab.trace.bailian import Roots
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import TraceRequest, format_names, open_trace
-from sglang_canopy.trace.agentic import flat_line
-from sglang_canopy.trace.bailian import Roots
 
 MOONCAKE = {"timestamp": 1500, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}
 BAILIAN = {

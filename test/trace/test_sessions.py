@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.sessions import session_links
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.sessions import session_links
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.sglang_log import read_as_server
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace import open_trace
-from sglang_canopy.trace.guess import guess_format
-from sglang_canopy.trace.sglang_log import read_as_server
 
 
 def event(kind: str, rid: str, second: float, **more: Any) -> str:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.trace import agentic
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.shared_heads import SharedHeads
+from canopy_lab.trace import agentic
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.shared_heads import SharedHeads
 
 SIZE = 4
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.characterize.observe import Observation, observe
-from sglang_canopy.characterize.published import TARGETS, compare
-from sglang_canopy.characterize.reuse_time import reuse_times
-from sglang_canopy.cli.main import main
+from canopy_lab.characterize.observe import Observation, observe
+from canopy_lab.characterize.published import TARGETS, compare
+from canopy_lab.characterize.reuse_time import reuse_times
+from canopy_lab.cli.main import main
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.synth import SyntheticRequest, meta_path, synthesise, write_trace
+from canopy_lab.trace.synth_blocks import Prompt, SharedPrefix
+from canopy_lab.trace.synth_chat import continue_probability
+from canopy_lab.trace.synth_presets import PRESETS, ChatLoad, get_preset
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.synth import SyntheticRequest, meta_path, synthesise, write_trace
-from sglang_canopy.trace.synth_blocks import Prompt, SharedPrefix
-from sglang_canopy.trace.synth_chat import continue_probability
-from sglang_canopy.trace.synth_presets import PRESETS, ChatLoad, get_preset
 
 
 def draw(preset: str, seconds: float, seed: int = 1) -> list[SyntheticRequest]:

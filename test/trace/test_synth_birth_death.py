@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_birth_death import still_under_way
+from canopy_lab.trace.synth_presets import BirthDeathLoad, Lengths, get_preset
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_birth_death import still_under_way
-from sglang_canopy.trace.synth_presets import BirthDeathLoad, Lengths, get_preset
 
 RATES = [(0.5, 1 / 180, 1 / 60), (2.0, 1 / 30, 1 / 10), (1.0, 1 / 100, 1 / 400)]
 SHORT = Lengths(8, 0.1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.open import open_trace
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.trace.guess import guess_format
-from sglang_canopy.trace.open import open_trace
 
 TEXT = "It's a \"prefix\", isn't it?\n" * 20
 

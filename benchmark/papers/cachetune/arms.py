@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_canopy.chunk.selectors import SELECTORS, Frequency, Selector
-from sglang_canopy.chunk.selectors.frequency import ALPHA
+from canopy_chunks.selectors import SELECTORS, Frequency, Selector
+from canopy_chunks.selectors.frequency import ALPHA
 
 RATIO = 0.15
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)

@@ -13,13 +13,13 @@ from cachetune.measure import case_of, loaded
 from cachetune.parts import each
 from cachetune.questions import questions
 from cachetune.summary import interval
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import KVCache, dense_cache
-from sglang_canopy.chunk.encode import Encoder
-from sglang_canopy.chunk.fusion import fused_prefill
-from sglang_canopy.chunk.model import Model
-from sglang_canopy.chunk.quality import mean_se, prompt_of_case
-from sglang_canopy.chunk.tasks import Example
+from canopy_chunks import engine
+from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.encode import Encoder
+from canopy_chunks.fusion import fused_prefill
+from canopy_chunks.model import Model
+from canopy_chunks.quality import mean_se, prompt_of_case
+from canopy_chunks.tasks import Example
 
 QUESTIONS = 5
 ARMS = (

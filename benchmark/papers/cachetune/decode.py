@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import KVCache
-from sglang_canopy.chunk.model import Model
+from canopy_chunks import engine
+from canopy_chunks.cache import KVCache
+from canopy_chunks.model import Model
 
 
 @dataclass

@@ -12,14 +12,14 @@ from artefact import ROOT
 
 from cachetune.arms import ANSWERED, Arm
 from cachetune.decode import greedy, side_by_side
-from sglang_canopy.chunk import engine
-from sglang_canopy.chunk.cache import KVCache, dense_cache
-from sglang_canopy.chunk.encode import Encoder
-from sglang_canopy.chunk.fusion import fused_prefill
-from sglang_canopy.chunk.model import Model, load
-from sglang_canopy.chunk.quality import Case, behind, f1, holds, prompt_of_case, rouge_l, tokenise
-from sglang_canopy.chunk.selectors import Offline
-from sglang_canopy.chunk.tasks import Example
+from canopy_chunks import engine
+from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.encode import Encoder
+from canopy_chunks.fusion import fused_prefill
+from canopy_chunks.model import Model, load
+from canopy_chunks.quality import Case, behind, f1, holds, prompt_of_case, rouge_l, tokenise
+from canopy_chunks.selectors import Offline
+from canopy_chunks.tasks import Example
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 CHUNK_TOKENS = 160

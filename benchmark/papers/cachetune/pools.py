@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from cachetune.measure import loaded
-from sglang_canopy.chunk import disk, engine
-from sglang_canopy.chunk.cache import KVCache, dense_cache
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed
-from sglang_canopy.chunk.encode import Encoder
-from sglang_canopy.chunk.ratio import CostProfile
-from sglang_canopy.chunk.rope import rotate
-from sglang_canopy.chunk.selectors import Context, make_selector
+from canopy_chunks import disk, engine
+from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.chunk import FusedPrompt, Placed
+from canopy_chunks.encode import Encoder
+from canopy_chunks.ratio import CostProfile
+from canopy_chunks.rope import rotate
+from canopy_chunks.selectors import Context, make_selector
 
 SELECTOR = "frequency"
 QUESTION = 40

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.chunk.quality import normalise
-from sglang_canopy.chunk.tasks import Example, default_filler, read, synthetic
+from canopy_chunks.quality import normalise
+from canopy_chunks.tasks import Example, default_filler, read, synthetic
 
 DOCUMENTS = 6
 EVIDENCE = 3

@@ -11,13 +11,13 @@ from cachetune import pictures
 from cachetune.arms import ALPHAS, RATIO
 from cachetune.measure import case_of, loaded
 from cachetune.questions import questions
-from sglang_canopy.chunk.cache import dense_cache
-from sglang_canopy.chunk.chunk import Chunk
-from sglang_canopy.chunk.encode import Encoder, capture
-from sglang_canopy.chunk.engine import prefill
-from sglang_canopy.chunk.selectors import Frequency, HighFrequency
-from sglang_canopy.chunk.selectors.base import top
-from sglang_canopy.chunk.selectors.frequency import layer_scores
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.chunk import Chunk
+from canopy_chunks.encode import Encoder, capture
+from canopy_chunks.engine import prefill
+from canopy_chunks.selectors import Frequency, HighFrequency
+from canopy_chunks.selectors.base import top
+from canopy_chunks.selectors.frequency import layer_scores
 
 QUESTIONS = 3
 BANDS = 20

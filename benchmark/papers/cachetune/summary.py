@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.chunk.quality import mean_se
+from canopy_chunks.quality import mean_se
 
 DRAWS = 4000
 Rows = dict[str, dict[str, Any]]

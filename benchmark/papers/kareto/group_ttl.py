@@ -8,6 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from artefact import Context
 
+from canopy_lab.plan.prices import GIB
+from canopy_lab.sim.ttl import path_snapshot
 from kareto.algorithm2 import group_ttls
 from kareto.setting import (
     INSTANCES,
@@ -20,8 +22,6 @@ from kareto.setting import (
     profile,
     run,
 )
-from sglang_canopy.plan.prices import GIB
-from sglang_canopy.sim.ttl import path_snapshot
 from sglang_canopy.ttl.histogram import GRID_S
 from sglang_canopy.ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
 from sglang_canopy.ttl.path_segments import segments_of

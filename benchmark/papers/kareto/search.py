@@ -8,6 +8,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from artefact import Context
 
+from canopy_lab.plan.objective import Objectives, Scale
+from canopy_lab.plan.planner import PlanRequest, footprint, make_space
+from canopy_lab.plan.search import search
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import least_cost
 from kareto.algorithm1 import adaptive_pareto_exploration
 from kareto.setting import (
     DISK,
@@ -19,11 +24,6 @@ from kareto.setting import (
     run,
     short,
 )
-from sglang_canopy.plan.objective import Objectives, Scale
-from sglang_canopy.plan.planner import PlanRequest, footprint, make_space
-from sglang_canopy.plan.search import search
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import least_cost
 
 PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""

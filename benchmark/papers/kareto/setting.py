@@ -19,20 +19,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine, row_of, system_of
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.model import ModelShape
+from canopy_lab.sim.system import simulate_system
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.roofline import Device, roofline_profile
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
-from sglang_canopy.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
-from sglang_canopy.plan.space import Configuration
-from sglang_canopy.plan.system import Engine, row_of, system_of
-from sglang_canopy.plan.worker import PlanInputs
-from sglang_canopy.sim.compact import CompactTrace
-from sglang_canopy.sim.model import ModelShape
-from sglang_canopy.sim.system import simulate_system
-from sglang_canopy.sim.system.engine_profile import EngineProfile
-from sglang_canopy.sim.system.roofline import Device, roofline_profile
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
 
 TRACES = ("A", "B", "C")
 NAMES = {"A": "A: chat (synthetic)", "B": "B: API (synthetic)", "C": "C: agents (overlay)"}

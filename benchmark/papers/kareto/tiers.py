@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 from artefact import Context
 from matplotlib.ticker import ScalarFormatter
 
+from canopy_lab.plan.objective import Objectives
 from kareto.setting import (
     INSTANCES,
     NAMES,
@@ -19,7 +20,6 @@ from kareto.setting import (
     short,
     slope_share,
 )
-from sglang_canopy.plan.objective import Objectives
 
 BANDWIDTHS = (0.35e9, 1e9, 5e9, 20e9, 40e9, 60e9, 100e9)
 DRAM = (0.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from artefact import Artefact, Context
 
-from sglang_canopy.sim.driver import simulate
+from canopy_lab.sim.driver import simulate
 from tail import pictures, program
 from tail.parts import BELIEFS, CHANCES, Parts
 from tail.queued import queued

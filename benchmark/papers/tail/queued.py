@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.sim.system import SystemConfig, Workload, load_profile, simulate_system
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import SystemConfig, Workload, load_profile, simulate_system
+from canopy_lab.trace.record import TraceRequest
 from tail.runs import Workbench
 
 PROFILE = "llama-3.1-8b-h100"

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
+from canopy_lab.sim.hindsight import hindsight_names, make_hindsight
+from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.sim.system import load_profile
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import SimResult, distinct_blocks, simulate
-from sglang_canopy.sim.hindsight import hindsight_names, make_hindsight
-from sglang_canopy.sim.hindsight.future import Future
-from sglang_canopy.sim.system import load_profile
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
 
 PROFILE = "llama-3.1-8b-a100"
 """An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""

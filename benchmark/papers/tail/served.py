@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from sglang_canopy.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+from canopy_lab.sim.driver import distinct_blocks
+from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.trace.synth import synthesise, to_bailian
+from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.bench_serving import replay
-from sglang_canopy.sim.driver import distinct_blocks
-from sglang_canopy.sim.hindsight.future import Future
-from sglang_canopy.trace.synth import synthesise, to_bailian
-from sglang_canopy.trace.synth_presets import get_preset
 
 SCALE = Fraction(1, 8)
 RESULT = Path(__file__).parents[1] / "results" / "tail" / "served.json"

@@ -6,10 +6,10 @@ from typing import Any
 
 from artefact import Context
 
-from sglang_canopy.characterize.runs import prepare
+from canopy_lab.characterize.runs import prepare
+from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import distinct_blocks, simulate
-from sglang_canopy.trace.record import TraceRequest
 from wa.picture import COLOURS, label, panels, save
 from wa.sizes import MODELS
 from wa.sources import agentic, conversation, mooncake_synthetic, trace_a

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from artefact import Context
 
-from sglang_canopy.characterize.lifespan import lifespan
-from sglang_canopy.characterize.locality import locality
-from sglang_canopy.characterize.observe import Observation, observe
-from sglang_canopy.characterize.reuse_time import reuse_times
-from sglang_canopy.characterize.turns import turns
+from canopy_lab.characterize.lifespan import lifespan
+from canopy_lab.characterize.locality import locality
+from canopy_lab.characterize.observe import Observation, observe
+from canopy_lab.characterize.reuse_time import reuse_times
+from canopy_lab.characterize.turns import turns
 from wa.picture import COLOURS, heat, label, panels, save
 from wa.sources import agentic, conversation, trace_a, trace_b
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from artefact import Context
 
-from sglang_canopy.characterize.observe import TOP_TURN, Observation, observe
+from canopy_lab.characterize.observe import TOP_TURN, Observation, observe
+from canopy_lab.sim.driver import distinct_blocks, simulate
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import distinct_blocks, simulate
 from wa.picture import COLOURS, label, panels, save
 from wa.sources import conversation, mooncake_synthetic, trace_a, trace_b
 

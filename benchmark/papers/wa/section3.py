@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from artefact import Context
 
-from sglang_canopy.characterize.hits import ideal_hits
-from sglang_canopy.characterize.observe import Observation, observe
-from sglang_canopy.characterize.skew import skew
-from sglang_canopy.characterize.turns import turns
+from canopy_lab.characterize.hits import ideal_hits
+from canopy_lab.characterize.observe import Observation, observe
+from canopy_lab.characterize.skew import skew
+from canopy_lab.characterize.turns import turns
 from wa.picture import COLOURS, heat, label, panels, save
 from wa.sources import conversation, trace_a, trace_b
 

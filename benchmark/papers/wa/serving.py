@@ -10,10 +10,10 @@ from typing import Any
 
 from artefact import Context
 
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
-from sglang_canopy.sim.system.roofline import Device, roofline_profile
-from sglang_canopy.trace.parts import one_part
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from canopy_lab.sim.system.roofline import Device, roofline_profile
+from canopy_lab.trace.parts import one_part
+from canopy_lab.trace.record import TraceRequest
 from wa.picture import COLOURS, label, panels, save
 from wa.sizes import MODELS
 from wa.sources import conversation, trace_a

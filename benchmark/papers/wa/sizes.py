@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from artefact import Context
 
-from sglang_canopy.characterize.observe import Observation, observe
-from sglang_canopy.sim.model import PRESETS, ModelShape
+from canopy_lab.characterize.observe import Observation, observe
+from canopy_lab.sim.model import PRESETS, ModelShape
 from wa.picture import COLOURS, label, panels, save
 from wa.sources import conversation, trace_a, trace_b
 

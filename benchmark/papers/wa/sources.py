@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_canopy.trace.open import open_trace
-from sglang_canopy.trace.overlay import overlay
-from sglang_canopy.trace.record import TraceRequest
-from sglang_canopy.trace.synth import synthesise
-from sglang_canopy.trace.synth_presets import get_preset
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import synthesise
+from canopy_lab.trace.synth_presets import get_preset
 
 DAY_S = 86400.0
 

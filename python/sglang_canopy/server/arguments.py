@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from canopy_lab.bench import forced_output
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.bench import forced_output
 from sglang_canopy.config.declared import from_args
 from sglang_canopy.config.gate import FLAG as GATE_FLAG
 from sglang_canopy.config.gate import NOTE as GATE_NOTE

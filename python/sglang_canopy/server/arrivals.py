@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_canopy.chunk.server import hooks as chunk_hooks
+from canopy_chunks.server import hooks as chunk_hooks
 from sglang_canopy.config import live_plan as plan_message
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import unpacked

@@ -8,9 +8,9 @@ import os
 import time
 from typing import Any
 
+from canopy_chunks.server.options import COMMAND
 from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
-from sglang_canopy.chunk.server.options import COMMAND
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.live_plan import KEY as PLAN_KEY
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY

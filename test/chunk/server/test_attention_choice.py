@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
+from canopy_chunks.server import attention as server_attention  # noqa: E402
 from canopy_kernel import attention, decomposition, stock_kernels  # noqa: E402
-from sglang_canopy.chunk.server import attention as server_attention  # noqa: E402
 
 
 def backend_and_batch(page_size=1):

@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from sglang_canopy.chunk.calibrate import setting_of  # noqa: E402
-from sglang_canopy.chunk.model import identity_of, load  # noqa: E402
-from sglang_canopy.chunk.quality_gate import calibrated_ratios, measure_quality  # noqa: E402
-from sglang_canopy.cli.main import main  # noqa: E402
+from canopy_chunks.calibrate import setting_of  # noqa: E402
+from canopy_chunks.model import identity_of, load  # noqa: E402
+from canopy_chunks.quality_gate import calibrated_ratios, measure_quality  # noqa: E402
+from canopy_lab.cli.main import main  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_canopy.chunk.server.http import entry
-from sglang_canopy.chunk.server.options import Options
+from canopy_chunks.server.http import entry
+from canopy_chunks.server.options import Options
 from sglang_canopy.errors import CanopyError
 
 

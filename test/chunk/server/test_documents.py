@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.chunk.documents import (
+from canopy_chunks.documents import (
     Documents,
     split_at_signs,
     split_documents,

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import encode_queue  # noqa: E402
-from sglang_canopy.chunk.background_encoder import BackgroundEncoder  # noqa: E402
-from sglang_canopy.chunk.documents import document_name  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.server.batch import logit_rows, pack_rows  # noqa: E402
-from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
+from canopy_chunks import encode_queue  # noqa: E402
+from canopy_chunks.background_encoder import BackgroundEncoder  # noqa: E402
+from canopy_chunks.documents import document_name  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
+from canopy_chunks.store import ChunkStore  # noqa: E402
 
 
 @pytest.fixture

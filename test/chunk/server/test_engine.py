@@ -8,17 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import background_encoder, versions  # noqa: E402
-from sglang_canopy.chunk.cache import KVCache, dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt  # noqa: E402
-from sglang_canopy.chunk.documents import document_name  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.engine import logits, prefill  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server import engine as engines  # noqa: E402
-from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
-from sglang_canopy.chunk.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
+from canopy_chunks import background_encoder, versions  # noqa: E402
+from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt  # noqa: E402
+from canopy_chunks.documents import document_name  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.engine import logits, prefill  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
@@ -266,7 +266,7 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from sglang_canopy.chunk.server.hooks import _check_insert
+    from canopy_chunks.server.hooks import _check_insert
 
     engine = make()
     req = request(*prompt(ids), rid="r")
@@ -347,7 +347,7 @@ def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> No
 
 
 def test_a_command_that_is_none_is_ignored(make) -> None:
-    from sglang_canopy.chunk.server.scheduler import run_commands
+    from canopy_chunks.server.scheduler import run_commands
 
     engine = make()
     for key in ("canopy_chunk:", "canopy_chunk:pin", "canopy_chunk:delete:x", "canopy_chunk:x:y:z"):

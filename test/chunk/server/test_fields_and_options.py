@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from sglang_canopy.chunk import fields
-from sglang_canopy.chunk.server import options
+from canopy_chunks import fields
+from canopy_chunks.server import options
 from sglang_canopy.config.refusals import CHUNKS, unsupported
 from sglang_canopy.errors import CanopyError
 

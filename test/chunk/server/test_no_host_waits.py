@@ -13,14 +13,14 @@ from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
 from test_windows import Worker  # noqa: E402
 
+from canopy_chunks import placement, transfer  # noqa: E402
+from canopy_chunks.chunk import Chunk  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server import forward as forwards  # noqa: E402
+from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
-from sglang_canopy.chunk import placement, transfer  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.server import engine as engines  # noqa: E402
-from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
-from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
-from sglang_canopy.chunk.server.options import Options  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
 SLOTS = 400

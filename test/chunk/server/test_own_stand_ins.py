@@ -13,21 +13,21 @@ torch = pytest.importorskip("torch")
 from test_engine import LENGTH, SYSTEM, Tokenizer, held, learn, request, tiers  # noqa: E402
 from test_working_memory import Peak  # noqa: E402
 
-from sglang_canopy.chunk import stand_ins as rule  # noqa: E402
-from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import OWN, FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.documents import document_name  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.engine import logits, prefill  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server import engine as engines  # noqa: E402
-from sglang_canopy.chunk.server import request as requests  # noqa: E402
-from sglang_canopy.chunk.server.engine import ChunkEngine  # noqa: E402
-from sglang_canopy.chunk.server.options import Options  # noqa: E402
-from sglang_canopy.chunk.server.scheduler import run_commands  # noqa: E402
-from sglang_canopy.chunk.stand_in_trial import ANSWER_TOKENS  # noqa: E402
-from sglang_canopy.chunk.working_memory import working_memory  # noqa: E402
+from canopy_chunks import stand_ins as rule  # noqa: E402
+from canopy_chunks.cache import dense_cache  # noqa: E402
+from canopy_chunks.chunk import OWN, FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.documents import document_name  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.engine import logits, prefill  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server import request as requests  # noqa: E402
+from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.options import Options  # noqa: E402
+from canopy_chunks.server.scheduler import run_commands  # noqa: E402
+from canopy_chunks.stand_in_trial import ANSWER_TOKENS  # noqa: E402
+from canopy_chunks.working_memory import working_memory  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 GAP = tuple(Tokenizer().encode("\n\n"))
@@ -336,7 +336,7 @@ def test_chunks_that_wait_come_before_a_trial(waiting) -> None:
 
 
 def test_a_prompt_that_cannot_be_measured_is_left_out_and_counted(waiting, monkeypatch) -> None:
-    from sglang_canopy.chunk import stand_in_trial
+    from canopy_chunks import stand_in_trial
 
     engine, _ = waiting
     monkeypatch.setattr(stand_in_trial, "fused_steps", lambda *_: 1 / 0)
@@ -382,7 +382,7 @@ def test_a_trial_takes_no_more_memory_than_is_set_aside(own) -> None:
 
 
 def test_a_request_says_how_many_of_its_chunks_are_behind_own_documents(own) -> None:
-    from sglang_canopy.chunk.server.plan import _own_report
+    from canopy_chunks.server.plan import _own_report
 
     engine = own()
     asked = request(*prompt((1, 5, 6)))

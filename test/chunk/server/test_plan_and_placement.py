@@ -11,19 +11,19 @@ torch = pytest.importorskip("torch")
 from test_engine import SYSTEM, learn, make, request  # noqa: E402, F401
 from test_engine import prompt as asked  # noqa: E402
 
+from canopy_chunks import disk, engine  # noqa: E402
+from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.placement import place_chunks  # noqa: E402
+from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.server.attention import FusedAttention  # noqa: E402
+from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
+from canopy_chunks.server.plan import choose_tokens, correction_of, replan  # noqa: E402
+from canopy_chunks.server.request import ReusePlan  # noqa: E402
+from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
 from canopy_kernel.attention import Rows  # noqa: E402
-from sglang_canopy.chunk import disk, engine  # noqa: E402
-from sglang_canopy.chunk.cache import KVCache, dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.placement import place_chunks  # noqa: E402
-from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.attention import FusedAttention  # noqa: E402
-from sglang_canopy.chunk.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
-from sglang_canopy.chunk.server.plan import choose_tokens, correction_of, replan  # noqa: E402
-from sglang_canopy.chunk.server.request import ReusePlan  # noqa: E402
-from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9

@@ -15,8 +15,8 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from support.scheduler_worker import InProcess
-from sglang_canopy.chunk.server import model_view
-from sglang_canopy.chunk.working_memory import working_memory
+from canopy_chunks.server import model_view
+from canopy_chunks.working_memory import working_memory
 
 flags = "--canopy-chunks on --canopy-chunk-memory-mb 100 --canopy-chunk-prompt-tokens 512".split()
 scheduler = InProcess(Path(sys.argv[1]), flags, kv_tokens=4096).scheduler

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sglang_canopy.chunk.quality_gate import Floors, missed_floors
-from sglang_canopy.chunk.server import scheduler
+from canopy_chunks.quality_gate import Floors, missed_floors
+from canopy_chunks.server import scheduler
 
 GOOD = {"kl": 0.1, "top1": 0.9, "kept": 0.8}
 

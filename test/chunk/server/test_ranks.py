@@ -12,15 +12,15 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-from sglang_canopy.chunk import SPLIT_SELECTORS  # noqa: E402
-from sglang_canopy.chunk.cache import dense_cache  # noqa: E402
-from sglang_canopy.chunk.chunk import FusedPrompt, Placed  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.fields import check_selector  # noqa: E402
-from sglang_canopy.chunk.fusion import fused_prefill  # noqa: E402
-from sglang_canopy.chunk.model import from_transformers  # noqa: E402
-from sglang_canopy.chunk.selectors import make_selector  # noqa: E402
-from sglang_canopy.chunk.server.options import (  # noqa: E402
+from canopy_chunks import SPLIT_SELECTORS  # noqa: E402
+from canopy_chunks.cache import dense_cache  # noqa: E402
+from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.fields import check_selector  # noqa: E402
+from canopy_chunks.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.model import from_transformers  # noqa: E402
+from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.server.options import (  # noqa: E402
     Options,
     split_unsupported,
 )

@@ -14,12 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_canopy.chunk import disk, read_ahead  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
-from sglang_canopy.chunk.server.request import ChunkRequest  # noqa: E402
-from sglang_canopy.chunk.suffix import ChunkSuffix  # noqa: E402
+from canopy_chunks import disk, read_ahead  # noqa: E402
+from canopy_chunks.chunk import Chunk  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
+from canopy_chunks.server.request import ChunkRequest  # noqa: E402
+from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 LENGTH = 30

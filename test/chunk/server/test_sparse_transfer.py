@@ -13,14 +13,14 @@ from hypothesis import strategies as st  # noqa: E402
 from test_engine import LENGTH, SYSTEM, prompt, request  # noqa: E402
 from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
+from canopy_chunks import transfer  # noqa: E402
+from canopy_chunks.chunk import Chunk  # noqa: E402
+from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.host_memory import HostMemory  # noqa: E402
+from canopy_chunks.int8_copy import Int8Copies, Int8Copy  # noqa: E402
+from canopy_chunks.model import Shape  # noqa: E402
+from canopy_chunks.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
-from sglang_canopy.chunk import transfer  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk  # noqa: E402
-from sglang_canopy.chunk.encode import encode  # noqa: E402
-from sglang_canopy.chunk.host_memory import HostMemory  # noqa: E402
-from sglang_canopy.chunk.int8_copy import Int8Copies, Int8Copy  # noqa: E402
-from sglang_canopy.chunk.model import Shape  # noqa: E402
-from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)

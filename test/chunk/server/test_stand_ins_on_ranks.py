@@ -13,10 +13,10 @@ from test_own_stand_ins import prompt, see  # noqa: E402
 from test_ranks import RANKS, split  # noqa: E402
 from test_ranks_on_disk import Group  # noqa: E402
 
-from sglang_canopy.chunk import stand_in_trial  # noqa: E402
-from sglang_canopy.chunk import stand_ins as rule  # noqa: E402
-from sglang_canopy.chunk.model import from_transformers  # noqa: E402
-from sglang_canopy.chunk.server import model_view  # noqa: E402
+from canopy_chunks import stand_in_trial  # noqa: E402
+from canopy_chunks import stand_ins as rule  # noqa: E402
+from canopy_chunks.model import from_transformers  # noqa: E402
+from canopy_chunks.server import model_view  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402
 

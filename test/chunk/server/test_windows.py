@@ -13,11 +13,11 @@ from hypothesis import strategies as st  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
-from sglang_canopy.chunk.choice import ChosenTokens  # noqa: E402
-from sglang_canopy.chunk.server import forward as forwards  # noqa: E402
-from sglang_canopy.chunk.server import model_view  # noqa: E402
-from sglang_canopy.chunk.server.batch import split_into_windows  # noqa: E402
-from sglang_canopy.chunk.server.request import ReusePlan  # noqa: E402
+from canopy_chunks.choice import ChosenTokens  # noqa: E402
+from canopy_chunks.server import forward as forwards  # noqa: E402
+from canopy_chunks.server import model_view  # noqa: E402
+from canopy_chunks.server.batch import split_into_windows  # noqa: E402
+from canopy_chunks.server.request import ReusePlan  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 

@@ -13,15 +13,15 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from sglang_canopy.chunk.background_encoder import BackgroundEncoder  # noqa: E402
-from sglang_canopy.chunk.chunk import Chunk, Placed  # noqa: E402
-from sglang_canopy.chunk.selectors import query  # noqa: E402
-from sglang_canopy.chunk.server import scheduler  # noqa: E402
-from sglang_canopy.chunk.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
-from sglang_canopy.chunk.server.plan import choose_tokens, correction_of  # noqa: E402
-from sglang_canopy.chunk.server.request import ReusePlan, ineligible_reason  # noqa: E402
-from sglang_canopy.chunk.store import ChunkStore  # noqa: E402
-from sglang_canopy.chunk.working_memory import working_memory  # noqa: E402
+from canopy_chunks.background_encoder import BackgroundEncoder  # noqa: E402
+from canopy_chunks.chunk import Chunk, Placed  # noqa: E402
+from canopy_chunks.selectors import query  # noqa: E402
+from canopy_chunks.server import scheduler  # noqa: E402
+from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
+from canopy_chunks.server.plan import choose_tokens, correction_of  # noqa: E402
+from canopy_chunks.server.request import ReusePlan, ineligible_reason  # noqa: E402
+from canopy_chunks.store import ChunkStore  # noqa: E402
+from canopy_chunks.working_memory import working_memory  # noqa: E402
 
 TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
 

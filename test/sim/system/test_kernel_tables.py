@@ -2,11 +2,11 @@
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.sim.model import ModelShape
+from canopy_lab.sim.system.engine_profile import PUBLISHED
+from canopy_lab.sim.system.kernel_tables import GPU, Assumptions, KernelTables, kernel_profile
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.model import ModelShape
-from sglang_canopy.sim.system.engine_profile import PUBLISHED
-from sglang_canopy.sim.system.kernel_tables import GPU, Assumptions, KernelTables, kernel_profile
 
 SHAPE = ModelShape(4, 1024, 16, 8, 64, 4096)
 FLOPS, PAIRS, READ = 1e15, 1e13, 1e12

@@ -88,7 +88,7 @@ def test_a_session_ends_before_its_first_request_that_is_too_long(simulated):
 def test_sessions_are_timed_from_their_first_turn_to_their_last_answer(simulated, arm):
     import gate
 
-    from sglang_canopy.sim.system import Workload
+    from canopy_lab.sim.system import Workload
 
     trace = [
         request(10.0 * turn + who, range(100 * who, 100 * who + turn), conversation=str(who),

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
+from canopy_lab.sim.system.session_refs import SessionAwareLRU, SessionRefs
+from canopy_lab.sim.system.tree import TieredTree
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
-from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
-from sglang_canopy.sim.system.session_refs import SessionAwareLRU, SessionRefs
-from sglang_canopy.sim.system.tree import TieredTree
 from support.systems import KV, profile, request
 
 PAGE, BLOCKS = 4, 40

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.sim.system import SystemConfig, Workload, run, simulate_system
+from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop
+from canopy_lab.sim.system.stamps import spread_stamps
+from canopy_lab.trace.sessions import session_links
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.system import SystemConfig, Workload, run, simulate_system
-from sglang_canopy.sim.system.arrivals import ClosedLoop, OpenLoop
-from sglang_canopy.sim.system.stamps import spread_stamps
-from sglang_canopy.trace.sessions import session_links
 from support.systems import profile, request
 
 

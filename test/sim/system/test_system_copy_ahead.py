@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
 from sglang_canopy.policy.copy_window import CopyWindow, lowest_ranked
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf
-from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
 from support.systems import KV, profile, request
 
 

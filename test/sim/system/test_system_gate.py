@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sglang_canopy.sim.system import SystemConfig, Workload, simulate_system
-from sglang_canopy.sim.system.arrivals import ClosedLoop
+from canopy_lab.sim.system import SystemConfig, Workload, simulate_system
+from canopy_lab.sim.system.arrivals import ClosedLoop
 from support.systems import profile, request
 
 TURNS, FIRST, MORE = 8, 20, 4

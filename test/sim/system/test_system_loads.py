@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from sglang_canopy.cli.main import main
+from canopy_lab.cli.main import main
+from canopy_lab.latency.slo import parse_slo
+from canopy_lab.sim.system import SystemConfig, Workload, simulate_system
+from canopy_lab.sim.system.loads import LoadedSystem
+from canopy_lab.trace.agentic import flat_line
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.latency.slo import parse_slo
-from sglang_canopy.sim.system import SystemConfig, Workload, simulate_system
-from sglang_canopy.sim.system.loads import LoadedSystem
-from sglang_canopy.trace.agentic import flat_line
 from support.systems import profile, request, rounds
 
 

@@ -7,8 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.system import (
+from canopy_lab.sim.system import (
     EngineProfile,
     EventLog,
     SystemConfig,
@@ -17,7 +16,8 @@ from sglang_canopy.sim.system import (
     profile_names,
     simulate_system,
 )
-from sglang_canopy.sim.system.engine_profile import PUBLISHED
+from canopy_lab.sim.system.engine_profile import PUBLISHED
+from sglang_canopy.errors import CanopyError
 from support.systems import KV, profile, rounds
 
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sglang_canopy.sim.system import SystemConfig, SystemResult, TierSpec, simulate_system
-from sglang_canopy.trace.record import TraceRequest
+from canopy_lab.sim.system import SystemConfig, SystemResult, TierSpec, simulate_system
+from canopy_lab.trace.record import TraceRequest
 from support.systems import KV, profile, request, rounds
 
 DEVICE = 300

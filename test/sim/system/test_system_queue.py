@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
+from canopy_lab.sim.system import gate as gates
+from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, Cached, make_queue_order
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.system import SystemConfig, TierSpec, simulate_system
-from sglang_canopy.sim.system import gate as gates
-from sglang_canopy.sim.system.queue_order import QUEUE_ORDERS, Cached, make_queue_order
 from support.systems import KV, profile, request
 
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.sim.system import SystemConfig, Workload
-from sglang_canopy.sim.system.arrivals import OpenLoop
-from sglang_canopy.sim.system.job import SimulatedRequest
-from sglang_canopy.sim.system.reservation import (
+from canopy_lab.sim.system import SystemConfig, Workload
+from canopy_lab.sim.system.arrivals import OpenLoop
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.reservation import (
     CLIP_OUTPUT_TOKENS,
     NewTokenRatio,
     Reservation,
 )
-from sglang_canopy.sim.system.run import _SystemRun, simulate_system
+from canopy_lab.sim.system.run import _SystemRun, simulate_system
 from support.systems import profile, request
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from canopy_lab.sim.system import SystemConfig, simulate_system
+from canopy_lab.sim.system.routing import KnownPrefixes, Router
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.sim.system import SystemConfig, simulate_system
-from sglang_canopy.sim.system.routing import KnownPrefixes, Router
 from support.systems import profile, request, rounds
 
 

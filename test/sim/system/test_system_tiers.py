@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from canopy_lab.sim.system.arrivals import OpenLoop, TurnsWait
+from canopy_lab.sim.system.events import EventLog
+from canopy_lab.sim.system.run import _SystemRun
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.sim.driver import simulate
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload, simulate_system
-from sglang_canopy.sim.system.arrivals import OpenLoop, TurnsWait
-from sglang_canopy.sim.system.events import EventLog
-from sglang_canopy.sim.system.run import _SystemRun
-from sglang_canopy.sim.system.tree import TieredTree
-from sglang_canopy.trace.record import TraceRequest
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.systems import KV, profile, request, rounds
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.sim.system import SystemConfig, TierSpec, Workload
-from sglang_canopy.sim.system.arrivals import OpenLoop
-from sglang_canopy.sim.system.run import _SystemRun
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload
+from canopy_lab.sim.system.arrivals import OpenLoop
+from canopy_lab.sim.system.run import _SystemRun
 from support.systems import KV, profile, request, rounds
 
 FAST = {"read_bytes_per_s": 1e9, "write_bytes_per_s": 1e9}

@@ -1,0 +1,281 @@
+"""The evaluation behind ``canopy chunk-eval``: every variant on every example, summed up in rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from canopy_chunks import tasks
+from canopy_chunks.encode import Encoder
+from canopy_chunks.model import load
+from canopy_chunks.quality import (
+    FORCED,
+    Case,
+    Reference,
+    encode_case,
+    f1,
+    holds,
+    mean_se,
+    measure,
+    refer,
+    rouge_l,
+    tokenise,
+)
+from canopy_chunks.selectors import DEFAULT, SELECTORS, make_selector
+from canopy_chunks.stand_ins import CANDIDATE_PROMPTS, Prompt, StandIns
+from sglang_canopy.errors import CanopyError
+
+STAND_INS = 2
+"""Documents of the corpus that stand for a chunk's predecessors, as many as about nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """What to evaluate; the fields are the command's options."""
+
+    model: str
+    data: str | None = None
+    tasks: tuple[str, ...] = ()
+    task_count: int = 20
+    selectors: tuple[str, ...] = ("default",)
+    ratios: tuple[float, ...] = (0.15,)
+    encodings: tuple[str, ...] = ("prefix",)
+    corrections: tuple[bool, ...] = (False,)
+    limit: int | None = None
+    chunks: int = 6
+    chunk_tokens: int = 160
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    text: bool = True
+    answer_tokens: int = FORCED
+    stand_in: str = "neutral"
+
+
+def evaluate(
+    plan: EvaluationPlan,
+    progress: bool = False,
+    so_far: Callable[[dict[str, Any]], None] | None = None,
+    earlier: dict[str, Any] | None = None,
+    seconds: float = math.inf,
+) -> dict[str, Any]:
+    """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
+    task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
+    example, so that a long run can be stopped; earlier: such a report with its examples, which are
+    not measured again; seconds: no example is begun after so many. Raises CanopyError for an earlier
+    report of another plan.
+
+    Row fields: selector, encode, correct, ratio, n, kl (nats a token), kl_se, top1, retained (of the
+    answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
+    then the time split, F1 and ROUGE-L, and paired differences with standard errors:
+    ``kl_minus_random`` where ``random`` was measured too, and ``kl_minus_encode`` to the same
+    selector and ratio with the first encoding named, ``kl_minus_correct`` to the first of
+    ``corrections``.
+    """
+    names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
+    for name in names:
+        make_selector(name)
+    examples = tasks.read(plan.data, plan.limit) if plan.data else []
+    filler = tasks.filler_from(examples) if examples else tasks.default_filler()
+    examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
+    if not examples:
+        raise CanopyError("nothing to evaluate: give --data, --tasks, or both")
+    model = load(plan.model, getattr(torch, plan.dtype), plan.device)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(plan.model)
+    found = _measured_earlier(plan, earlier)
+    done, end = {one["number"] for one in found}, time.monotonic() + seconds
+    encoders: dict[tuple[int, ...], Encoder] = {}  # what stands before the documents is run once
+    served = _served_stand_ins(plan, tokenizer) if plan.stand_in == "served" else None
+    for number, example in enumerate(_with_progress(examples, progress)):
+        if number in done:
+            continue
+        if time.monotonic() > end:
+            break
+        others = _stand_ins(examples, number) if plan.stand_in == "corpus" else None
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens, others)
+        case.stand_in = case.stand_in if served is None else served
+        measured = _one(plan, names, model, tokenizer, case, encoders)
+        found += [{"number": number, **one} for one in measured]
+        if so_far is not None:
+            so_far(_report(plan, names, found))
+    return _report(plan, names, found)
+
+
+def _stand_ins(examples: Sequence[Any], number: int) -> list[str]:
+    """Two documents of another example, none of which is in this one."""
+    own = set(examples[number].documents)
+    for step in range(1, len(examples)):
+        there = [d for d in examples[(number + step) % len(examples)].documents if d not in own]
+        if len(there) >= STAND_INS:
+            return there[:STAND_INS]
+    raise CanopyError(
+        "stand-ins from the corpus need a second example with two documents of its own; give more "
+        "examples, or leave out --stand-in corpus"
+    )
+
+
+def _served_stand_ins(plan: EvaluationPlan, tokenizer: Any) -> list[int]:
+    """The two documents that a server would try after the questions that are not measured, those of
+    the data behind ``limit``."""
+    examples = tasks.read(plan.data)[plan.limit :] if plan.data and plan.limit else []
+    if len(examples) < CANDIDATE_PROMPTS:
+        raise CanopyError(
+            f"--stand-in served needs {CANDIDATE_PROMPTS} questions of --data behind --limit, which are "
+            "not measured; give more data, or a smaller limit"
+        )
+    seen = StandIns(tokenizer("\n\n", add_special_tokens=False)["input_ids"])
+    for example in examples[:CANDIDATE_PROMPTS]:
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
+        ends = list(itertools.accumulate(map(len, case.documents), initial=len(case.prefix)))
+        bounds = tuple(itertools.pairwise(ends))
+        seen.seen(Prompt(None, tuple(case.ids), bounds, len(case.prefix), 0.0, DEFAULT))
+    (one,) = seen.tenants.values()
+    if one.own is None:
+        raise CanopyError("--stand-in served: no question has two documents; give other data")
+    return list(one.own.tokens)
+
+
+def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The measurements of an earlier report of the same plan, ``limit`` apart."""
+    if earlier is None:
+        return []
+    mine = json.loads(json.dumps(asdict(plan)))
+    theirs = earlier.get("plan") or {}
+    other = [name for name in mine if name != "limit" and mine[name] != theirs.get(name)]
+    if other or any("number" not in one for one in earlier.get("examples") or [{}]):
+        raise CanopyError(
+            f"the file to resume is of another evaluation ({', '.join(other) or 'no examples'}); "
+            "give another --json, or the same options"
+        )
+    return list(earlier["examples"])
+
+
+def _report(
+    plan: EvaluationPlan, names: tuple[str, ...], found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    variants = list(itertools.product(plan.encodings, plan.corrections, plan.ratios, names))
+    first = plan.encodings[0], plan.corrections[0]
+    rows = [_row(found, one, first) for one in variants]
+    by_task = [
+        {"task": kind, **_row([m for m in found if m["task"] == kind], one, first)}
+        for kind in dict.fromkeys(m["task"] for m in found)
+        for one in variants
+    ]
+    settings = {**asdict(plan), "default": DEFAULT, "threads": torch.get_num_threads()}
+    return {"rows": rows, "tasks": by_task, "examples": found, "plan": settings}
+
+
+def _one(
+    plan: EvaluationPlan,
+    names: tuple[str, ...],
+    model: Any,
+    tokenizer: Any,
+    case: Case,
+    encoders: dict[tuple[int, ...], Encoder],
+) -> list[dict[str, Any]]:
+    """Every variant on one example. Selectors differ only at ratios above 0 and below 1."""
+    reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
+    right = holds(reference.text, case.answers)
+    found = []
+    for how in plan.encodings:
+        chunks = encode_case(model, case, how, encoders)
+        for ratio in plan.ratios:
+            shared: dict[str, Any] | None = None
+            for correct, name in itertools.product(plan.corrections, names):
+                if shared is not None and ratio in (0.0, 1.0):
+                    result = shared
+                else:
+                    result = measure(
+                        model,
+                        tokenizer,
+                        case,
+                        reference,
+                        chunks,
+                        name,
+                        ratio,
+                        plan.text and bool(case.answers),
+                        plan.answer_tokens,
+                        correct,
+                    )
+                shared = result
+                text = result["text"]
+                found.append(
+                    {
+                        "selector": name,
+                        "encode": how,
+                        "correct": correct,
+                        "ratio": ratio,
+                        "task": case.task,
+                        "tokens": len(case.ids),
+                        "full_right": right,
+                        "right": text is not None and holds(text, case.answers),
+                        "f1": f1(text, case.answers) if text is not None else None,
+                        "rouge_l": rouge_l(text, case.answers) if text is not None else None,
+                        "f1_full": f1(reference.text, case.answers),
+                        "ttft_full_s": reference.ttft_s,
+                        **result,
+                    }
+                )
+    return found
+
+
+def _row(
+    found: list[dict[str, Any]], variant: tuple[str, bool, float, str], first: tuple[str, bool]
+) -> dict[str, Any]:
+    """One line of the table; ``first``: the encoding and correction that others are compared to."""
+    encode, correct, ratio, selector = variant
+
+    def of(name: str, how: str = encode, corrected: bool = correct) -> list[dict[str, Any]]:
+        key = (name, how, corrected, ratio)
+        return [m for m in found if (m["selector"], m["encode"], m["correct"], m["ratio"]) == key]
+
+    mine = of(selector)
+    kl, kl_se = mean_se([m["kl"] for m in mine])
+    known = [m for m in mine if m["full_right"] and m["text"] is not None]
+    row: dict[str, Any] = {
+        "selector": selector,
+        "encode": encode,
+        "correct": correct,
+        "ratio": ratio,
+        "n": len(mine),
+        "kl": kl,
+        "kl_se": kl_se,
+        "top1": mean_se([m["top1"] for m in mine])[0],
+        "retained": sum(m["right"] for m in known) / len(known) if known else None,
+        "retained_n": len(known),
+    }
+    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s", "correct_s"):
+        row[name] = mean_se([float(m[name]) for m in mine])[0]
+    for name in ("tokens", "rows"):
+        row[name] = mean_se([float(m[name]) for m in mine])[0]
+    for name in ("f1", "f1_full", "rouge_l"):
+        values = [m[name] for m in mine if m[name] is not None]
+        row[name] = mean_se(values)[0] if values else None
+    other = of("random")
+    if other and selector != "random":
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
+        row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
+    if encode != first[0]:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first[0]))]
+        row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
+    if correct != first[1]:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, encode, first[1]))]
+        row["kl_minus_correct"], row["kl_minus_correct_se"] = mean_se(pairs)
+    return row
+
+
+def _with_progress(examples: list[Any], progress: bool) -> Any:
+    if not progress:
+        return examples
+    from tqdm import tqdm
+
+    return tqdm(examples, unit="example")

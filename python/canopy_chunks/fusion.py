@@ -1,0 +1,152 @@
+"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and say where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from canopy_chunks import engine
+from canopy_chunks.cache import KVCache
+from canopy_chunks.chunk import FusedPrompt
+from canopy_chunks.correction import Correction, plan_correction
+from canopy_chunks.model import Model
+from canopy_chunks.placement import place_chunks
+from canopy_chunks.selectors.base import Context, SelectedTokens, Selector
+
+HEAD_TOKENS = 32
+"""A shorter head is run with the probe and again: one more pass over the weights costs more."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV;
+    ``correct`` estimates and adds its corrections."""
+
+    select: float = 0.0
+    place: float = 0.0
+    recompute: float = 0.0
+    correct: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.select + self.place + self.recompute + self.correct
+
+
+@dataclass(slots=True)
+class Fused:
+    """The last token's logits ``[vocab]``, the rows computed at layer 0, and the timing."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    timing: Timing = field(default_factory=Timing)
+
+
+def fused_prefill(
+    model: Model,
+    prompt: FusedPrompt,
+    cache: KVCache,
+    selector: Selector,
+    ratio: float,
+    correct: bool = False,
+) -> Fused:
+    """:func:`fused_steps` to their end."""
+    return engine.finish(fused_steps(model, prompt, cache, selector, ratio, correct))
+
+
+@torch.no_grad()
+def fused_steps(
+    model: Model,
+    prompt: FusedPrompt,
+    cache: KVCache,
+    selector: Selector,
+    ratio: float,
+    correct: bool = False,
+) -> Generator[None, None, Fused]:
+    """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
+
+    Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
+    plain prefill. correct: what is not recomputed is corrected (:mod:`.correction`), unless the
+    selector gives each layer rows of its own. Yields before each layer of the chosen rows, not while
+    they are chosen.
+    """
+    model.check_length(len(prompt))
+    timing, start = Timing(), time.perf_counter()
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    ready = 0
+    context = Context(model, prompt, cache, ratio)
+    if selector.reads_cache and 0 < ratio < 1:
+        place_chunks(model, prompt.placed, cache, inside)
+        timing.place = _lap(model, start)
+        ready = _run_head(model, prompt, cache)
+        timing.recompute = _lap(model, start) - timing.place
+        choice = selector.choose(replace(context, ready=ready))
+        timing.select = _lap(model, start) - timing.place - timing.recompute
+    else:
+        choice = (
+            selector.choose(context)
+            if 0 < ratio < 1
+            else SelectedTokens(
+                inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long)
+            )
+        )
+        timing.select = _lap(model, start)
+        reused = inside.clone()
+        if choice.narrow is None and choice.replaced is None and not correct:
+            reused[choice.tokens.cpu()] = False
+        place_chunks(model, prompt.placed, cache, reused)
+        timing.place = _lap(model, start) - timing.select
+    needed = ~inside
+    needed[choice.tokens.cpu()] = True
+    every = needed.nonzero()[:, 0].to(model.device)
+    rows = every[ready:]
+    apply = None
+    if correct and choice.narrow is None and choice.replaced is None and 0 < ratio < 1:
+        begun = _lap(model, start)
+        correction = plan_correction(model, prompt, cache, needed, ready)
+        timing.correct = _lap(model, start) - begun
+        if correction is not None:
+            apply = _timed(model, correction, timing)
+    hidden, _ = yield from engine.rows_by_layer(
+        model,
+        prompt.ids[rows],
+        rows,
+        cache,
+        narrow=choice.narrow,
+        replaced=choice.replaced,
+        correct=apply,
+    )
+    out = engine.logits(model, hidden[-1:])[0]
+    timing.recompute = _lap(model, start) - timing.select - timing.place - timing.correct
+    return Fused(out, every, timing)
+
+
+def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
+    """Compute what stands before the first chunk, once and for all; returns how many tokens.
+
+    No chunk precedes it, so its KV is exact: a selector that probes need not run it again. Returns
+    0 where it is too short to be worth it.
+    """
+    count = prompt.placed[0].start if prompt.placed else 0
+    if count < HEAD_TOKENS:
+        return 0
+    engine.prefill(model, prompt.ids[:count], cache)
+    return count
+
+
+def _timed(model: Model, correction: Correction, timing: Timing) -> engine.Correct:
+    def apply(layer: int, *about: torch.Tensor) -> None:
+        start = time.perf_counter()
+        correction.apply(layer, *about)
+        timing.correct += _lap(model, start)
+
+    return apply
+
+
+def _lap(model: Model, start: float) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start

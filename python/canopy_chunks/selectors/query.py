@@ -1,0 +1,192 @@
+"""Query-aware: what the question's tokens attend to over the reused KV, in some middle layers.
+
+The idea is ProphetKV's (arXiv 2602.02579) too, over all layers: ``prophetkv.py``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from canopy_chunks import engine
+from canopy_chunks.chunk import FusedPrompt
+from canopy_chunks.device_copy import to_device
+from canopy_chunks.selectors.base import (
+    Context,
+    SelectedTokens,
+    Selector,
+    best,
+    join,
+    over_chunks,
+)
+
+FIRST, LAST = 0.5, 0.7
+"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
+MOST = 64
+"""Question tokens probed at most, the last ones."""
+STRIDE, FEWEST = 8, 100
+"""Below the probed layers the question reads one in so many tokens of the chunks, each standing for
+all of them, but no fewer than so many: what it reads there hardly tells what it asks for
+(docs/research/chunks.md), and it is half of a probe's attention."""
+PIECE_ROWS = 2048
+"""Other tokens outside chunks run at a time: what they take is bounded as a prefill's window is."""
+
+
+def probed_layers(layers: int) -> int:
+    """How many of a model's layers the probe runs through, from the first."""
+    return max(1, math.ceil(LAST * layers))
+
+
+def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
+    """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
+    on the model's device: nothing here waits for it.
+
+    Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV, of
+    which the question reads a sample before the layers that count (:data:`STRIDE`).
+    ``last_weight`` is the share of the very last token's attention in the sum, the other tokens'
+    together having the rest; 0 counts every token alike.
+    """
+    model, prompt, cache = context.model, context.prompt, context.cache
+    shape = model.shape
+    outside = (~prompt.in_chunk()).nonzero()[:, 0]
+    outside = outside[outside >= context.ready]
+    tail = prompt.tail()
+    probed = tail[-most:]
+    lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
+    score = torch.zeros(len(prompt), device=model.device)
+    rows = torch.cat([outside, tail]).unique()
+    before = int((rows < probed[0]).sum())  # sorted: those who ask are the last ones
+    first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
+    rows = to_device(rows, model.device)
+    while before > PIECE_ROWS:  # none attends to a later one
+        engine.run_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, stop=depth - 1)
+        ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
+    at, others = rows[before:], rows[:before]
+    share = torch.ones(at.numel(), device=model.device)
+    if last_weight and at.numel() > 1:
+        share.fill_((1 - last_weight) / (at.numel() - 1))
+        share[-1] = last_weight
+    every, scale = torch.arange(len(prompt), device=model.device), shape.head_dim**-0.5
+    some, bias = _sampled(prompt, at, shape.heads // shape.kv_heads)
+
+    def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+        if layer >= lowest:
+            if cache.in_order:
+                k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
+            else:
+                k, v = cache.read(layer, every)
+            attended, mass = _weighed(q[before:], k, v, at, first, share, scale)
+            score.add_(mass)
+        else:
+            attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
+        if not others.numel():
+            return attended
+        out = torch.empty_like(q)
+        out[before:] = attended
+        if layer < depth - 1:
+            out[:before] = cache.attend(layer, q[:before], others, scale)
+        return out
+
+    engine.run_rows(model, ids, rows, cache, watch=watch, stop=depth - 1)
+    return model.whole(score)
+
+
+def _sampled(
+    prompt: FusedPrompt, at: torch.Tensor, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of the keys that rows ``at [m]`` read below the probed layers, ``[s]``, and what is
+    added to their scores ``[m * group, s]``: the log of how many each stands for, -inf where hidden.
+    """
+    chosen = prompt.in_chunk()
+    inside = chosen.nonzero()[:, 0]
+    stride = max(1, min(STRIDE, inside.numel() // FEWEST))
+    every = torch.ones(len(prompt), dtype=torch.bool)
+    every[inside] = False
+    every[inside[::stride]] = True
+    some = to_device(every.nonzero()[:, 0], at.device)
+    weight = to_device(chosen[every] * math.log(stride), at.device)
+    bias = weight.masked_fill(some > at[:, None], float("-inf"))
+    return some, bias.repeat_interleave(group, 0)
+
+
+def _biased(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, ``bias [m * group, s]`` added
+    to the scores of each KV head's group; in q's type."""
+    m, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    weight = torch.softmax(torch.baddbmm(bias, rows, k.float().permute(1, 2, 0)), dim=-1)
+    out = torch.matmul(weight, v.float().transpose(0, 1)).view(kv_heads, m, -1, dim)
+    return out.transpose(0, 1).reshape(m, heads, dim).to(q.dtype)
+
+
+def _weighed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    at: torch.Tensor,
+    first: int,
+    share: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
+    ``k, v [n, kv_heads, d]``.
+
+    Returns it in q's type, and the mass ``[n]`` fp32 each key gets: over heads, and over rows by
+    their ``share [m]``. The weights are made once for both.
+    """
+    m, heads, dim = q.shape
+    n, kv_heads = k.shape[:2]
+    group = heads // kv_heads
+    rows = (q.float() * scale).view(m, kv_heads, group, dim).transpose(0, 1)
+    weight = torch.matmul(rows.reshape(kv_heads, -1, dim), k.float().permute(1, 2, 0))
+    hidden = torch.arange(first + 1, n, device=q.device) > at[:, None]
+    weight[:, :, first + 1 :].masked_fill_(hidden.repeat_interleave(group, 0), float("-inf"))
+    weight = torch.softmax(weight, dim=-1)
+    mass = torch.matmul(share.repeat_interleave(group), weight).sum(dim=0)
+    out = torch.matmul(weight, v.float().transpose(0, 1))
+    return out.view(kv_heads, m, group, dim).transpose(0, 1).reshape(m, heads, dim).to(
+        q.dtype
+    ), mass
+
+
+class Query(Selector):
+    """The whole budget on what the question attends to, over all chunks together."""
+
+    name = "query"
+    reads_cache = True
+    reads_copies = True
+
+    def choose(self, context: Context) -> SelectedTokens:
+        return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
+
+
+class HeadQuery(Selector):
+    """Half the budget on the chunks' first tokens, half on what the question attends to."""
+
+    name = "head+query"
+    reads_cache = True
+    reads_copies = True
+
+    def choose(self, context: Context) -> SelectedTokens:
+        return with_heads(context, query_scores(context), 0.5)
+
+
+def with_heads(
+    context: Context, score: torch.Tensor, share: float, skip: int = 0
+) -> SelectedTokens:
+    """``share`` of the budget on first tokens of chunks (from the ``skip``-th on), then by score."""
+    prompt, heads = context.prompt, []
+    for p in prompt.placed[skip:]:
+        count = math.floor(share * context.ratio * len(p.chunk))
+        heads.append(torch.arange(p.start, p.start + count))
+    head, allowed = join(heads), prompt.in_chunk()
+    allowed[head] = False
+    allowed[len(prompt) - 1] = False
+    for p in prompt.placed[:skip]:
+        allowed[p.start : p.end] = False
+    picked = best(score, allowed, context.budget - head.numel())
+    return SelectedTokens(torch.cat([to_device(head, picked.device), picked]).sort()[0])

@@ -1,0 +1,160 @@
+"""Calibration through a running server: its own scheduler, kernels, tiers and overlap are measured.
+
+CacheTune, Algorithm 1 with equations 9 to 13. Every probe is a request like a user's; what a request
+costs beside its documents (t_o) is fitted from prompts of two lengths, and not taken for transfer.
+Tokens are random: times do not depend on which they are.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from canopy_chunks.ratio import Calibration, CostProfile, Search, golden_section
+from sglang_canopy.errors import CanopyError
+
+SYSTEM, QUESTION = 16, 24
+"""Tokens before the documents, and after them."""
+STORED_TIERS = {"reused_device": "memory", "reused_host": "memory", "reused_disk": "disk"}
+"""What an answer's report calls a tier -> the names that calibrations are saved under."""
+
+Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
+"""``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_chunks``
+report. Ratio None: as the server would."""
+
+
+@dataclass
+class ServedPrompts:
+    """Prompts of ``chunks`` documents of ``chunk_tokens`` each, known to a server after ``learn``.
+
+    vocabulary: ids to draw from, the first to before the last; settled: waits until the server has
+    encoded what it was shown.
+    """
+
+    ask: Ask
+    settled: Callable[[], None]
+    vocabulary: tuple[int, int]
+    count: int = 6
+    chunks: int = 6
+    chunk_tokens: int = 160
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._system = self._tokens(SYSTEM)
+        self._documents = [
+            [self._tokens(self.chunk_tokens) for _ in range(self.chunks)] for _ in range(self.count)
+        ]
+        self.tiers: Counter[str] = Counter()
+
+    def learn(self) -> None:
+        """Show every document once, in another order than they will be asked for: an exact prefix
+        would be no reuse."""
+        for documents in self._documents:
+            self._send(documents[::-1], None, fused=False)
+        self.settled()
+
+    def ttft(self, ratio: float, share: float = 1.0) -> float:
+        """Equation 12: the mean over prompts of the median time to the first token, in seconds;
+        share: of each prompt's documents."""
+        some = max(1, round(share * self.chunks))
+        return statistics.fmean(
+            statistics.median(self._send(d[:some], ratio) for _ in range(self.repeats))
+            for d in self._documents
+        )
+
+    def profile(self) -> CostProfile:
+        """t_c, t_i and t_o of equation 10, by least squares over whole and half prompts at ratios 0
+        (all transfer) and 1 (all computed)."""
+        half = max(1, round(self.chunks / 2))
+        rows, seconds = [], []
+        for chunks in sorted({half, self.chunks}):
+            tokens = chunks * self.chunk_tokens
+            for ratio in (0.0, 1.0):
+                rows.append((tokens * ratio, tokens * (1 - ratio), 1.0))
+                seconds.append(self.ttft(ratio, chunks / self.chunks))
+        found = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
+        compute, transfer, other = (max(0.0, float(x)) for x in found)
+        return CostProfile(compute, transfer, other)
+
+    @property
+    def tier(self) -> str:
+        """Where most of the reused KV came from. Raises CanopyError where nothing was reused."""
+        if not self.tiers:
+            raise CanopyError(
+                "the server reused nothing: its tiers are too small for the prompts, or still empty"
+            )
+        return self.tiers.most_common(1)[0][0]
+
+    def _send(self, documents: list[list[int]], ratio: float | None, fused: bool = True) -> float:
+        ids, bounds = list(self._system), []
+        for document in documents:
+            bounds += [len(ids), len(ids) + len(document)]
+            ids += document
+        seconds, report = self.ask(ids + self._tokens(QUESTION), bounds, ratio)
+        if fused and not report.get("fused"):
+            raise CanopyError(
+                f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
+                "server room for its documents, and send it nothing else meanwhile"
+            )
+        for name, tier in STORED_TIERS.items():
+            if report.get(name):
+                self.tiers[tier] += report[name]
+        return seconds
+
+    def _tokens(self, count: int) -> list[int]:
+        low, high = self.vocabulary
+        return [self._random.randrange(low, high) for _ in range(count)]
+
+
+def largest_within(
+    ttft: Callable[[float], float],
+    search: Search,
+    slack: float,
+    r_max: float,
+    tolerance: float = 0.05,
+) -> Search:
+    """The largest ratio whose TTFT is within ``slack`` (a share) of the best that was found.
+
+    Where what no ratio changes dominates, or transfer and compute are level, recomputing more costs
+    next to nothing and is nearer to full recomputation. ``ttft`` must not fall from the best on.
+    """
+    limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
+
+    def within(ratio: float) -> bool:
+        if ratio not in probes:
+            probes[ratio] = ttft(ratio)
+        return probes[ratio] <= limit
+
+    low, high = search.ratio, r_max
+    if high - low > tolerance and within(high):
+        low = high
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        if within(middle):
+            low = middle
+        else:
+            high = middle
+    return Search(low, probes[low], tuple(probes.items()))
+
+
+def calibrate_server(
+    prompts: ServedPrompts,
+    r_min: float,
+    r_max: float = 1.0,
+    slack: float = 0.02,
+    tolerance: float = 0.05,
+) -> tuple[Calibration, Search]:
+    """Algorithm 1 on a server that knows the prompts' documents, then :func:`largest_within`."""
+    found = prompts.profile()
+    start = found.prior(r_min, r_max) if found.compute_s > 0 else r_min
+    search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)
+    search = largest_within(prompts.ttft, search, slack, r_max, tolerance)
+    return Calibration(search.ratio, r_min, found), search

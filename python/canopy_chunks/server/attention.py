@@ -1,0 +1,166 @@
+"""Attention for batches whose rows are not contiguous, behind SGLang's own backends.
+
+A backend keeps its name and its class; while a fused batch runs, ``canopy_plan`` is set and rows
+attend by position: a query at position p sees its own request's keys 0..p. Every other batch goes
+to the stock code. On a CPU this is the project's blocked torch attention. On CUDA it goes by the
+server's own backend: ``flashinfer`` and ``fa3`` run the keys before each block of rows in their stock
+paged kernels and Triton the rest, every other one Triton alone (``canopy_kernel``, proved on a CPU,
+not yet run on a GPU in a server).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_chunks.correction import Correction
+from canopy_chunks.device_copy import is_host
+from canopy_kernel import attention, decomposition, pages, stock_kernels
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """One fused batch: ``rows`` says which queries and keys belong to which request; corrections: of
+    reused KV, with the first of their request's rows; arrivals: transfers of reused KV
+    (``transfer.Transfer``) that a layer waits for on its stream."""
+
+    rows: attention.Rows
+    corrections: list[tuple[int, Correction]] = field(default_factory=list)
+    arrivals: tuple[Any, ...] = ()
+    _planned: attention.Plan = field(default_factory=list)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """``[m]`` true positions of the batch's rows."""
+        return self.rows.positions
+
+    def correct(
+        self,
+        layer: int,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+    ) -> None:
+        """Correct what a layer reuses, before K (rotated) and V of the rows are written."""
+        for first, one in self.corrections:
+            own = slice(first, None)
+            shape = (-1, *k_pool.shape[2:])
+            one.apply(layer, k_pool, v_pool, k.view(shape)[own], v.view(shape)[own])
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        scale: float,
+        paged: decomposition.Paged | None = None,
+    ) -> torch.Tensor:
+        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once.
+
+        paged: the stock kernel that runs the keys before each block of rows, where there is one.
+        """
+        if paged is not None:
+            return decomposition.decomposed(q, k_pool, v_pool, self.rows, scale, paged)
+        if not is_host(q):
+            return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
+        if not self._planned:
+            self._planned.extend(attention.plan(q, k_pool, self.rows))
+        return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
+
+
+def fuses(backend: Any) -> bool:
+    """Whether a backend was made by a name that :func:`register` took over."""
+    return hasattr(backend, "canopy_plan")
+
+
+def _forward_extend(
+    backend: Any,
+    stock: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """``q [m, heads * d]`` -> the same shape; K and V of the rows are written first."""
+    plan: FusedAttention | None = backend.canopy_plan
+    if plan is None:
+        return stock(q, k, v, layer, forward_batch, *args, **kwargs)
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    for transfer in plan.arrivals:  # before rows are written: it may write some that are computed
+        transfer.arrive(layer.layer_id)
+    save = kwargs.get("save_kv_cache", args[0] if args else True)
+    pool = forward_batch_pool(backend, forward_batch)
+    if save and k is not None:
+        if plan.corrections:
+            buffers = (pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id))
+            plan.correct(layer.layer_id, k, v, *map(pages.flat, buffers))
+        pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+    query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    paged = _stock_kernel(backend, query, keys)
+    size = 1 if paged is None else backend.canopy_page_size
+    out = plan.attend(
+        query, pages.paged(keys, size), pages.paged(values, size), layer.scaling, paged
+    )
+    return out.reshape(q.shape)
+
+
+def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decomposition.Paged | None:
+    """Which stock kernel runs fused batches behind ``backend``: decided, and logged, at the first."""
+    if backend.canopy_choice is None:
+        choice = stock_kernels.choose(
+            backend.canopy_name, backend, q.shape[-1], q.dtype, keys.dtype, q.device.type
+        )
+        backend.canopy_choice = choice
+        if choice.paged is not None:
+            what = f"{backend.canopy_name}'s paged kernel and Triton"
+        else:
+            what = "Triton alone" if q.is_cuda else "torch"
+        logger.info("canopy: rows of fused prompts attend through %s: %s", what, choice.reason)
+    return backend.canopy_choice.paged
+
+
+def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
+    """The KV pool of a backend, or of its batch where the backend keeps none."""
+    pool = getattr(backend, "token_to_kv_pool", None)
+    return pool if pool is not None else forward_batch.token_to_kv_pool
+
+
+def register() -> None:
+    """Put position-wise attention behind every known backend name, under that name. Twice is once."""
+    from sglang.srt.layers.attention.attention_registry import (
+        ATTENTION_BACKENDS,
+        register_attention_backend,
+    )
+
+    for name in BACKENDS:
+        create = ATTENTION_BACKENDS.get(name)
+        if create is not None and not hasattr(create, "canopy_fused"):
+            register_attention_backend(name)(_fusing(name, create))
+
+
+def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(create)
+    def made(runner: Any) -> Any:
+        backend = create(runner)
+        backend.canopy_plan = backend.canopy_choice = None
+        backend.canopy_name, backend.canopy_page_size = name, getattr(runner, "page_size", 1)
+        backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
+        return backend
+
+    made.canopy_fused = True  # type: ignore[attr-defined]
+    return made

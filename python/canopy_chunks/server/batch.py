@@ -1,0 +1,120 @@
+"""Packed batches: copies of the scheduler's that run only the chosen rows of each request.
+
+Admission counts a fused prompt at what it is expected to compute. Where planning fails, or a chunk
+has gone meanwhile, all of it is computed: in forwards of at most a window each, since one of the
+whole prompt is what the window is there to prevent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from canopy_chunks.device_copy import is_host, to_device
+from canopy_chunks.server.attention import FusedAttention
+from canopy_kernel.attention import Rows
+
+
+def logit_rows(batch: Any) -> list[int]:
+    """Rows at each request's end whose logits are wanted: those of prompt log-probabilities."""
+    if not getattr(batch, "return_logprob", False):
+        return [1] * len(batch.extend_lens)
+    starts = batch.extend_logprob_start_lens
+    return [max(1, n - start) for n, start in zip(batch.extend_lens, starts)]
+
+
+def pack_rows(
+    batch: Any,
+    req_to_token: torch.Tensor,
+    chosen: Sequence[torch.Tensor],
+    arrivals: Sequence[Any] = (),
+) -> tuple[Any, FusedAttention]:
+    """A copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and its plan.
+
+    The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
+    ``seq_lens`` does not change. Rows may be on the host or already on the batch's device, where
+    nothing of them is read: the host knows how many there are. arrivals: transfers that attention
+    waits for. Raises AssertionError where an invariant of the fused forward would not hold (on the
+    host); nothing has run by then.
+    """
+    lengths = [int(n) for n in batch.seq_lens_cpu]
+    prefixes, device = list(batch.prefix_lens), batch.input_ids.device
+    keep, slots, offset = [], [], 0
+    for i, positions in enumerate(chosen):
+        n, prefix = lengths[i], prefixes[i]
+        assert len(positions), f"request {i} would run no row"
+        if is_host(positions):
+            assert int(positions[0]) >= prefix, "a row before the real prefix was chosen"
+            assert int(positions[-1]) < n, "a row past the window was chosen"
+            assert bool((positions[1:] > positions[:-1]).all()), "rows are not in position order"
+        assert n - prefix == batch.extend_lens[i], "the window is not prefix to length"
+        keep.append(to_device(positions - prefix + offset, device))
+        slots.append(req_to_token[int(batch.req_pool_indices_cpu[i]), :n])
+        offset += batch.extend_lens[i]
+    assert getattr(batch, "input_embeds", None) is None, "embeddings are not packed"
+    assert getattr(batch, "replace_embeds", None) is None, "embeddings are not packed"
+    counts = [len(c) for c in chosen]
+    kept = torch.cat(keep)
+    positions = torch.cat([to_device(rows, device) for rows in chosen])
+    packed = copy.copy(batch)
+    packed.input_ids = batch.input_ids[kept]
+    packed.out_cache_loc = batch.out_cache_loc[kept]
+    packed.prefill_input_ids_cpu = None
+    packed.extend_lens = counts
+    packed.extend_num_tokens = sum(counts)
+    packed.prefix_lens = [n - m for n, m in zip(lengths, counts)]
+    packed.extend_logprob_start_lens = [
+        max(0, count - (n - start))  # the wanted logits are those of the same last rows
+        for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
+    ]
+    for i, row in enumerate(slots):
+        if not is_host(row):
+            break
+        at = chosen[i]
+        begin = sum(counts[:i])
+        own = packed.out_cache_loc[begin : begin + counts[i]]
+        assert torch.equal(row[at].to(own.dtype), own), "slots of the rows are not the batch's"
+    starts, keys = (
+        to_device(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
+        for each in (counts, lengths)
+    )
+    sizes = (tuple(counts), tuple(lengths))  # host numbers: a launch waits for nothing
+    known = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
+    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, known)
+    assert packed.seq_lens is batch.seq_lens
+    assert packed is not batch
+    return packed, FusedAttention(rows, arrivals=tuple(arrivals))
+
+
+def split_into_windows(
+    chosen: Sequence[torch.Tensor], max_rows: int, ends: Sequence[int]
+) -> list[list[torch.Tensor]]:
+    """``chosen[i]`` (sorted positions of request i) as forwards of at most ``max_rows`` rows, in order.
+
+    Only the last forward is sampled from: it has the last ``ends[i]`` rows of every request, at
+    least 1, even where that is more than ``max_rows``. SGLang wants a row of every request of a batch;
+    one that has none in an earlier forward computes its first row there, which gives the same KV
+    whenever it is computed.
+    """
+    surplus = sum(map(len, chosen)) - max_rows
+    if surplus <= 0:
+        return [list(chosen)]
+    room = max(1, max_rows - len(chosen) + 1)  # beside a row of each of the others
+    early: list[list[torch.Tensor]] = []
+    last, free = [], 0
+    for i, rows in enumerate(chosen):
+        count = max(0, min(len(rows) - max(1, ends[i]), surplus))
+        surplus -= count
+        at = 0
+        while at < count:
+            if free == 0:
+                early.append([one[:1] for one in chosen])
+                free = room
+            step = min(count - at, free)
+            early[-1][i] = rows[at : at + step]
+            at, free = at + step, free - step
+        last.append(rows[count:])
+    return [*early, last]

@@ -1,0 +1,324 @@
+"""The hooks on the forward path: around the worker's forward, and after the forward batch is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from canopy_chunks.server.attention import FusedAttention
+from canopy_chunks.server.batch import logit_rows, pack_rows, split_into_windows
+from canopy_chunks.server.engine import ChunkEngine
+from canopy_chunks.server.model_view import union_of_ranks
+from canopy_chunks.server.request import (
+    PLANNING_FAILED,
+    ChunkRequest,
+    chunk_request_of,
+)
+
+logger = logging.getLogger(__name__)
+
+REPORT = "canopy_chunks"
+"""The field of ``meta_info`` that says what a request reused: a list with one object."""
+
+Run = tuple[Any, FusedAttention]
+"""A packed batch and its plan."""
+
+
+def forward(
+    original: Any, worker: Any, engine: ChunkEngine, batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``TpModelWorker.forward_batch_generation``.
+
+    Batches without planned requests go through untouched, unless they were admitted as fused ones
+    and hold more than a window. Whatever fails while planning is logged and counted, and the
+    request is computed whole: nothing of a half-made plan is left in its slots.
+    """
+    if engine.encode_credit >= 1.0:
+        engine.spend_encoding(1 if batch.forward_mode.is_decode() else None)
+    if not batch.forward_mode.is_extend_without_speculative() or not any(
+        chunk_request_of(req) is not None for req in batch.reqs
+    ):
+        return original(worker, batch, *args, **kwargs)
+    # A prefix that is being loaded back from the host is waited for where planning reads it.
+    worker.set_hicache_consumer(batch.hicache_consumer_index)
+    runs = _packed_runs(engine, batch)
+    if not runs:
+        rows = longest = int(batch.extend_num_tokens)
+        result = original(worker, batch, *args, **kwargs)
+    else:
+        counted = [run.extend_num_tokens for run, _ in runs]
+        rows, longest = sum(counted), max(counted)
+        engine.counts["split_batches"] += int(len(runs) > 1)
+        for run, plan in runs[:-1]:
+            _run_without_sampling(worker, run, plan)
+        run, plan = runs[-1]
+        backend = worker.model_runner.attn_backend
+        backend.canopy_plan = plan
+        try:
+            result = original(worker, run, *args, **kwargs)
+        finally:
+            backend.canopy_plan = None
+            for transfer in plan.arrivals:  # whatever became of the forward, its slots are not free
+                transfer.finish()
+    engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
+    _finish_prompts(engine, batch, rows)
+    return result
+
+
+def set_positions(forward_batch: Any, runner: Any) -> None:
+    """After ``ForwardBatch.init_new``: a fused batch's rows have their true positions."""
+    plan = getattr(runner.attn_backend, "canopy_plan", None)
+    if plan is not None:
+        assert forward_batch.positions.shape == plan.positions.shape
+        forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
+
+
+def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
+    """A forward that is not the batch's last: its KV is written, nothing is sampled."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+
+    runner = worker.model_runner
+    run.return_logprob = False
+    run.extend_input_logprob_token_ids = None
+    runner.attn_backend.canopy_plan = plan
+    try:
+        made = ForwardBatch.init_new(
+            run,
+            runner,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False,
+        )
+        runner.forward(made)
+    finally:
+        runner.attn_backend.canopy_plan = None
+
+
+def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
+    """The packed batches to run in turn; none where SGLang's own forward does."""
+    chosen, planned = _choose_rows(engine, batch)
+    try:
+        plans = [chunk_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
+        arrivals = [one for plan in plans if plan is not None for one in plan.arrivals]
+        runs = _pack(engine, batch, chosen, bool(planned), arrivals)
+    except Exception:
+        logger.exception("canopy: a fused batch could not be made; it runs normally")
+        for i in planned:
+            _fall_back(engine, batch.reqs[i])
+        return _pack_whole(engine, batch)
+    if len(runs) == 1:
+        _add_corrections(engine, batch, chosen, planned, runs[0][1])
+    for i in planned:
+        _mark_fused(batch.reqs[i])
+    if planned:
+        engine.counts["fused_batches"] += 1
+        engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
+    return runs
+
+
+def _add_corrections(
+    engine: ChunkEngine,
+    batch: Any,
+    chosen: Sequence[torch.Tensor],
+    planned: Sequence[int],
+    attention: FusedAttention,
+) -> None:
+    """Corrections of the requests whose chosen rows are all in this one forward."""
+    for i in planned:
+        request = chunk_request_of(batch.reqs[i])
+        assert request is not None
+        plan = request.plan
+        if plan is None or plan.correction is None:
+            continue
+        if int(batch.prefix_lens[i]) == plan.prefix:
+            attention.corrections.append((sum(map(len, chosen[:i])), plan.correction))
+            engine.counts["corrected_requests"] += 1
+            request.report["corrected"] = plan.correction.targets.numel()
+
+
+def _pack(
+    engine: ChunkEngine,
+    batch: Any,
+    chosen: Sequence[torch.Tensor],
+    fused: bool,
+    arrivals: Sequence[Any] = (),
+) -> list[Run]:
+    longest = max(map(len, chosen))
+    windows = split_into_windows(chosen, engine.max_rows(longest), logit_rows(batch))
+    if not fused and len(windows) == 1:
+        return []
+    table = engine.runner.req_to_token_pool.req_to_token
+    return [pack_rows(batch, table, rows, arrivals) for rows in windows]
+
+
+def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
+    """Every row of a batch whose plans were given up."""
+    try:
+        return _pack(
+            engine, batch, [_window_positions(batch, i) for i in range(len(batch.reqs))], False
+        )
+    except Exception:
+        logger.exception("canopy: a batch could not be cut into windows; it runs as it is")
+        engine.counts["fallbacks"] += 1
+        return []
+
+
+def _window_positions(batch: Any, index: int) -> torch.Tensor:
+    """The positions of a request's window, all of them."""
+    return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
+
+
+def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Tensor:
+    """The pool slots of a request's first ``count`` tokens."""
+    table = engine.runner.req_to_token_pool.req_to_token
+    return table[int(batch.req_pool_indices_cpu[index]), :count].long()
+
+
+def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
+    """The positions to compute of each request, and which requests reuse chunks in this batch."""
+    chosen: list[torch.Tensor] = []
+    planned, failed, tried = [], [], False
+    engine.agree_on_reads([r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))])
+    for i, req in enumerate(batch.reqs):
+        chosen.append(_window_positions(batch, i))
+        request = _fusable(engine, batch, i)
+        if request is None:
+            continue
+        prefix, length = int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i])
+        tried = True
+        row = _slots(engine, batch, i, length)
+        try:
+            rows = _rows_of_window(engine, req, request, prefix, length, row)
+        except Exception:
+            logger.exception("canopy: planning failed; the request runs normally")
+            failed.append(i)
+            continue
+        if rows is not None:
+            chosen[i] = rows
+            planned.append(i)
+    engine.agreed.clear()
+    if tried and engine.ranked:
+        failed = union_of_ranks(failed)
+    for i in failed:
+        _fall_back(engine, batch.reqs[i])
+        chosen[i] = _window_positions(batch, i)
+    return chosen, [i for i in planned if i not in failed]
+
+
+def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """A request's chunk state, if rows of its prompt are in this batch and may be fused.
+
+    A row at or past the prompt's end is a decode row of a mixed batch.
+    """
+    req = batch.reqs[index]
+    request = chunk_request_of(req)
+    if request is None or int(batch.prefix_lens[index]) >= len(req.origin_input_ids):
+        return None
+    return request if engine.may_fuse(req, request) else None
+
+
+def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """As :func:`_fusable`, where there is no plan yet or its prefix is gone."""
+    request = _fusable(engine, batch, index)
+    if request is None:
+        return None
+    plan = request.plan
+    return request if plan is None or int(batch.prefix_lens[index]) < plan.prefix else None
+
+
+def _rows_of_window(
+    engine: ChunkEngine,
+    req: Any,
+    request: ChunkRequest,
+    prefix: int,
+    length: int,
+    row: torch.Tensor,
+) -> torch.Tensor | None:
+    """The positions of this window to compute; ``None``: all of them.
+
+    Of a prompt that is whole in its window they stay where they were chosen; how many of them are
+    in a part of it the host must wait to know.
+    """
+    if request.plan is not None and prefix < request.plan.prefix:
+        request.plan = None  # started again after a retraction, with a shorter prefix
+    if request.plan is None:
+        try:
+            request.plan = engine.plan(req, request, prefix, row)
+        finally:
+            engine.reads.release(request)
+        if request.plan is None:
+            return None
+        request.published_tokens = 0
+    else:
+        engine.write_reused(request.plan, row, prefix, length)
+    if prefix == request.plan.prefix and length == request.plan.chosen.total:
+        return request.plan.chosen.rows()
+    computed = request.plan.computed[prefix:length]
+    if not bool(computed.any()):  # a window must run one row; it is computed exactly
+        computed = computed.clone()
+        computed[-1] = True
+    return computed.nonzero()[:, 0] + prefix
+
+
+def _mark_fused(req: Any) -> None:
+    """Before reused KV could be published: the scheduler reads these marks after the forward."""
+    request = chunk_request_of(req)
+    assert request is not None
+    assert request.plan is not None
+    request.fused = req.skip_radix_cache_insert = True
+    for placed in request.plan.placed[:1]:
+        before = request.exact_tokens
+        request.exact_tokens = placed.start if before is None else min(before, placed.start)
+
+
+def _fall_back(engine: ChunkEngine, req: Any) -> None:
+    """Planning failed: from here on every token of the request is computed.
+
+    A request that never ran with reused KV is exact, and may enter the exact tree.
+    """
+    request = chunk_request_of(req)
+    assert request is not None
+    if engine.store.memory is not None:  # what is under way would overwrite what is computed
+        engine.store.memory.finish()
+    engine.counts["fallbacks"] += 1
+    request.reason, request.plan = PLANNING_FAILED, None
+    engine.not_fused[PLANNING_FAILED] += 1
+    if not request.fused:
+        request.report = {"fused": False, "why": request.reason}
+    engine.delete_damaged(request)
+
+
+def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
+    """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
+    for i, req in enumerate(batch.reqs):
+        request = chunk_request_of(req)
+        if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
+            continue
+        if request.fused:
+            assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
+            if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
+                request.publish_tokens = request.exact_tokens or 0
+        if not request.reported:
+            request.reported = True
+            report = request.report or {"fused": False, "why": request.reason}
+            if request.plan is not None and request.plan.chosen.is_known:
+                request.finish_report()
+            req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
+            engine.reads.release(request)
+            row = _slots(engine, batch, i, len(req.origin_input_ids))
+            _attempt(engine, engine.encode_missing, req, request, row)
+        request.plan = None
+    _attempt(engine, engine.earn_encoding, rows)
+
+
+def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:
+    """Encoding for later must not cost this batch anything: a failure is logged and counted."""
+    try:
+        encode(*about)
+    except AssertionError:
+        raise
+    except Exception:
+        logger.exception("canopy: chunks could not be encoded for later; that is skipped")
+        engine.counts["fallbacks"] += 1

@@ -1,0 +1,56 @@
+"""What the HTTP process asks of the schedulers, through SGLang's ``TokenizerManager``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from canopy_chunks.fields import BOUNDS
+from canopy_chunks.server.options import COMMAND
+
+
+async def generate(
+    manager: Any,
+    ids: Sequence[int],
+    bounds: Sequence[int],
+    answer_tokens: int,
+    owner: dict[str, str | None],
+) -> None:
+    """An ordinary greedy request: ``bounds`` of its documents as in ``canopy_chunks``, ``owner`` its
+    ``extra_key`` and ``cache_salt``. Returns when it is answered."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    request = GenerateReqInput(
+        input_ids=list(ids),
+        sampling_params={
+            "max_new_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "custom_params": {BOUNDS: list(bounds)},
+        },
+        **owner,
+    )
+    async for _ in manager.generate_request(request, None):
+        pass
+
+
+async def encode(manager: Any, ids: Sequence[int], owner: dict[str, str | None]) -> None:
+    """A request of one token whose prompt is the document: the scheduler learns it."""
+    await generate(manager, [*ids, ids[-1]], [0, len(ids)], 1, owner)
+
+
+async def command(manager: Any, verb: str, name: str, tenant: str | None) -> bool:
+    """Pin, unpin or delete a document in the schedulers' stores; whether any had something to do.
+
+    Not by the manager's ``set_internal_state``: that is a route too, which takes no commands.
+    """
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    manager.auto_create_handle_loop()
+    request = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
+    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(request))
+
+
+async def state(manager: Any) -> dict[str, Any]:
+    """The counters of chunk reuse on the first replica (``ChunkEngine.stats``)."""
+    return (await manager.get_internal_state())[0].get("canopy_chunks", {})

@@ -1,0 +1,246 @@
+"""The HTTP process's side: documents are found, tokenised and bounded before the scheduler hears.
+
+A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with status 400.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from canopy_chunks import fields
+from canopy_chunks.documents import (
+    MARK,
+    Documents,
+    split_at_signs,
+    split_documents,
+    tokenise,
+    with_bounds,
+)
+from canopy_chunks.server.options import Options
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import tenant_of
+
+documents = Documents()
+"""What was registered at ``/canopy/chunks``, of this process."""
+
+
+_PREPARED = "canopy_chunks_prepared"
+"""Set on a chat's request whose fields were checked and documents bounded by :func:`convert_chat`."""
+
+
+def prepare(manager: Any, obj: Any, options: Options) -> None:
+    """Before ``TokenizerManager.generate_request``: check the fields, cut and bound the documents."""
+    if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
+        return
+    if isinstance(obj.text, list) or _is_batch(obj.input_ids):
+        _prepare_batch(manager, obj, options)
+        return
+    params = obj.sampling_params
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    tenant = _tenant(obj)
+    text, ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
+    if text is None and obj.text is not None:
+        obj.text, obj.input_ids = None, ids
+    if custom is not None and isinstance(params, dict):
+        params["custom_params"] = custom
+
+
+def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
+    """A batch: each prompt by itself; all become ids if one of them does."""
+    texts, lists = obj.text, obj.input_ids
+    count = len(texts if texts is not None else lists)
+    params = obj.sampling_params
+    many = params if isinstance(params, list) else [dict(params or {}) for _ in range(count)]
+    keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
+    changed, new_ids = False, []
+    for i in range(count):
+        custom = many[i].get("custom_params")
+        text, ids, custom = _prepare_prompt(
+            manager,
+            options,
+            texts[i] if texts is not None else None,
+            lists[i] if lists is not None else None,
+            custom,
+            tenant_of(keys[i], salts[i]),
+        )
+        changed |= text is None and texts is not None
+        new_ids.append(ids)
+        if custom is not None:
+            many[i]["custom_params"] = custom
+    obj.sampling_params = many
+    if changed:
+        encode = manager.tokenizer.encode
+        obj.input_ids = [
+            ids if ids is not None else encode(texts[i]) for i, ids in enumerate(new_ids)
+        ]
+        obj.text = None
+
+
+def _prepare_prompt(
+    manager: Any,
+    options: Options,
+    text: str | None,
+    ids: Any,
+    custom: Any,
+    tenant: str | None,
+) -> tuple[str | None, Any, dict[str, Any] | None]:
+    """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
+    requested = fields.parse_fields(custom)
+    fields.check_selector(requested.selector, options.tp_size)
+    if requested.bounds is not None:
+        if ids is None:
+            raise CanopyError(
+                f"custom_params key {fields.BOUNDS!r} counts tokens, so the prompt must be given as "
+                "input_ids; with text use a separator or /canopy/chunks"
+            )
+        fields.check_inside(requested.bounds, len(ids))
+        return text, ids, None
+    if text is None or not isinstance(text, str) or manager.tokenizer is None:
+        return text, ids, None
+    separated = options.separator is not None and text.count(options.separator) > 1
+    if not MARK.search(text) and (requested.off or not separated):
+        return text, ids, None
+    pieces = split_documents(text, None if requested.off else options.separator, documents, tenant)
+    found, bounds = tokenise(manager.tokenizer, pieces)
+    if requested.off:
+        return None, found, None
+    checked = fields.check_bounds(bounds)
+    return None, found, with_bounds(custom, [x for pair in checked for x in pair])
+
+
+def convert_chat(
+    original: Any, serving: Any, request: Any, options: Options, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``OpenAIServingChat._convert_to_internal_request``: documents in chat messages.
+
+    Document parts are marked with signs that no user can guess, the template is applied, and the
+    signs show where the documents ended up. Separators and registered documents show themselves.
+    """
+    manager = serving.tokenizer_manager
+    requested = fields.parse_fields(getattr(request, "custom_params", None))
+    fields.check_selector(requested.selector, options.tp_size)
+    listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
+    signs = None
+    if not requested.off and (requested.documents_in_parts or listed):
+        nonce = secrets.token_hex(8)
+        signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
+        if requested.documents_in_parts:
+            _mark_parts(request, *signs)
+        if listed:
+            marked = _marked(listed, *signs)
+            request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": marked}
+    elif not _has_documents(request, None if requested.off else options.separator):
+        return original(serving, request, *args, **kwargs)
+    adapted, processed = original(serving, request, *args, **kwargs)
+    text = _rendered(manager.tokenizer, adapted)
+    if signs is not None:
+        if signs[0] not in text:
+            raise CanopyError(_NO_PARTS if requested.documents_in_parts else _NO_TEMPLATE)
+        pieces = split_at_signs(text, *signs)
+    else:
+        separator = None if requested.off else options.separator
+        pieces = split_documents(text, separator, documents, _tenant(adapted))
+    ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
+    custom = adapted.sampling_params.get("custom_params")
+    if not requested.off:
+        fields.check_bounds(bounds)
+        custom = with_bounds(custom, bounds)
+        custom.pop(fields.DOCUMENTS, None)
+    adapted.text, adapted.input_ids = None, ids
+    adapted.sampling_params["custom_params"] = custom
+    setattr(adapted, _PREPARED, True)
+    return adapted, processed
+
+
+_NO_PARTS = 'canopy_documents "parts": no message has several text parts'
+_NO_TEMPLATE = (
+    "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
+    'text parts with custom_params {"canopy_documents": "parts"}'
+)
+
+
+def _has_documents(request: Any, separator: str | None) -> bool:
+    """Whether a message has separators or the mark of a registered document."""
+    for message in request.messages:
+        content = getattr(message, "content", None)
+        texts = [content] if isinstance(content, str) else content or []
+        for part in texts:
+            text = part if isinstance(part, str) else getattr(part, "text", None) or ""
+            if MARK.search(text) or (separator is not None and separator in text):
+                return True
+    return False
+
+
+def _rendered(tokenizer: Any, adapted: Any) -> str:
+    """The prompt's text with its special tokens. Raises CanopyError where ids do not give it back."""
+    if isinstance(adapted.text, str):
+        return adapted.text
+    ids = list(adapted.input_ids or [])
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if list(tokenizer.encode(text, add_special_tokens=False)) != ids:
+        raise CanopyError(
+            "this model's tokenizer does not give a chat's text back from its ids, so documents "
+            "cannot be found in it; use /v1/completions, or input_ids with canopy_chunks"
+        )
+    return text
+
+
+def _mark_parts(request: Any, opening: str, closing: str) -> None:
+    """In messages with several text parts, put the signs around all but the last."""
+    messages = []
+    for message in request.messages:
+        parts = getattr(message, "content", None)
+        if isinstance(parts, list) and len(parts) > 1:
+            if any(getattr(part, "type", None) != "text" for part in parts):
+                raise CanopyError('canopy_documents "parts" is for text parts only')
+            empty = next((i for i, p in enumerate(parts[:-1]) if not p.text.strip()), None)
+            if empty is not None:
+                raise CanopyError(f"document part {empty} is empty; leave it out")
+            texts = [f"{opening}{p.text}{closing}" for p in parts[:-1]] + [parts[-1].text]
+            message = message.model_copy(update={"content": "\n".join(texts)})
+        messages.append(message)
+    request.messages = messages
+
+
+def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
+    if not isinstance(listed, list) or not all(
+        isinstance(d, dict) and isinstance(d.get("text", d.get("content")), str) for d in listed
+    ):
+        raise CanopyError(
+            'chat_template_kwargs.documents must be a list of {"title": ..., "text": ...}'
+        )
+    out = []
+    for document in listed:
+        field = "text" if "text" in document else "content"
+        if not document[field].strip():
+            raise CanopyError("chat_template_kwargs.documents has an empty document; leave it out")
+        out.append({**document, field: f"{opening}{document[field]}{closing}"})
+    return out
+
+
+def _tenant(obj: Any) -> str | None:
+    """The tenant of a single prompt."""
+    fields = (getattr(obj, name, None) for name in ("extra_key", "cache_salt"))
+    return tenant_of(*map(_one_string, fields))
+
+
+def _one_string(value: Any) -> str | None:
+    """A tenant's field of a single prompt; what is no string, SGLang refuses by name later."""
+    return value if isinstance(value, str) else None
+
+
+def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
+    """A tenant's field of each prompt of a batch. Raises CanopyError for another number of them."""
+    value = getattr(obj, name, None)
+    if not isinstance(value, list):
+        return [_one_string(value)] * count
+    if len(value) != count:
+        raise CanopyError(
+            f"{name} has {len(value)} entries for {count} prompts; give one string, or one a prompt"
+        )
+    return [_one_string(one) for one in value]
+
+
+def _is_batch(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)

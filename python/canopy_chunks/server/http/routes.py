@@ -1,0 +1,156 @@
+"""``/canopy/chunks``: documents registered, listed, pinned and deleted ahead of time.
+
+``POST /canopy/chunks`` ``{"text": ..., "cache_salt": ..., "pin": false}`` answers with an ``id``;
+``[[canopy:ID]]`` in a prompt is that document. The HTTP process keeps the tokens, the scheduler
+encodes and keeps the KV. A document belongs to the tenant that registered it, named as in SGLang's
+requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from canopy_chunks.server.http import calls, entry
+from canopy_chunks.server.options import Options
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import access
+from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.tenant import tenant_of
+
+MAX_BODY_BYTES = 16 << 20
+_FIELDS = {"text": str, "input_ids": list, "extra_key": str, "cache_salt": str, "pin": bool}
+_WHAT = {"input_ids": "a list of token ids", "pin": "true or false"}
+
+
+def add_routes(server_args: Any, options: Options) -> None:
+    """Before ``launch_server``: the routes of chunk reuse, beside SGLang's."""
+    from sglang.srt.entrypoints.http_server import app
+
+    entry.documents.share = options.tenant_share
+
+    def called(handler: Callable[..., Awaitable[dict]]) -> access.Handler:
+        async def call(request: Any) -> dict[str, Any]:
+            return await handler(request, _manager(), options)
+
+        return call
+
+    access.add_read_route(app, "GET", "/canopy/chunks", called(listing), server_args.admin_api_key)
+    for path, handler, method in (
+        ("/canopy/chunks", register, "POST"),
+        ("/canopy/chunks/{name}", delete, "DELETE"),
+        ("/canopy/chunks/{name}/pin", pin, "POST"),
+        ("/canopy/chunks/{name}/unpin", unpin, "POST"),
+    ):
+        access.add_change_route(app, method, path, called(handler))
+
+
+async def register(request: Any, manager: Any, options: Options) -> dict[str, Any]:
+    """Register a document, have it encoded. Raises CanopyError for what cannot be one."""
+    body = await _body(request)
+    ids = document_ids(body, manager, options)
+    fields = tenant_fields(request, body)
+    tenant = tenant_of(**fields)
+    name = entry.documents.add(ids, tenant)
+    await calls.encode(manager, ids, fields)
+    if body.get("pin") and await calls.command(manager, "pin", name, tenant):
+        entry.documents.get(name, tenant).pinned = True
+    pinned = entry.documents.get(name, tenant).pinned
+    return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]", "pinned": pinned}
+
+
+async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
+    """Registered documents of the tenant who asks, and the store's counters."""
+    tenant = tenant_of(**tenant_fields(request))
+    state = await calls.state(manager)
+    return {
+        "documents": [
+            {"id": name, "tokens": len(d.ids), "pinned": d.pinned}
+            for name, d in entry.documents.of(tenant).items()
+        ],
+        "server": state,
+    }
+
+
+async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
+    """Forget a document and its KV in every version."""
+    name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
+    entry.documents.remove(name, tenant)
+    return {"deleted": name, "kv_deleted": await calls.command(manager, "delete", name, tenant)}
+
+
+async def pin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
+    """Keep the document's stored KV from being evicted."""
+    return await _pin(request, manager, True)
+
+
+async def unpin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
+    """Undo ``pin``."""
+    return await _pin(request, manager, False)
+
+
+def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[int]:
+    """The tokens of a document to register. Raises CanopyError naming what is wrong."""
+    for key, value in body.items():
+        if key not in _FIELDS:
+            raise CanopyError(f"unknown field {key[:40]!r}; allowed are {', '.join(_FIELDS)}")
+        if not isinstance(value, _FIELDS[key]):
+            raise CanopyError(f"field {key!r} must be {_WHAT.get(key, 'a string')}")
+    if ("text" in body) == ("input_ids" in body):
+        raise CanopyError("a document is either text or input_ids; give one of them")
+    if "text" in body:
+        if not body["text"].isascii() and any("\ud800" <= c <= "\udfff" for c in body["text"]):
+            raise CanopyError(
+                "field 'text' has half of a surrogate pair, which is no text; remove it"
+            )
+        ids = manager.tokenizer.encode(body["text"], add_special_tokens=False)
+    else:
+        ids = body["input_ids"]
+        most = manager.model_config.vocab_size
+        if any(type(t) is not int or not 0 <= t < most for t in ids):
+            raise CanopyError(f"field 'input_ids' must be a list of token ids below {most}")
+    if len(ids) < options.min_tokens:
+        raise CanopyError(
+            f"the document has {len(ids)} tokens; at least {options.min_tokens} are worth keeping "
+            "(--canopy-chunk-min-tokens)"
+        )
+    longest = manager.model_config.context_len - 2
+    if len(ids) > longest:
+        raise CanopyError(
+            f"the document has {len(ids)} tokens, this model's context holds {longest}; split it"
+        )
+    longest = options.longest_prompt(manager.model_config.context_len) - 2
+    if len(ids) > longest:
+        raise CanopyError(
+            f"the document has {len(ids)} tokens, prompts with documents hold {longest}; split it, "
+            "or serve with a larger --canopy-chunk-prompt-tokens"
+        )
+    return list(ids)
+
+
+async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
+    name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
+    document = entry.documents.get(name, tenant)
+    if document.pinned == wanted:
+        raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
+    done = await calls.command(manager, "pin" if wanted else "unpin", name, tenant)
+    if wanted and not done:
+        raise CanopyError(
+            f"document {name[:12]} was not pinned: it has no KV stored yet (try again in a moment), "
+            "or the room for pinned documents is used up (unpin others)"
+        )
+    document.pinned = wanted
+    return {"id": name, "pinned": wanted}
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    body = await access.read_json(request, MAX_BODY_BYTES, "a document")
+    if not isinstance(body, dict):
+        raise CanopyError('the body must be a JSON object like {"text": "..."}')
+    return body
+
+
+def _manager() -> Any:
+    from sglang.srt.entrypoints import http_server
+
+    return http_server._global_state.tokenizer_manager

@@ -1,0 +1,303 @@
+"""SGLang's own weights and KV pool, seen as the chunk engine's ``Model`` and ``KVCache``: no copies.
+
+The engine runs the parts of chunk reuse that SGLang's forward has no place for: choosing tokens
+(some layers of a few rows) and encoding a chunk for later. Both use the weights the server has.
+
+With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
+store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
+same order; so they stay in step by themselves. Four things need the other ranks: the projections'
+partial sums, the selector's scores (a sum over all heads), when to stop encoding in idle time,
+which only the first rank can see, and what is on disk, where each rank has files of its own: which
+it finds at start, and which it could read before the prompts of a batch are planned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from canopy_chunks.cache import KVCache
+from canopy_chunks.device_copy import is_host, to_device
+from canopy_chunks.model import Layer, Model, Shape
+from canopy_chunks.rope import from_config, prove_rotation, rotate, unrotate
+from canopy_kernel import halves, pages
+from sglang_canopy.errors import CanopyError
+
+Answer = TypeVar("Answer")
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRope:
+    """The rotation as SGLang's table has it, rounding included (it may be bf16 on a CPU)."""
+
+    cos_sin: torch.Tensor
+
+    def table(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[n]`` positions -> ``[n, head_dim]`` fp32, cos then sin."""
+        return self.cos_sin[to_device(positions, self.cos_sin.device)].float()
+
+    def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``."""
+        return rotate(x, self.table(positions))
+
+    def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`apply`, in fp32."""
+        return unrotate(x, self.table(positions))
+
+
+def served_model(runner: Any) -> Model:
+    """The engine's view of a loaded SGLang model.
+
+    Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
+    """
+    inner, config = runner.model, runner.model_config.hf_config
+    name = type(inner).__name__
+    if name not in ARCHITECTURES:
+        raise CanopyError(
+            f"chunk reuse knows {', '.join(ARCHITECTURES)}, not {name}; serve without "
+            "--canopy-chunks"
+        )
+    from_config(config)  # refuses a rotation that cannot be moved, by name
+    layers = inner.model.layers
+    attention = layers[0].self_attn
+    rotary = attention.rotary_emb
+    if not rotary.is_neox_style or rotary.rotary_dim != attention.head_dim:
+        raise CanopyError(
+            "only half-split RoPE over the whole head can be moved; serve without --canopy-chunks"
+        )
+    if hasattr(attention, "q_norm"):
+        raise CanopyError("normalised queries and keys are not done; serve without --canopy-chunks")
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
+    shape = served_shape(inner, config)
+    rope = ServerRope(rotary.cos_sin_cache)
+    prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
+    views = tuple(_layer(layer, shape) for layer in layers)
+    embed = inner.model.embed_tokens.weight
+    split = tensor_ranks(inner.model.embed_tokens, config.vocab_size)
+    head = inner.lm_head.weight if split else inner.lm_head.weight[: config.vocab_size]
+    return Model(
+        shape,
+        views,
+        embed,
+        inner.model.norm.weight,
+        head,
+        rope,  # type: ignore[arg-type]
+        common_digest(identity(inner, config)),
+        split,
+    )
+
+
+def served_shape(inner: Any, config: Any) -> Shape:
+    """Sizes of a loaded SGLang model; with tensor parallelism heads are this rank's own."""
+    attention = inner.model.layers[0].self_attn
+    return Shape(
+        layers=len(inner.model.layers),
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+    )
+
+
+def identity(inner: Any, config: Any) -> str:
+    """A digest of the config and of samples of the weights themselves: another fine-tune differs."""
+    digest = hashlib.sha256(config.to_json_string().encode())
+    for weight in inner.parameters():
+        flat = weight.detach().reshape(-1)
+        step = max(1, flat.numel() // 64)
+        sample = flat[::step][:64].float().cpu()
+        digest.update(str((tuple(weight.shape), str(weight.dtype))).encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class RowCache(KVCache):
+    """One request's row of SGLang's pools. Positions before ``floor`` belong to the exact prefix
+    tree (or to another request's prefix): they are read and never written.
+
+    On a CPU a layer that was read whole is kept until it is written or another one is read: the
+    pool's rows lie scattered, and a selector and attention want the same ones.
+    """
+
+    floor: int = 0
+    _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``KVCache.read``; all positions must be in order where there are ``len(self)``."""
+        if positions.numel() != len(self) or not is_host(self.slots):
+            return KVCache.read(self, layer, positions)
+        if self._whole is None or self._whole[0] != layer:
+            self._whole = (layer, *KVCache.read(self, layer, positions))
+        return self._whole[1:]
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """As ``KVCache.write``, for positions from ``floor`` on: on a device all of them must be,
+        since looking would wait for it."""
+        self._whole = None
+        if not is_host(positions):
+            KVCache.write(self, layer, positions, k, v)
+            return
+        own = positions >= self.floor
+        if bool(own.all()):
+            KVCache.write(self, layer, positions, k, v)
+        elif bool(own.any()):
+            KVCache.write(self, layer, positions[own], k[own], v[own])
+
+    def attend(
+        self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """As ``KVCache.attend``; on a CPU its steps are made once for all layers."""
+        if not is_host(q):
+            return KVCache.attend(self, layer, q, positions, scale)
+        k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
+        return halves.attend(q, k, v, self._plan(q, k, positions), scale)
+
+
+def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:
+    """The engine's cache over ``row [n]`` (pool slots by position)."""
+    keys, values = pool_views(runner)
+    return RowCache(keys, values, row, floor=floor)
+
+
+def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """K and V of every layer as pages of one token, ``[slots, 1, kv_heads, head_dim]``."""
+    pool, keys, values = runner.token_to_kv_pool, [], []
+    for layer in runner.model.model.layers:
+        index = layer.self_attn.attn.layer_id
+        keys.append(pages.flat(pool.get_key_buffer(index)))
+        values.append(pages.flat(pool.get_value_buffer(index)))
+    return keys, values
+
+
+def check_layout(runner: Any, shape: Shape) -> None:
+    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]`` and
+    SGLang calls its layout NHD."""
+    pool = runner.token_to_kv_pool
+    layout = getattr(pool, "kv_cache_layout", "nhd")
+    if layout != "nhd":
+        raise CanopyError(
+            f"the KV pool {type(pool).__name__} has layout {layout!r}; chunk reuse writes plain NHD "
+            "only (unset SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT, leave out "
+            "--enable-unified-memory), or serve without --canopy-chunks"
+        )
+    wanted = (shape.kv_heads, shape.head_dim)
+    for buffers in pool_views(runner):
+        found = tuple(buffers[0].shape[2:])
+        if found != wanted:
+            raise CanopyError(
+                f"the KV pool {type(runner.token_to_kv_pool).__name__} has slots of {found}, not "
+                f"{wanted} (kv heads, head size): another layout than NHD, which chunk reuse cannot "
+                "write; serve without --canopy-chunks"
+            )
+
+
+def _layer(layer: Any, shape: Shape) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = attention.qkv_proj.weight
+    rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    if tuple(qkv.shape) != (rows, shape.hidden) or not qkv.is_floating_point():
+        raise CanopyError(
+            f"the attention weights are {tuple(qkv.shape)} {qkv.dtype}, not [{rows}, "
+            f"{shape.hidden}]: a packed or quantised layout, which chunk reuse cannot read"
+        )
+    return Layer(
+        norm_in=layer.input_layernorm.weight,
+        qkv=qkv,
+        qkv_bias=attention.qkv_proj.bias,
+        out=attention.o_proj.weight,
+        norm_mid=layer.post_attention_layernorm.weight,
+        gate_up=mlp.gate_up_proj.weight,
+        down=mlp.down_proj.weight,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRanks:
+    """The model's :class:`~canopy_chunks.model.Ranks`, by SGLang's own collectives.
+
+    embedding: SGLang's module, which holds this rank's rows of the vocabulary; vocab: all of it.
+    """
+
+    embedding: Any
+    vocab: int
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' ``part``, the same bits on each."""
+        from sglang.srt.distributed import tensor_model_parallel_all_reduce
+
+        return tensor_model_parallel_all_reduce(part)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[m]`` ids -> ``[m, hidden]``."""
+        return self.embedding(ids)
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[m, this rank's share]`` -> ``[m, vocab]``."""
+        from sglang.srt.distributed import tensor_model_parallel_all_gather
+
+        return tensor_model_parallel_all_gather(logits)[..., : self.vocab]
+
+
+def tensor_ranks(embedding: Any, vocab: int) -> TensorRanks | None:
+    """The ranks a model is split over; ``None`` where it is whole."""
+    return TensorRanks(embedding, vocab) if _group().world_size > 1 else None
+
+
+def common_digest(digest: str) -> str:
+    """One digest of all ranks' digests: a chunk has the same address on each."""
+    group = _group()
+    if group.world_size == 1:
+        return digest
+    return hashlib.sha256("".join(group.all_gather_object(digest)).encode()).hexdigest()[:32]
+
+
+def first_ranks(mine: Answer) -> Answer:
+    """The first rank's answer, on every rank."""
+    group = _group()
+    return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
+
+
+def kept_by_all(mine: list[str]) -> list[str]:
+    """What every rank has, in the first rank's order, on every rank."""
+    group = _group()
+    if group.world_size == 1:
+        return mine
+    first, *others = group.all_gather_object(mine)
+    return [one for one in first if all(one in theirs for theirs in map(set, others))]
+
+
+def true_on_all(mine: list[bool]) -> list[bool]:
+    """Which of these are true on every rank. Collective: one all-reduce over the CPU group."""
+    bits = torch.tensor(mine, dtype=torch.int32)
+    torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
+    return [bool(one) for one in bits.tolist()]
+
+
+def folder_of_rank(directory: str | None) -> str | None:
+    """Where this rank keeps its files: each has the KV of its own heads."""
+    group = _group()
+    if directory is None or group.world_size == 1:
+        return directory
+    return str(Path(directory) / f"rank-{group.rank_in_group}-of-{group.world_size}")
+
+
+def union_of_ranks(mine: list[int]) -> list[int]:
+    """The numbers that any rank has, sorted, on every rank."""
+    return sorted({one for theirs in _group().all_gather_object(mine) for one in theirs})
+
+
+def _group() -> Any:
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group()

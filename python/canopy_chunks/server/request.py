@@ -1,0 +1,216 @@
+"""The chunk state of one request, and whether the request may reuse chunks at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_chunks import variants
+from canopy_chunks.choice import ChosenTokens
+from canopy_chunks.chunk import OWN, Chunk, Placed
+from canopy_chunks.correction import Correction
+from canopy_chunks.disk import DiskChunk
+from canopy_chunks.documents import document_name
+from canopy_chunks.fields import ChunkFields
+from canopy_chunks.host_memory import HostChunk
+from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
+from canopy_chunks.stand_ins import OwnDocuments, Prompt
+from canopy_chunks.store import ChunkStore
+from canopy_chunks.suffix import ChunkSuffix
+from canopy_chunks.transfer import Transfer
+
+TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
+STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
+"""Reasons for running normally after which the request's documents are encoded all the same."""
+
+_INELIGIBLE_FIELDS = (
+    ("lora_id", "lora"),
+    ("input_embeds", "input embeddings"),
+    ("positional_embed_overrides", "embedding overrides"),
+    ("multimodal_inputs", "multimodal"),
+    ("session", "session"),
+    ("return_hidden_states", "hidden states"),
+    ("return_routed_experts", "routed experts"),
+    ("beam_list", "beam search"),
+)
+
+
+@dataclass(slots=True)
+class ResolvedChunk:
+    """A chunk of a prompt: where it is, its address, and its KV if the store has it."""
+
+    start: int
+    end: int
+    key: str
+    tier: str | None = None
+    chunk: Chunk | HostChunk | DiskChunk | None = None
+
+    def placed_from(self, first: int) -> Placed | None:
+        """The stored tokens from position ``first`` on; None if there are none."""
+        if self.chunk is None or self.end <= first:
+            return None
+        skip = max(0, first - self.start)
+        rest = ChunkSuffix(self.chunk, skip) if skip else self.chunk
+        return Placed(rest, self.start + skip)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class ReusePlan:
+    """Which tokens of one prompt are computed, and whose KV the others get.
+
+    chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
+    came from the exact tree; correction: of what is reused, for a forward of all computed tokens;
+    arrivals: KV that is still on its way to the device.
+    """
+
+    chosen: ChosenTokens
+    placed: tuple[Placed, ...]
+    prefix: int
+    correction: Correction | None = None
+    arrivals: list[Transfer] = field(default_factory=list)
+
+    @property
+    def computed(self) -> torch.Tensor:
+        """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
+        return self.chosen.mask()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class ChunkRequest:
+    """On ``req.canopy_chunks``: what the request asks for and what becomes of it.
+
+    keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
+    encoded behind, one for each of its first addresses; own: the documents of its tenant that stand in
+    there, or None; head: tokens before the first document; salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents
+    these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
+    reused KV has been in this request's slots (never unset); exact_tokens: before the first that
+    was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
+    not yet); published_tokens: how many were let into the tree; initial: the first
+    plan's choice and its prefix, kept so that a retraction does not change the answer; report: what
+    the response contains; complete_report: adds what needs the choice on the host, or None;
+    reported: the prompt was completed once, and the report was handed over.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    keys: tuple[tuple[str, ...], ...]
+    encode_prefixes: tuple[tuple[variants.Tokens, ...], ...]
+    salt: str
+    tenant: str | None
+    ratio: float
+    selector: str
+    time_s: float
+    ratio_is_requested: bool = False
+    checked: bool = False
+    reason: str | None = None
+    fused: bool = False
+    exact_tokens: int | None = None
+    publish_tokens: int = 0
+    published_tokens: int = 0
+    plan: ReusePlan | None = None
+    initial: tuple[ChosenTokens, int] | None = None
+    own: OwnDocuments | None = None
+    head: int = 0
+    reported: bool = False
+    report: dict[str, Any] = field(default_factory=dict)
+    complete_report: Callable[[], None] | None = None
+
+    def finish_report(self) -> None:
+        """Add what needs the choice on the host: once the forward is done, that waits no more."""
+        if self.complete_report is not None:
+            complete, self.complete_report = self.complete_report, None
+            complete()
+
+
+def chunk_request_of(req: Any) -> ChunkRequest | None:
+    """The chunk state of SGLang's request, or ``None`` where it names no chunks."""
+    return getattr(req, "canopy_chunks", None)
+
+
+def custom_params(req: Any) -> Mapping[str, Any]:
+    """A request's ``custom_params`` as a mapping, empty where it has none."""
+    found = getattr(getattr(req, "sampling_params", None), "custom_params", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
+    """Why a request runs normally, whatever the store has; ``None`` if it may reuse chunks."""
+    if not options.fuses:
+        return f"mode {options.mode}"
+    if not request.bounds:
+        return "no chunk is long enough"
+    if request.bounds[-1][1] > len(req.origin_input_ids):
+        return "aborted or truncated"  # SGLang replaced the prompt after it was created
+    if options.prompt_tokens is not None and len(req.origin_input_ids) > options.prompt_tokens:
+        return f"more than {options.prompt_tokens} tokens"
+    if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
+        return "prompt logprobs"
+    return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)
+
+
+def chunk_request(
+    ids: Sequence[int],
+    requested: ChunkFields,
+    salt: str,
+    tenant: str | None,
+    store: ChunkStore,
+    options: Options,
+    stand_in: tuple[int, ...],
+    time_s: float,
+    own: OwnDocuments | None = None,
+) -> ChunkRequest:
+    """The chunk state of a new request of tokens ``ids`` that asks for ``requested``. stand_in: the
+    neutral stand-ins; own: documents of its tenant that stand in instead, but not for themselves."""
+    bounds = tuple(
+        (a, min(b, len(ids)))
+        for a, b in requested.bounds or ()
+        if min(b, len(ids)) - a >= options.min_tokens
+    )
+    first = requested.bounds[0][0] if requested.bounds else 0
+    whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
+    head = tuple(ids[:first]) if whole else ()
+    keys, behind = [], []
+    for a, b in bounds:
+        itself = own is not None and document_name(ids[a:b], tenant) in own.names
+        tokens = own.tokens if own is not None and not itself else ()
+        place = variants.Place(how, a == first, head, stand_in, whole, tokens)
+        found = place.acceptable()
+        keys.append(_addresses(store, ids[a:b], found, salt))
+        behind.append(tuple(prefix for prefix, _ in found[: place.to_encode()]))
+    return ChunkRequest(
+        bounds,
+        tuple(keys),
+        tuple(behind),
+        salt,
+        tenant,
+        options.chosen_ratio if requested.ratio is None else requested.ratio,
+        requested.selector or options.chosen_selector,
+        time_s,
+        ratio_is_requested=requested.ratio is not None,
+        own=own,
+        head=first,
+    )
+
+
+def _addresses(
+    store: ChunkStore, ids: Sequence[int], found: Sequence[tuple[variants.Tokens, bool]], salt: str
+) -> tuple[str, ...]:
+    """A document's address behind each of these prefixes, which has its tenant's documents or not."""
+    neutral = iter(store.keys(ids, [prefix for prefix, own in found if not own], salt))
+    theirs = iter(store.keys(ids, [prefix for prefix, own in found if own], salt + OWN))
+    return tuple(next(theirs if own else neutral) for _, own in found)
+
+
+def salt_of(request: ChunkRequest, key: str) -> str:
+    """The salt that an address of a request's was made with."""
+    return request.salt + OWN if key.endswith(OWN) else request.salt
+
+
+def prompt_of(request: ChunkRequest, ids: Sequence[int], ratio: float) -> Prompt:
+    """A request's prompt as a trial of stand-ins looks at it; ``ratio``: what is recomputed of it."""
+    whole = request.head <= LEARN_PREFIX_TOKENS
+    return Prompt(
+        request.tenant, tuple(ids), request.bounds, request.head, ratio, request.selector, whole
+    )

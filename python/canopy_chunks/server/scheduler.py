@@ -1,0 +1,263 @@
+"""Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
+
+``hooks`` calls these only where chunk reuse is on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from canopy_chunks.calibrate import setting_of
+from canopy_chunks.model import identity_of
+from canopy_chunks.quality_gate import Floors, calibrated_ratios, check_quality
+from canopy_chunks.server import attention
+from canopy_chunks.server.engine import ChunkEngine
+from canopy_chunks.server.model_view import check_layout, first_ranks, served_shape
+from canopy_chunks.server.options import COMMAND, Options
+from canopy_chunks.server.request import ChunkRequest, chunk_request_of
+from canopy_chunks.stand_ins import TRIAL_TOKENS
+from canopy_chunks.working_memory import working_memory
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+COMMANDS = ("pin", "unpin", "delete")
+
+
+def build(
+    original: Any, scheduler: Any, server_args: Any, options: Options, *args: Any, **kwargs: Any
+) -> None:
+    """Around ``Scheduler.__init__``: the attention backends before, the engine after."""
+    attention.register()
+    original(scheduler, server_args, *args, **kwargs)
+    runner = scheduler.tp_worker.model_runner
+    longest = options.longest_prompt(runner.model_config.context_len)
+    options = dataclasses.replace(options, prompt_tokens=longest)
+    try:
+        engine = ChunkEngine(runner, options, scheduler.tokenizer)
+        check_layout(runner, engine.model.shape)
+        if options.fuses:
+            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path, runner)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
+    engine.window_tokens = scheduler.chunked_prefill_size
+    engine.prefill_tokens = scheduler.max_prefill_tokens
+    runner.canopy_chunks = engine
+    logger.info(
+        "canopy: chunk reuse is on, mode %s, selector %s, ratio %s, model %s",
+        options.mode,
+        options.chosen_selector,
+        options.chosen_ratio,
+        engine.model.identity[:12],
+    )
+
+
+def pool_budget(
+    original: Any, configurator: Any, budget: int, options: Options, **more: Any
+) -> Any:
+    """Around ``KVCacheConfigurator.config_from_budget``, which turns free bytes into pool sizes, at
+    the start and again after CUDA graphs are captured: what chunk reuse needs is left out.
+
+    Ends the process where nothing would be left for the pool.
+    """
+    if not options.fuses:
+        return original(configurator, budget, **more)
+    config = configurator.model_config
+    shape = served_shape(configurator.model, config.hf_config)
+    tokens = options.longest_prompt(config.context_len)
+    beside = options.bytes_beside_pool(str(configurator.device))
+    trial = min(tokens, TRIAL_TOKENS) if options.own_stand_ins else 0
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside, trial)
+    if needed.total >= budget:
+        raise SystemExit(
+            f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
+            f"{budget >> 20:,} MiB are free for both: lower --canopy-chunk-prompt-tokens or the "
+            "tiers' sizes, or raise --mem-fraction-static"
+        )
+    logger.info("canopy: chunk reuse leaves %s out of the KV pool", needed)
+    return original(configurator, budget - needed.total, **more)
+
+
+def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str, runner: Any) -> None:
+    """The calibrated ratios; then the quality gate at the largest of them. Raises CanopyError."""
+    options = engine.options
+    whole = (Path(model_path) / "config.json").is_file()
+    name = identity_of(model_path) if whole else model_path
+    engine.setting = setting_of(
+        engine.model, name, options.tp_size, runner.attn_backend.canopy_name
+    )
+    engine.ratios = calibrated_ratios(options.calibration, engine.setting)
+    check_quality(
+        engine.model,
+        tokenizer,
+        options.chosen_selector,
+        max(engine.ratios.values(), default=options.chosen_ratio),
+        options.chosen_encode,
+        Floors(options.max_kl, options.min_top1, options.min_kept),
+    )
+
+
+def request_created(engine: ChunkEngine, req: Any) -> None:
+    """After ``Scheduler._create_generation_req``."""
+    try:
+        request = req.canopy_chunks = engine.new_request(req)
+        if request is not None:
+            engine.read_ahead(request)
+    except Exception:
+        logger.exception("canopy: a request's chunks could not be read; it runs normally")
+        engine.counts["fallbacks"] += 1
+
+
+def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
+    """Before ``Scheduler.on_idle``: encode what waits, and go on with a trial of stand-ins, until
+    something else comes."""
+    if engine.reads.pending and scheduler.is_fully_idle():
+        engine.reads.clear()
+    if not engine.has_idle_work:
+        return
+    socket = scheduler.ipc_channels.recv_from_tokenizer
+
+    def something_comes() -> bool:
+        return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
+
+    while engine.has_idle_work:
+        if first_ranks(something_comes()):
+            return
+        engine.idle_piece()
+
+
+def flushed(engine: ChunkEngine, success: Any) -> None:
+    """After ``Scheduler.flush_cache``: the exact cache is gone; chunks stay unless weights changed."""
+    if success and engine.weights_changed():
+        logger.info("canopy: the weights changed, so chunks begin anew")
+
+
+def add_internal_state(engine: ChunkEngine, result: Any) -> None:
+    """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
+    tenant's chunks is among them, neither addresses nor lengths."""
+    setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
+    more = {"setting": setting, "time_s": time.monotonic()}
+    result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
+
+
+def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
+    """In place of ``Scheduler.set_internal_state``: pin, unpin or delete a tenant's document."""
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    done = False
+    for command in commands:
+        verb, _, rest = command.removeprefix(COMMAND).partition(":")
+        name, _, tenant = rest.partition(":")
+        if verb in COMMANDS:
+            done |= engine.document_command(verb, name, tenant or None)
+    return SetInternalStateReqOutput(updated=done)
+
+
+def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> None:
+    """Before a request's KV is published or released: what precedes all reused KV is exact.
+
+    Without this the system prompt would fall out of the exact tree for good once every request
+    behind it is fused. The forward is done by then, and the answer not yet sent.
+    """
+    if request.reported:
+        request.finish_report()
+    if not request.fused or req.kv is None or not req.kv.holds_kv:
+        return
+    count, request.publish_tokens = request.publish_tokens, 0
+    if count > req.kv.cache_protected_len:
+        request.published_tokens = count
+        tree_cache.checkpoint(req, up_to=count)
+
+
+def check_insert(request: ChunkRequest, req: Any, up_to: int) -> None:
+    """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
+    assert not request.fused or up_to <= request.published_tokens, (
+        f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedReuse:
+    """Where a prompt's KV will come from: ``spans`` of known chunks, of which ``ratio`` is computed."""
+
+    spans: tuple[tuple[int, int], ...]
+    ratio: float
+
+    def saved(self, start: int, end: int) -> int:
+        """Tokens of ``start..end`` that are expected not to be computed."""
+        return sum(
+            math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
+            for a, b in self.spans
+        )
+
+    def credit(self, start: int, end: int, room: int | None) -> int:
+        """What to add to a window's ``room`` so that it ends where the room is really used up."""
+        if room is None or end - start - self.saved(start, end) <= room:
+            return self.saved(start, end)
+        low, high = start, end  # the last end whose computed tokens fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle - start - self.saved(start, middle) <= room:
+                low = middle
+            else:
+                high = middle
+        return self.saved(start, low)
+
+
+def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
+    """What a waiting request's prompt is expected to reuse; ``None``: nothing."""
+    request = chunk_request_of(req)
+    if request is None or not engine.may_fuse(req, request):
+        return None
+    chunks = engine.resolve(request)
+    prefix = req.prefix_len + getattr(req, "host_hit_length", 0)
+    if not engine.reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
+        return None
+    spans = tuple((k.start, k.end) for k in chunks if k.tier is not None)
+    return ExpectedReuse(spans, engine.ratio_for(request, chunks))
+
+
+@functools.cache
+def prefill_adder_class(stock: type) -> type:
+    """SGLang's ``PrefillAdder`` with the saved tokens left in the budgets of computed tokens.
+
+    Budget by what is computed: a fused prompt fills only its recomputed share of a window. What is
+    admitted is an expectation; where it fails (a chunk was evicted, a file is damaged),
+    ``batch.split_into_windows`` cuts the forward, so that none computes more than a window all the
+    same. The KV pool is charged in full, since every slot is needed. ``canopy_engine`` is set per
+    class use.
+    """
+
+    class ChunkPrefillAdder(stock):  # type: ignore[misc,valid-type]
+        canopy_engine: ChunkEngine | None = None
+
+        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
+            engine = type(self).canopy_engine
+            found = expected_reuse(engine, req) if engine is not None else None
+            if found is None:
+                return super().add_one_req(req, *args, **kwargs)
+            before = len(self.can_run_list)
+            start = req.prefix_len + getattr(req, "host_hit_length", 0)
+            end = len(req.full_untruncated_fill_ids)
+            given = found.credit(start, end, self.rem_chunk_tokens)
+            self._canopy_grant(given)
+            result = super().add_one_req(req, *args, **kwargs)
+            admitted = len(self.can_run_list) > before
+            kept = found.saved(req.prefix_len, req.extend_end) if admitted else 0
+            self._canopy_grant(min(kept, given) - given)
+            return result
+
+        def _canopy_grant(self, tokens: int) -> None:
+            self.rem_input_tokens += tokens
+            if self.rem_chunk_tokens is not None:
+                self.rem_chunk_tokens += tokens
+
+    return ChunkPrefillAdder

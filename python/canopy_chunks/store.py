@@ -1,0 +1,363 @@
+"""The chunk store: content-addressed, in up to three tiers, bounded, evicted by the tree's policies.
+
+What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
+gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canopy_chunks import disk
+from canopy_chunks.chunk import Chunk, chunk_key, chunk_keys
+from canopy_chunks.host_memory import HostChunk, HostMemory
+from canopy_chunks.int8_copy import Int8Copies, Int8Copy
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
+
+logger = logging.getLogger(__name__)
+
+TIERS = ("device", "host", "disk")
+
+
+StoredChunk = Chunk | HostChunk | disk.DiskChunk
+
+
+class Entry(Leaf):
+    """A stored chunk as an eviction policy sees it: a leaf without a parent."""
+
+    __slots__ = ("chunk", "key", "pins", "size")
+
+    def __init__(self, key: str, chunk: StoredChunk, size: int) -> None:
+        super().__init__(0, max(1, len(chunk)))
+        self.key, self.chunk, self.size, self.pins = key, chunk, size, 0
+
+
+@dataclass(slots=True)
+class Tier:
+    """One tier: its bound in bytes, its policy, what it holds by key."""
+
+    name: str
+    capacity_bytes: int
+    policy: Policy
+    entries: dict[str, Entry] = field(default_factory=dict)
+    used_bytes: int = 0
+
+
+class ChunkStore:
+    """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
+
+    capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
+    for disk; files of the same model left there by an earlier run are found again, of which those
+    stay that ``keep`` returns of their keys, in that order (ranks must hold the same). Of what is
+    stored, ``copies`` keeps 8-bit copies of the first ``copied_layers`` layers, on ``device``.
+    memory: where the host tier's chunks lie; each in a tensor of its own without it.
+    Raises CanopyError for an unknown tier or policy.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        capacity_bytes: Mapping[str, int],
+        directory: str | Path | None = None,
+        policy: str = "lru",
+        policy_config: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        keep: Callable[[list[str]], list[str]] = lambda found: found,
+        copies: Int8Copies | None = None,
+        copied_layers: int = 0,
+        memory: HostMemory | None = None,
+    ) -> None:
+        unknown = set(capacity_bytes) - set(TIERS)
+        if unknown or not capacity_bytes:
+            raise CanopyError(
+                f"chunk tiers {sorted(unknown) or 'are empty'}: allowed are {', '.join(TIERS)}, "
+                f"with a capacity in bytes each"
+            )
+        if capacity_bytes.get("disk") and directory is None:
+            raise CanopyError("a disk tier for chunks needs a directory; name one")
+        self.identity, self.device = identity, device
+        self.copies, self.copied_layers, self.memory = copies, copied_layers, memory
+        self._lock = threading.RLock()
+        self._tiers = [
+            Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
+            for t in TIERS
+            if capacity_bytes.get(t)
+        ]
+        self.hits = dict.fromkeys(TIERS, 0)
+        self.misses = self.dropped = 0
+        self.directory = None
+        if directory is not None:
+            self.directory = Path(directory) / identity[:16]
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._find_files(keep)
+
+    def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
+        """The content address of these tokens behind this prefix for this tenant."""
+        return chunk_key(ids, self.identity, prefix, salt)
+
+    def keys(
+        self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
+    ) -> tuple[str, ...]:
+        """As :meth:`key`, behind each of several prefixes."""
+        return chunk_keys(ids, self.identity, prefixes, salt)
+
+    def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
+        """Store a chunk in the first tier that can hold it; the same content again is a touch."""
+        key = self.key(chunk.ids, chunk.prefix, salt)
+        with self._lock:
+            if self._touch(key, now) is None:
+                self._insert(0, key, chunk, now)
+            self.copy(key, chunk)
+        return key
+
+    def copy(self, key: str, chunk: Chunk) -> None:
+        """Make the 8-bit copy of a stored chunk, now that it is at hand, if there is none."""
+        with self._lock:
+            if self.copies is None or self.copies.get(key) or self.where(key) is None:
+                return
+            self.copies.add(key, Int8Copy.of(chunk, self.copied_layers, torch.device(self.device)))
+
+    def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
+        """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
+        with self._lock:
+            tier = self._touch(key, now)
+            if tier is None:
+                self.misses += 1
+                return None
+            self.hits[tier.name] += 1
+            return tier.entries[key].chunk
+
+    def look(self, key: str) -> StoredChunk | None:
+        """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
+        with self._lock:
+            return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that all tiers together may hold."""
+        return sum(tier.capacity_bytes for tier in self._tiers)
+
+    def size(self, key: str) -> int:
+        """Bytes of a stored chunk, 0 if it is not stored."""
+        with self._lock:
+            return next((t.entries[key].size for t in self._tiers if key in t.entries), 0)
+
+    def pins(self, key: str) -> int:
+        """How often a stored chunk is pinned, 0 if it is not stored."""
+        with self._lock:
+            return next((t.entries[key].pins for t in self._tiers if key in t.entries), 0)
+
+    def where(self, key: str) -> str | None:
+        """The name of the tier that holds a key."""
+        with self._lock:
+            return next((t.name for t in self._tiers if key in t.entries), None)
+
+    def pin(self, key: str) -> bool:
+        """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
+        return self._pin(key, 1)
+
+    def unpin(self, key: str) -> bool:
+        """Undo one ``pin``."""
+        return self._pin(key, -1)
+
+    def delete(self, key: str) -> bool:
+        """Forget a chunk in whatever tier. False if it was not there."""
+        with self._lock:
+            for tier in self._tiers:
+                if key in tier.entries:
+                    self._remove(tier, tier.entries[key])
+                    self._forget_copy(key)
+                    return True
+            return False
+
+    def delete_damaged(self, keys: Iterable[str]) -> None:
+        """Forget those chunks on disk whose files cannot be read."""
+        for key in keys:
+            chunk = self.look(key)
+            if not isinstance(chunk, disk.DiskChunk):
+                continue
+            try:
+                chunk.load()
+            except (CanopyError, OSError) as error:
+                logger.warning("canopy: %s", error)
+                self.delete(key)
+
+    def listing(self) -> list[tuple[str, str, int, int]]:
+        """``(key, tier, tokens, pins)`` of every stored chunk."""
+        with self._lock:
+            return [
+                (key, tier.name, len(entry.chunk), entry.pins)
+                for tier in self._tiers
+                for key, entry in tier.entries.items()
+            ]
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(t.entries) for t in self._tiers)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, and chunks and bytes by tier."""
+        with self._lock:
+            tiers = {
+                t.name: {
+                    "chunks": len(t.entries),
+                    "used_bytes": t.used_bytes,
+                    "capacity_bytes": t.capacity_bytes,
+                }
+                for t in self._tiers
+            }
+            return {
+                "hits": dict(self.hits),
+                "misses": self.misses,
+                "dropped": self.dropped,
+                "tiers": tiers,
+            }
+
+    def check(self) -> None:
+        """Recount everything. Raises AssertionError where a number is off."""
+        seen: set[str] = set()
+        for tier in self._tiers:
+            total = sum(e.size for e in tier.entries.values())
+            assert total == tier.used_bytes, (
+                f"{tier.name}: {total} bytes, counted {tier.used_bytes}"
+            )
+            assert total <= tier.capacity_bytes, f"{tier.name}: {total} > {tier.capacity_bytes}"
+            assert not seen & set(tier.entries), "a chunk is in two tiers"
+            seen |= set(tier.entries)
+            free = sum(e.pins == 0 for e in tier.entries.values())
+            admitted = sum(1 for _ in tier.policy.leaves())
+            assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
+
+    def _touch(self, key: str, now: float) -> Tier | None:
+        for tier in self._tiers:
+            entry = tier.entries.get(key)
+            if entry is not None:
+                self._stamp(tier, entry, now)
+                return tier
+        return None
+
+    def _stamp(self, tier: Tier, entry: Entry, now: float) -> None:
+        tier.policy.drop(entry)
+        request = Request(time=now, category="chunk", prompt_tokens=entry.length)
+        request.label = tier.policy.arrive(request)
+        request.label = tier.policy.finish(request)
+        entry.stamp(request)
+        if not entry.pins:
+            tier.policy.admit(entry, now)
+
+    def _insert(self, first: int, key: str, chunk: StoredChunk, now: float) -> None:
+        """Put a chunk into the first tier from ``first`` on that can make room for it."""
+        for index in range(first, len(self._tiers)):
+            tier = self._tiers[index]
+            size = self._size(tier, chunk)
+            pinned = sum(e.size for e in tier.entries.values() if e.pins)
+            if size > tier.capacity_bytes - pinned:
+                continue
+            while tier.used_bytes + size > tier.capacity_bytes:
+                self._evict(index, now)
+            entry = Entry(key, self._settle(tier, key, chunk), size)
+            tier.entries[key] = entry
+            tier.used_bytes += size
+            self._stamp(tier, entry, now)
+            return
+        self._forget_copy(key)
+        self.dropped += 1
+
+    def _evict(self, index: int, now: float) -> None:
+        tier = self._tiers[index]
+        victim = tier.policy.victim(now)
+        assert victim is not None, f"{tier.name} is full and has no victim"
+        entry = victim.leaf
+        assert isinstance(entry, Entry)
+        chunk = entry.chunk
+        self._remove(tier, entry)
+        tier.policy.evicted(entry, entry.length)
+        if index + 1 < len(self._tiers):
+            self._insert(index + 1, entry.key, chunk, entry.last_access)
+        else:
+            self._forget_copy(entry.key)
+            self.dropped += 1
+
+    def _forget_copy(self, key: str) -> None:
+        """A chunk is gone from every tier: so is its copy."""
+        if self.copies is not None:
+            self.copies.drop(key)
+
+    def _remove(self, tier: Tier, entry: Entry) -> None:
+        tier.policy.drop(entry)
+        del tier.entries[entry.key]
+        tier.used_bytes -= entry.size
+        if isinstance(entry.chunk, disk.DiskChunk):
+            entry.chunk.path.unlink(missing_ok=True)
+
+    def _size(self, tier: Tier, chunk: StoredChunk) -> int:
+        return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
+
+    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk:
+        """The chunk as this tier keeps it."""
+        if isinstance(chunk, disk.DiskChunk):
+            return chunk
+        if tier.name == "disk":
+            assert self.directory is not None
+            path = self.directory / f"{key}.chunk"
+            try:
+                disk.write(path, chunk)
+                return disk.open_chunk(path)
+            except (OSError, CanopyError) as error:
+                # Ranks must hold the same chunks: reading finds that this one is not there.
+                logger.warning("canopy: a chunk could not be written to disk: %s", error)
+                path.unlink(missing_ok=True)
+                return disk.lost_chunk(path, chunk)
+        if tier.name == "host" and self.memory is not None:
+            held = self.memory.hold(chunk)
+            if held is not None:
+                return held
+        place = self.device if tier.name == "device" else "cpu"
+        return Chunk(
+            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores
+        )
+
+    def _pin(self, key: str, step: int) -> bool:
+        with self._lock:
+            for tier in self._tiers:
+                entry = tier.entries.get(key)
+                if entry is None:
+                    continue
+                if entry.pins + step < 0:
+                    raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+                entry.pins += step
+                tier.policy.drop(entry)
+                if entry.pins == 0:
+                    tier.policy.admit(entry, entry.last_access)
+                return True
+            return False
+
+    def _find_files(self, keep: Callable[[list[str]], list[str]]) -> None:
+        """Take over whole files of an earlier run that ``keep`` keeps; delete the others."""
+        assert self.directory is not None
+        index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
+        for path in sorted(self.directory.glob("*.tmp")):
+            path.unlink()
+        if index is None:
+            return
+        found: dict[str, disk.DiskChunk] = {}
+        for path in sorted(self.directory.glob("*.chunk"), key=lambda p: p.stat().st_mtime):
+            try:
+                found[path.stem] = disk.open_chunk(path)
+            except CanopyError:
+                path.unlink()
+        kept = keep(list(found))
+        for key in found.keys() - set(kept):
+            found[key].path.unlink()
+        for key in kept:
+            self._insert(index, key, found[key], 0.0)

@@ -1,0 +1,59 @@
+"""The rest of a stored chunk, where a prefix hit ends inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from canopy_chunks.chunk import Chunk
+from canopy_chunks.disk import DiskChunk
+from canopy_chunks.host_memory import HostChunk
+from canopy_chunks.int8_copy import Int8Copy
+
+
+@dataclass(slots=True, frozen=True)
+class ChunkSuffix:
+    """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
+
+    base: Chunk | HostChunk | DiskChunk | Int8Copy
+    skip: int
+
+    def __len__(self) -> int:
+        return len(self.base) - self.skip
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.base.ids[self.skip :]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What the suffix stands behind: the chunk's prefix and its tokens before the suffix."""
+        return self.base.prefix + self.base.ids[: self.skip]
+
+    @property
+    def scores(self) -> dict[str, torch.Tensor]:
+        return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
+
+    @property
+    def raw_k(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
+        return self.base.raw_k[:, self.skip :]
+
+    @property
+    def v(self) -> torch.Tensor:
+        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
+        return self.base.v[:, self.skip :]
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes * len(self) // max(1, len(self.base))
+
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K before RoPE and V of these tokens of the suffix."""
+        return self.base.rows(layer, tokens + self.skip)
+
+    def expect(self, layer: int, tokens: torch.Tensor) -> None:
+        """Of a chunk on disk: these tokens' records will be read."""
+        assert isinstance(self.base, DiskChunk), "only files are read ahead"
+        self.base.expect(layer, tokens + self.skip)

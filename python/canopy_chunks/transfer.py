@@ -1,0 +1,103 @@
+"""Reused KV travels from the host's memory to a pool on a device, a layer at a time, beside the compute.
+
+A stream of its own reads exactly the wanted rows out of :class:`~.host_memory.HostMemory`, turns the
+keys and writes them where they go: one launch a layer for all chunks of a prompt, without buffers
+between and without the host knowing the rows. An event a layer says when they are there; a probe or a
+forward waits for the one of the layer it is at (CacheTune, section 4.2: events at layer granularity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_chunks.cache import KVCache
+from canopy_chunks.chunk import Placed
+from canopy_chunks.device_copy import to_device
+from canopy_chunks.host_memory import HostChunk, HostMemory
+from canopy_chunks.model import Model
+from canopy_chunks.suffix import ChunkSuffix
+from canopy_kernel.rope_scatter import rope_scatter, rope_scatter_triton
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Rows under way. ``events``: one a layer on a CUDA stream; none where nothing is asynchronous.
+
+    bytes: how much travels, K and V of all layers. chunks: held until the transfer is over, so that
+    their slots are not given to others.
+    """
+
+    bytes: int
+    chunks: tuple[Any, ...]
+    events: list[torch.cuda.Event] = field(default_factory=list)
+
+    def arrive(self, layer: int) -> None:
+        """What is queued from here on runs when this layer's rows are in place; no host waits."""
+        if layer < len(self.events):
+            torch.cuda.current_stream().wait_event(self.events[layer])
+
+    def finish(self) -> None:
+        """As :meth:`arrive`, for all layers: the last of the stream's events covers the others."""
+        if self.events:
+            self.arrive(len(self.events) - 1)
+
+
+def send(
+    model: Model,
+    placed: Sequence[Placed],
+    cache: KVCache,
+    positions: torch.Tensor,
+    layers: int | None = None,
+) -> Transfer | None:
+    """Begin to write KV of those of ``positions [m]`` that lie in chunks of a :class:`HostMemory`.
+
+    positions: on the pool's device, distinct. A position of another chunk is written from any row to
+    slot 0, which SGLang keeps for padding. ``None`` where no chunk is in such memory.
+    """
+    based = [(p, *base_of(p.chunk)) for p in placed]
+    parts = [(p, chunk, skip) for p, chunk, skip in based if chunk is not None]
+    if not parts:
+        return None
+    memory: HostMemory = parts[0][1].memory
+    lies = torch.full((len(cache),), -1, dtype=torch.long)
+    for p, chunk, skip in parts:
+        end = min(p.end, len(cache))
+        lies[p.start : end] = chunk.slots[skip : skip + end - p.start]
+    device = cache.slots.device
+    source = to_device(lies, device)[positions]
+    slots = torch.where(source >= 0, cache.slots[positions], 0)
+    source = source.clamp_min(0)
+    table = model.rope.table(positions)
+    every = torch.arange(positions.numel(), device=device)
+    count = layers or model.shape.layers
+    size = positions.numel() * count * 2 * memory.k[0, :1].nbytes
+    sent = Transfer(size, tuple(chunk for _, chunk, _ in parts))
+    if memory.stream is None:
+        for layer in range(count):
+            rope_scatter(
+                memory.k[layer], memory.v[layer], source, every, slots, table,
+                cache.k[layer], cache.v[layer],
+            )  # fmt: skip
+        return sent
+    memory.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(memory.stream):
+        for layer in range(count):
+            rope_scatter_triton(
+                memory.k[layer], memory.v[layer], source, every, slots, table,
+                cache.k[layer], cache.v[layer],
+            )  # fmt: skip
+            sent.events.append(torch.cuda.Event())
+            sent.events[-1].record()
+    for x in (source, slots, table, every, *cache.k, *cache.v):  # used beyond their last name here
+        x.record_stream(memory.stream)
+    return sent
+
+
+def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
+    """The chunk in the host's memory that this is, or is the rest of, and where it begins there."""
+    base, skip = (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)
+    return (base, skip) if isinstance(base, HostChunk) else (None, 0)

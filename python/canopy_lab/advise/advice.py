@@ -1,0 +1,374 @@
+"""All answers about one log, as plain data that a page or a terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canopy_lab.advise.arms import (
+    BOUND,
+    CANDIDATES,
+    HINTED,
+    LRU,
+    PLACEBO,
+    SGLANG_LRU,
+    WA,
+    Arm,
+    Run,
+    Uncached,
+    hit_ratio,
+    run_arms,
+)
+from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
+from canopy_lab.advise.decide import Decision, Gain, decide
+from canopy_lab.advise.queue import servers_for
+from canopy_lab.advise.sample import Sample
+from canopy_lab.characterize.recommend import bootstrap
+from canopy_lab.sim.stack import LRUCurve, lru_curve
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.stamps import spread_stamps
+from sglang_canopy import __version__
+from sglang_canopy.errors import CanopyError
+
+DEFAULT_CAPACITY_TOKENS = 400_000
+"""About what an 8B model leaves for KV on one GPU of 80 GB."""
+OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
+"""Multiples of the capacity at which policies are compared as well."""
+CURVE_POINTS = 200
+WINDOWS = 50
+LEAST_CLUSTERS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm at the capacity asked about."""
+
+    gain: Gain
+    cost: Cost
+    gpu_s_saved_per_hour: float
+    """Of prefill, in an hour of the log, against the baseline."""
+    kind: str
+    """``baseline``, ``policy``, ``placebo``, ``hints`` or ``bound``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A device with memory below it, under the baseline's policy and under the one advised."""
+
+    label: str
+    tokens: float
+    """Of the largest tier: the tiers above it hold copies of what is there."""
+    lru: Gain
+    lru_cost: Cost
+    advised: Gain
+    advised_cost: Cost
+    gpu_s_saved_per_hour: float
+    """Of ``advised`` against the device alone under the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Token hit ratio by capacity, both as the server counts tokens."""
+
+    tokens: tuple[float, ...]
+    hit_ratio: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Everything the page shows."""
+
+    decision: Decision
+    sample: dict[str, Any]
+    """Sizes of log and sample (``Sample`` without its requests)."""
+    profile: str
+    profile_source: str
+    kv_bytes_per_token: int
+    capacity_tokens: float
+    capacity_given: bool
+    repeats: float
+    """Share of the prompt tokens that an endless cache would hit."""
+    distinct_tokens: float
+    """What an endless cache would hold."""
+    lru: Curve
+    rows: tuple[Row, ...]
+    others: dict[str, Curve]
+    """LRU as in SGLang, canopy-lru, wa and the bound at several capacities."""
+    tiers: tuple[Tier, ...]
+    prefill_busy: float
+    """Share of one GPU's time that prefill takes under the baseline."""
+    servers: int
+    """That share the requests, in the queue."""
+    servers_given: bool
+    clusters: int
+    cluster_kind: str
+    scaled_prompts: float
+    """Mean prompts that fit into the simulated cache, scaled down with the sample."""
+    placebo_points: float
+    """Gain of ``wa`` with shuffled labels over the baseline, at the capacity."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"canopy_version": __version__, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A tier below the device that is asked about."""
+
+    label: str
+    gigabytes: float
+    disk: bool = False
+
+
+def advise(
+    sample: Sample,
+    profile: EngineProfile,
+    *,
+    capacity_tokens: float | None = None,
+    below: Sequence[Below] = (),
+    servers: int | None = None,
+    jobs: int | None = None,
+    seed: int = 1,
+    resize: Callable[[int], object] = lambda n: None,
+    progress: Callable[[], object] = lambda: None,
+) -> Advice:
+    """Simulate and decide. ``resize`` is told how many simulations there will be at most.
+
+    ``servers`` share the log's requests; ``None`` stands for as many as are not too busy under the
+    baseline. Raises ``CanopyError`` for a capacity or servers that are not above 0.
+    """
+    given = capacity_tokens is not None
+    asked = float(DEFAULT_CAPACITY_TOKENS if capacity_tokens is None else capacity_tokens)
+    if not 0 < asked < float("inf"):
+        raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
+    if servers is not None and servers < 1:
+        raise CanopyError(f"--servers must be 1 or more, got {servers}")
+    return _Adviser(sample, profile, asked, given, tuple(below), servers, seed).run(
+        jobs, resize, progress
+    )
+
+
+class _Adviser:
+    def __init__(
+        self,
+        sample: Sample,
+        profile: EngineProfile,
+        asked: float,
+        given: bool,
+        below: tuple[Below, ...],
+        servers: int | None,
+        seed: int,
+    ) -> None:
+        self.sample, self.profile, self.asked, self.given = sample, profile, asked, given
+        self.below, self.servers, self.seed = below, servers, seed
+        self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
+        self.clusters, self.cluster_kind = _clusters(sample)
+        self.at = sample.blocks_of(asked)
+        # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
+        self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
+        self.curve = lru_curve(sample.requests)
+        self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals_s(sample))
+        self.results: dict[Run, Uncached] = {}
+        self.gains: dict[Run, Gain] = {}
+
+    def run(
+        self, jobs: int | None, resize: Callable[[int], object], progress: Callable[[], object]
+    ) -> Advice:
+        repeats = self.curve.token_hits_at[-1] / max(self.curve.tokens, 1)
+        compared = (self.base, LRU, WA, BOUND)
+        others = [self.sample.blocks_of(self.asked * f) for f in OTHER_CAPACITIES]
+        here = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
+        first: list[Run] = [(arm, self.at) for arm in here]
+        first += [(arm, c) for arm in compared for c in others]
+        first += [(self.base, self._tier_blocks(b)) for b in self.below]
+        if not repeats:
+            # Nothing is ever hit, whoever evicts: one run says it for all.
+            first = [(self.base, self.at)]
+        resize(len(set(first)) + len(self.below))
+        self._simulate(first, jobs, progress)
+        if not repeats:
+            nothing = self.results[self.base, self.at]
+            every = [*here, *compared]
+            sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below)]
+            self.results = {(arm, c): nothing for arm in every for c in sizes}
+        decision = self._decide(float(repeats))
+        advised = next(
+            (a for a in CANDIDATES if decision.gain and a.label == decision.gain.label), self.base
+        )
+        more = [(advised, self._tier_blocks(b)) for b in self.below]
+        self._simulate([run for run in more if run not in self.results], jobs, progress)
+        computed = self.coster.prefill_s(self.results[self.base, self.at])
+        busy = float(computed.mean()) * self._per_second()
+        self.coster.servers = servers_for(busy) if self.servers is None else self.servers
+        base = self.coster.cost(self.results[self.base, self.at])
+        known = asdict(self.sample) | {"requests": len(self.sample.requests)}
+        return Advice(
+            decision=decision,
+            sample=known,
+            profile=self.profile.name,
+            profile_source=self.profile.source,
+            kv_bytes_per_token=self.profile.kv_bytes_per_token,
+            capacity_tokens=self.asked,
+            capacity_given=self.given,
+            repeats=float(repeats),
+            distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
+            lru=self._lru_curve(),
+            rows=tuple(self._row(arm, base, _kind(arm)) for arm in here),
+            others={arm.label: self._curve_of(arm, others) for arm in compared},
+            tiers=tuple(self._tiers(advised, base)),
+            prefill_busy=busy,
+            servers=self.coster.servers,
+            servers_given=self.servers is not None,
+            clusters=int(self.clusters.max()) + 1,
+            cluster_kind=self.cluster_kind,
+            scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
+            placebo_points=self._gain(PLACEBO, self.at).points,
+        )
+
+    def _simulate(
+        self, runs: Sequence[Run], jobs: int | None, progress: Callable[[], object]
+    ) -> None:
+        if runs:
+            self.results |= run_arms(
+                self.sample.requests, runs, jobs=jobs, seed=self.seed, progress=progress
+            )
+
+    def _gain(self, arm: Arm, capacity: int) -> Gain:
+        if (arm, capacity) not in self.gains:
+            self.gains[arm, capacity] = self._new_gain(arm, capacity)
+        return self.gains[arm, capacity]
+
+    def _new_gain(self, arm: Arm, capacity: int) -> Gain:
+        base, mine = self.results[self.base, self.at], self.results[arm, capacity]
+        points = low = high = 0.0
+        if (base != mine).any():
+            rng = np.random.default_rng(self.seed)
+            points, low, high = bootstrap(base - mine, self.tokens, self.clusters, rng)
+        return Gain(arm.label, arm.flag, hit_ratio(mine, self.tokens), points, low, high)
+
+    def _decide(self, repeats: float) -> Decision:
+        base = hit_ratio(self.results[self.base, self.at], self.tokens)
+        return decide(
+            base,
+            repeats,
+            hit_ratio(self.results[BOUND, self.at], self.tokens),
+            [self._gain(arm, self.at) for arm in CANDIDATES],
+            capacity=f"{self.asked:,.0f} tokens",
+            has_content=self.sample.has_content,
+            more=self._more(base),
+        )
+
+    def _more(self, base: float) -> str:
+        """What the largest tier asked about would add, where that is much."""
+        best = max(self.below, key=lambda b: b.gigabytes, default=None)
+        if best is None:
+            return ""
+        hits = hit_ratio(self.results[self.base, self._tier_blocks(best)], self.tokens)
+        points = 100 * (hits - base)
+        return f" {best.label} would add {points:.1f} points." if points >= 1.0 else ""
+
+    def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
+        cost = self.coster.cost(self.results[arm, self.at])
+        return Row(self._gain(arm, self.at), cost, self._saved(base, cost), kind)
+
+    def _saved(self, base: Cost, cost: Cost) -> float:
+        return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600
+
+    def _per_second(self) -> float:
+        return self.sample.requests_in_log / max(self.sample.span_s, 1.0)
+
+    def _tier_blocks(self, below: Below) -> int:
+        tokens = below.gigabytes * 1e9 / self.profile.kv_bytes_per_token
+        return self.sample.blocks_of(max(tokens, self.asked))
+
+    def _tiers(self, advised: Arm, base: Cost) -> list[Tier]:
+        made = [self._tier("device alone", self.at, advised, [], base)]
+        above: list[tuple[int, float]] = []
+        host = self.profile.host.read_bytes_per_s if self.profile.host else DISK_BYTES_PER_S
+        disk = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
+        for one in self.below:
+            blocks = self._tier_blocks(one)
+            # A disk is read through the largest host tier; hosts stand for each other.
+            layers = [*above, (blocks, disk)] if one.disk else [(blocks, host)]
+            made.append(self._tier(one.label, blocks, advised, layers, base))
+            if not one.disk:
+                above = [(blocks, host)]
+        return made
+
+    def _tier(
+        self, label: str, blocks: int, advised: Arm, layers: list[tuple[int, float]], base: Cost
+    ) -> Tier:
+        lru, lru_cost = self._with_layers(self.base, blocks, layers)
+        mine, cost = self._with_layers(advised, blocks, layers)
+        tokens = self.sample.tokens_of(blocks)
+        return Tier(label, tokens, lru, lru_cost, mine, cost, self._saved(base, cost))
+
+    def _with_layers(
+        self, arm: Arm, blocks: int, layers: list[tuple[int, float]]
+    ) -> tuple[Gain, Cost]:
+        """Hits of the largest layer; what is not on the device waits for its layer's link."""
+        waits = np.zeros(len(self.tokens))
+        before = self.results[arm, self.at]
+        for size, bytes_per_s in layers:
+            after = self.results[arm, size]
+            waits = waits + self.coster.transfer_s(before - after, bytes_per_s)
+            before = after
+        cost = self.coster.cost(self.results[arm, blocks], waits)
+        return self._gain(arm, blocks), cost
+
+    def _lru_curve(self) -> Curve:
+        """LRU that evicts by need at every capacity, from the stack distances."""
+        most = max(self.sample.distinct_blocks, self.at, 2)
+        sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64))
+        hits = _hits(self.curve, sizes)
+        return Curve(tuple(self.sample.tokens_of(int(s)) for s in sizes), tuple(hits.tolist()))
+
+    def _curve_of(self, arm: Arm, others: list[int]) -> Curve:
+        sizes = sorted({self.at, *others})
+        return Curve(
+            tuple(self.sample.tokens_of(s) for s in sizes),
+            tuple(hit_ratio(self.results[arm, s], self.tokens) for s in sizes),
+        )
+
+
+def _hits(curve: LRUCurve, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    found = curve.token_hits_at[np.minimum(sizes, len(curve.token_hits_at) - 1)]
+    return found / max(curve.tokens, 1)
+
+
+def _kind(arm: Arm) -> str:
+    if arm.label == SGLANG_LRU.label:
+        return "baseline"
+    if arm.hindsight:
+        return "bound"
+    if arm.placebo:
+        return "placebo"
+    return "hints" if arm.hints else "policy"
+
+
+def _arrivals_s(sample: Sample) -> NDArray[np.float64]:
+    """When the sample's requests come, as close together as the log's do."""
+    return np.array(spread_stamps([r.time_s for r in sample.requests])) / sample.one_in
+
+
+def _clusters(sample: Sample) -> tuple[NDArray[np.int64], str]:
+    """Who is drawn together: conversations with their sub-agents, or windows of time."""
+    names: dict[str, int] = {}
+    found = [
+        -1
+        if r.conversation is None
+        else names.setdefault(r.conversation.split("/", 1)[0], len(names))
+        for r in sample.requests
+    ]
+    numbers = np.array(found, np.int64)
+    if len(names) >= LEAST_CLUSTERS and numbers.min() >= 0:
+        return numbers, "conversations"
+    times = np.array([r.time_s for r in sample.requests])
+    width = max(float(times[-1] - times[0]) / WINDOWS, 1e-9)
+    window = np.minimum(((times - times[0]) / width).astype(np.int64), WINDOWS - 1)
+    return np.unique(window, return_inverse=True)[1], "windows of time"

@@ -1,0 +1,112 @@
+"""When each request of a replay is sent.
+
+A request is due at the trace's time (scaled), but never before its conversation's previous
+request was answered: a user cannot go on with an answer that is not there. In a closed loop it is
+due after that answer and the time to think, whatever the trace's times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.sessions import SessionLinks
+
+_TICK_S = 1e-6
+"""A timer may ring this early; waiting for the rest would spin."""
+
+
+@dataclass(slots=True)
+class ReplayRequest:
+    """One request of a replay and its reply. Times on the event loop's clock."""
+
+    planned: Planned
+    labels: dict[str, Any]
+    """What ``custom_params`` says about the request, without forced tokens."""
+    due_s: float = 0.0
+    """When it had to be sent; set once it may be sent."""
+    reply: Any = field(default=None, repr=False)
+
+
+class Schedule:
+    """Hands out jobs as they become due. Use within one event loop.
+
+    ``offsets_s`` gives each job's time from the start of the replay, in the jobs' order, which is
+    the trace's. Of the jobs that are due, the first in the trace goes first. With ``limit``, no
+    more than that many are out at a time: a queue at the client would send them in the order in
+    which they became due, and a trace replayed faster than the server serves would lose its order.
+
+    ``loop`` makes it a closed loop: what each job follows, and after how long.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[ReplayRequest],
+        offsets_s: Sequence[float],
+        limit: int | None = None,
+        loop: SessionLinks | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._offsets_s = offsets_s
+        self._free = limit if limit else len(jobs)
+        self._loop = loop
+        self._place = {job.planned.ordinal: i for i, job in enumerate(jobs)}
+        self._after: dict[int, list[int]] = defaultdict(list)
+        self._coming: list[tuple[float, int]] = []
+        self._due: list[int] = []
+        self._changed = asyncio.Event()
+        self._start_s = 0.0
+
+    async def arrivals(self) -> AsyncIterator[ReplayRequest]:
+        """Yield every job when it is due and its predecessor was answered."""
+        self._start_s = asyncio.get_running_loop().time()
+        for i, job in enumerate(self._jobs):
+            before: int | None = self._place.get(job.planned.previous)  # type: ignore[arg-type]
+            if self._loop is not None:
+                before = self._loop.before[i] if self._loop.before[i] >= 0 else None
+            if before is None:
+                heapq.heappush(self._coming, (self._start_s + self._offsets_s[i], i))
+            else:
+                self._after[before].append(i)
+        for _ in range(len(self._jobs)):
+            while not self._take_due() or not self._free:
+                await self._change()
+            self._free -= 1
+            yield self._jobs[heapq.heappop(self._due)]
+
+    def answered(self, job: ReplayRequest) -> None:
+        """``job`` has its response, or failed: what follows it in its conversation may go."""
+        now = asyncio.get_running_loop().time()
+        for i in self._after.pop(self._place[job.planned.ordinal], ()):
+            if self._loop is not None:
+                due_s = now + self._loop.think_s[i]
+            else:
+                due_s = max(now, self._start_s + self._offsets_s[i])
+            heapq.heappush(self._coming, (due_s, i))
+        self._free += 1
+        self._changed.set()
+
+    def _take_due(self) -> bool:
+        """Move what has become due to the jobs that are; whether there is any."""
+        now = asyncio.get_running_loop().time()
+        while self._coming and self._coming[0][0] - now <= _TICK_S:
+            due_s, i = heapq.heappop(self._coming)
+            self._jobs[i].due_s = due_s
+            heapq.heappush(self._due, i)
+        return bool(self._due)
+
+    async def _change(self) -> None:
+        """Wait for the next job to become due, or an answer."""
+        wait_s = None
+        if self._coming and not self._due:
+            wait_s = self._coming[0][0] - asyncio.get_running_loop().time()
+        self._changed.clear()
+        # asyncio's TimeoutError is a class of its own before Python 3.11.
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), wait_s)

@@ -1,0 +1,97 @@
+"""How much room the ideal hit ratio takes (Section 3.5, Figure 22)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import Observation
+from canopy_lab.sim.stack import LRUCurve
+
+POINTS = 240
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacities in blocks of the trace."""
+
+    distinct_blocks: int
+    block_bytes: int
+    """Bytes of KV of one block, for the model of the footprint."""
+    time_s: tuple[float, ...]
+    live_blocks: tuple[int, ...]
+    """Blocks that will be used again, at these times: what a cache that knows the future and
+    never drops a block of use must hold."""
+    live_peak: int
+    live_median: float
+    lru_blocks: tuple[int, ...]
+    lru_hit_ratio: tuple[float, ...]
+    """Block hit ratio of LRU with so many blocks."""
+    ideal_hit_ratio: float
+    lru_for_share: tuple[tuple[float, int], ...]
+    """(share of the ideal hits, blocks that LRU needs for them)."""
+    lru_knee_blocks: int
+    """Where the LRU curve lies highest above the straight line from nothing to its end."""
+
+
+def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
+    """Answer from the observation and the pass that gives every LRU capacity."""
+    start, end = float(seen.time_s[0]), float(seen.time_s[-1])
+    times = np.linspace(start, end, POINTS)
+    again = seen.uses > 1
+    born = np.sort(seen.first_s[again])
+    dead = np.sort(seen.last_s[again])
+    live = np.searchsorted(born, times, "right") - np.searchsorted(dead, times, "right")
+    sizes, ratio = lru_points(lru)
+    return Capacity(
+        distinct_blocks=seen.distinct_blocks,
+        block_bytes=block_bytes,
+        time_s=tuple(times.tolist()),
+        live_blocks=tuple(live.tolist()),
+        live_peak=_peak(born, dead),
+        live_median=float(np.median(live)),
+        lru_blocks=tuple(sizes.tolist()),
+        lru_hit_ratio=tuple(ratio.tolist()),
+        ideal_hit_ratio=float(seen.hits.sum() / max(seen.blocks.sum(), 1)),
+        lru_for_share=tuple((s, blocks_for(lru, s)) for s in SHARES),
+        lru_knee_blocks=knee(lru),
+    )
+
+
+def lru_points(lru: LRUCurve) -> tuple[np.ndarray, np.ndarray]:
+    """(capacities in blocks, LRU's block hit ratios), spaced evenly in the logarithm."""
+    most = max(lru.distinct_blocks, 2)
+    sizes = np.unique(np.geomspace(1, most, POINTS).astype(np.int64))
+    hits = lru.block_hits_at
+    return sizes, hits[np.minimum(sizes, len(hits) - 1)] / max(lru.blocks, 1)
+
+
+def blocks_for(lru: LRUCurve, share: float) -> int:
+    """The least LRU capacity with ``share`` of the hits of an endless one."""
+    hits = lru.block_hits_at
+    return int(np.searchsorted(hits, share * hits[-1]))
+
+
+def knee(lru: LRUCurve) -> int:
+    """The capacity after which a block more buys less than the average block did.
+
+    That is where the curve of hits over capacity lies highest above its chord, up to where it
+    ends; the steepest slope of a concave curve comes first.
+    """
+    hits = lru.block_hits_at
+    if hits[-1] <= 0:
+        return 0
+    end = int(np.searchsorted(hits, hits[-1]))
+    chord = hits[end] * np.arange(end + 1) / max(end, 1)
+    above = hits[: end + 1] - chord
+    return int(np.argmax(above)) if above.max() > 0 else end
+
+
+def _peak(born: np.ndarray, dead: np.ndarray) -> int:
+    """Most intervals [born, dead) open at one time."""
+    if not len(born):
+        return 0
+    open_now = np.arange(1, len(born) + 1) - np.searchsorted(dead, born, "right")
+    return int(open_now.max())

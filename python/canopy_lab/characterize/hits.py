@@ -1,0 +1,89 @@
+"""Ideal hit ratios, over time and by group (Section 3.2, Figures 4 and 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One group of requests among all."""
+
+    name: str
+    requests: float
+    """Share of the requests, 0 to 1; the next two likewise."""
+    blocks: float
+    hits: float
+    hit_ratio: float
+    """Hits of its own blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdealHits:
+    """What a cache that never forgets would hit. Ratios from 0 to 1."""
+
+    block_hit_ratio: float
+    token_hit_ratio: float
+    requests_with_a_hit: float
+    stranded: float
+    """Share of the blocks seen before but behind a miss, which a prefix cache cannot use."""
+    turns: tuple[Share, ...]
+    """First turns and later turns; empty where the trace has no turns."""
+    kinds: tuple[Share, ...]
+    """By request type, most requests first; empty where there is one only."""
+    window_s: float
+    window_start_s: tuple[float, ...]
+    window_hit_ratio: tuple[float, ...]
+    """NaN for a window without requests."""
+
+
+def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
+    """Answer from the observation; the ratio over time in ``windows`` equal windows."""
+    blocks, hits = seen.blocks, seen.hits
+    hit_tokens = np.minimum(hits * seen.block_tokens, seen.input_tokens)
+    first = seen.turn <= 1
+    turns = (
+        (_share(seen, "first turns", first), _share(seen, "later turns", ~first))
+        if seen.has_turns
+        else ()
+    )
+    kinds: list[Share] = []
+    if len(seen.labels) > 1:
+        kinds = [_share(seen, n, seen.kind == i) for i, n in enumerate(seen.labels)]
+        kinds.sort(key=lambda s: -s.requests)
+    start = float(seen.time_s[0])
+    width = max(seen.span_s / windows, 1e-9)
+    which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    asked = np.bincount(which, blocks, windows)
+    won = np.bincount(which, hits, windows)
+    over_time = np.divide(won, asked, out=np.full(windows, np.nan), where=asked > 0)
+    return IdealHits(
+        block_hit_ratio=_ratio(hits.sum(), blocks.sum()),
+        token_hit_ratio=_ratio(hit_tokens.sum(), seen.input_tokens.sum()),
+        requests_with_a_hit=float((hits > 0).mean()),
+        stranded=_ratio(seen.stranded, blocks.sum()),
+        turns=turns,
+        kinds=tuple(kinds),
+        window_s=width,
+        window_start_s=tuple(start + width * i for i in range(windows)),
+        window_hit_ratio=tuple(over_time.tolist()),
+    )
+
+
+def _share(seen: Observation, name: str, which: np.ndarray) -> Share:
+    blocks, hits = seen.blocks[which].sum(), seen.hits[which].sum()
+    return Share(
+        name,
+        requests=float(which.mean()),
+        blocks=_ratio(blocks, seen.blocks.sum()),
+        hits=_ratio(hits, seen.hits.sum()),
+        hit_ratio=_ratio(hits, blocks),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else 0.0

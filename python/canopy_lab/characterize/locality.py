@@ -1,0 +1,62 @@
+"""Which part of a prompt is worth caching (Section 3.4, Figures 16 to 18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import POSITIONS, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Ideal block hit ratio when of every prompt only ``stride`` of it, from ``offset`` on, is
+    stored and looked up.
+
+    Grids are ``[stride, offset]`` in tenths, row 0 the smallest stride (10 %); cells that would
+    pass the prompt's end repeat the longest stride that fits.
+    """
+
+    all: tuple[tuple[float, ...], ...]
+    first_turns: tuple[tuple[float, ...], ...]
+    later_turns: tuple[tuple[float, ...], ...] | None
+    """``None`` where the trace has no turns."""
+    first_tenth: float
+    """Hit ratio from the first tenth of every prompt alone."""
+    first_half: float
+    last_half: float
+
+
+def locality(seen: Observation) -> Locality:
+    """Answer from the observation."""
+    first, later = seen.place_count
+    both = grid(first + later)
+    return Locality(
+        all=_rows(both),
+        first_turns=_rows(grid(first)),
+        later_turns=_rows(grid(later)) if seen.has_turns else None,
+        first_tenth=float(both[0, 0]),
+        first_half=float(both[4, 0]),
+        last_half=float(both[4, 5]),
+    )
+
+
+def grid(place_count: np.ndarray) -> np.ndarray:
+    """``place_count[place, set of earlier places]`` -> hit ratio by stride and offset.
+
+    An access hits when it stands inside the part and its block stood inside it before.
+    """
+    sets = np.arange(1 << POSITIONS)
+    total = max(int(place_count.sum()), 1)
+    ratio = np.zeros((POSITIONS, POSITIONS))
+    for stride in range(1, POSITIONS + 1):
+        for offset in range(POSITIONS):
+            kept = ((1 << stride) - 1) << offset
+            inside = place_count[offset : offset + stride].sum(0)
+            ratio[stride - 1, offset] = inside[(sets & kept) > 0].sum() / total
+    return ratio
+
+
+def _rows(ratio: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in ratio.tolist())

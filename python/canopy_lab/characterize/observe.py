@@ -1,0 +1,308 @@
+"""The one pass over a trace from which every question is answered.
+
+Memory: O(distinct blocks), about 150 bytes each, and about 130 bytes a request. Times are the
+trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had:
+what a cache that never forgets would give (the paper's ideal hit ratio, Section 3.2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.bins import EDGES
+
+PARTS = 4
+"""Age bins of the charts per bin of the policies (``reuse.bins``)."""
+TOP_TURN = 10
+"""Turns from here on share one category."""
+POSITIONS = 10
+"""A block's place in its prompt, in tenths (Figure 16)."""
+
+
+def _fine_edges() -> np.ndarray:
+    first = np.concatenate([[0.0], np.geomspace(0.001, EDGES[1], 33)])
+    rest = [np.geomspace(a, b, PARTS + 1)[1:] for a, b in itertools.pairwise(EDGES[1:])]
+    return np.concatenate([first, *rest])
+
+
+FINE_EDGES = _fine_edges()
+"""Lower edges of the age bins, in seconds; the last bin has no upper edge."""
+FINE_BINS = len(FINE_EDGES)
+
+
+def edges_within(seconds: float) -> int:
+    """How many of ``FINE_EDGES`` lie within ``seconds`` (at least two)."""
+    return max(2, int(np.searchsorted(FINE_EDGES, seconds, "right")))
+
+
+class _Column:
+    """A numpy array that grows at its end."""
+
+    def __init__(self, dtype: str) -> None:
+        self._data = np.zeros(1 << 14, dtype)
+        self.size = 0
+
+    def extend(self, count: int, value: float) -> None:
+        """Append ``count`` times ``value``."""
+        end = self._grow(count)
+        self._data[end - count : end] = value
+
+    def append(self, values: np.ndarray) -> None:
+        """Append each of ``values``."""
+        end = self._grow(len(values))
+        self._data[end - len(values) : end] = values
+
+    def _grow(self, count: int) -> int:
+        end = self.size + count
+        if end > len(self._data):
+            grown = np.zeros(max(end, 2 * len(self._data)), self._data.dtype)
+            grown[: self.size] = self._data[: self.size]
+            self._data = grown
+        self.size = end
+        return end
+
+    @property
+    def all(self) -> np.ndarray:
+        """The filled part, as a view."""
+        return self._data[: self.size]
+
+
+@dataclass(slots=True)
+class Observation:
+    """Everything the questions are answered from. Arrays are one entry a request or a block."""
+
+    block_tokens: int
+    labels: list[str]
+    """Names of the request types."""
+    # One entry a request, in order.
+    time_s: np.ndarray
+    kind: np.ndarray
+    """Index into ``labels``."""
+    turn: np.ndarray
+    conversation: np.ndarray
+    """Number of the conversation, -1 where the trace names none."""
+    user: np.ndarray
+    """Number of the user, -1 where the trace names none."""
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+    blocks: np.ndarray
+    """Blocks of the prompt."""
+    hits: np.ndarray
+    """Of them, in the leading run seen before."""
+    next_request: np.ndarray
+    """The request that continues this one's conversation, -1 where none does."""
+    # One entry a distinct block.
+    first_s: np.ndarray
+    last_request: np.ndarray
+    uses: np.ndarray
+    # One entry a pair of requests of which the later one reused blocks that the earlier one used
+    # last.
+    reused_from: np.ndarray
+    """The earlier request."""
+    reused_by: np.ndarray
+    """The later one."""
+    reused_blocks: np.ndarray
+    """How many blocks."""
+    # Aggregates.
+    place_count: np.ndarray
+    """[later turn?, place, 2 ** POSITIONS]: accesses of blocks at ``place`` (in tenths of the
+    prompt) that stood at that set of places in earlier prompts."""
+    same_conversation_hits: int
+    same_user_hits: int
+    stranded: int
+    """Blocks seen before but behind a miss: a prefix cache cannot use them."""
+
+    @property
+    def requests(self) -> int:
+        return len(self.time_s)
+
+    @property
+    def distinct_blocks(self) -> int:
+        return len(self.first_s)
+
+    @property
+    def span_s(self) -> float:
+        """From the first request to the last."""
+        return float(self.time_s[-1] - self.time_s[0])
+
+    @property
+    def last_s(self) -> np.ndarray:
+        """When each distinct block was used last."""
+        return self.time_s[self.last_request]
+
+    @property
+    def reuse_age_s(self) -> np.ndarray:
+        """Age of each pair's blocks when they were reused: seconds since their last use."""
+        age: np.ndarray = self.time_s[self.reused_by] - self.time_s[self.reused_from]
+        return age
+
+    @property
+    def category(self) -> np.ndarray:
+        """The category of each request: ``kind * TOP_TURN + min(turn, TOP_TURN) - 1``."""
+        return categories(self.kind, self.turn)
+
+    @property
+    def has_turns(self) -> bool:
+        return bool((self.turn > 1).any())
+
+    @property
+    def has_conversations(self) -> bool:
+        return bool((self.conversation >= 0).any())
+
+    @property
+    def has_users(self) -> bool:
+        return bool((self.user >= 0).any())
+
+    def category_name(self, category: int) -> str:
+        """``text-1``; ``text-10+`` from ``TOP_TURN`` on; only what tells categories apart."""
+        name = self.labels[category // TOP_TURN]
+        if not self.has_turns:
+            return name
+        turn = category % TOP_TURN + 1
+        number = f"{turn}{'+' if turn == TOP_TURN else ''}"
+        return f"turn {number}" if self.labels == ["default"] else f"{name}-{number}"
+
+
+def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Category numbers of requests of these kinds and turns."""
+    return kind.astype(np.int64) * TOP_TURN + np.clip(turn, 1, TOP_TURN) - 1
+
+
+def observe(trace: Iterable[TraceRequest]) -> Observation:
+    """Read a trace once. Raises ``CanopyError`` for an empty one or one of mixed block sizes."""
+    reading = _Pass()
+    for request in trace:
+        reading.take(request)
+    return reading.done()
+
+
+class _Numbering(dict[str, int]):
+    """Names in order of their first appearance; ``None`` is -1."""
+
+    def of(self, name: str | None) -> int:
+        return -1 if name is None else self.setdefault(name, len(self))
+
+
+class _Pass:
+    """The state of the pass: a column a request, a column a distinct block, and sums."""
+
+    def __init__(self) -> None:
+        self.kinds, self.users, self.talks = _Numbering(), _Numbering(), _Numbering()
+        self.requests = {
+            name: _Column(dtype)
+            for name, dtype in (
+                ("time_s", "d"),
+                ("kind", "i4"),
+                ("turn", "i4"),
+                ("conversation", "i8"),
+                ("user", "i8"),
+                ("input_tokens", "i8"),
+                ("output_tokens", "i8"),
+                ("blocks", "i8"),
+                ("hits", "i8"),
+                ("next_request", "i8"),
+            )
+        }
+        self.latest: dict[int, int] = {}
+        """Conversation -> its latest request."""
+        self.row: dict[int, int] = {}
+        """Block id -> its place in the columns below."""
+        self.first_s, self.last_request = _Column("d"), _Column("i4")
+        self.uses, self.places = _Column("i4"), _Column("u2")
+        self.reused_from, self.reused_by = _Column("i4"), _Column("i4")
+        self.reused_blocks = _Column("i4")
+        self.place_count = np.zeros((2, POSITIONS << POSITIONS), np.int64)
+        self.same_conversation = self.same_user = self.stranded = 0
+        self.block_tokens = 0
+
+    def take(self, r: TraceRequest) -> None:
+        """Count one request."""
+        if not self.block_tokens:
+            self.block_tokens = r.block_tokens
+        elif r.block_tokens != self.block_tokens:
+            raise CanopyError(
+                f"line {r.line} has blocks of {r.block_tokens} tokens, the lines before of "
+                f"{self.block_tokens}; characterize traces of one block size"
+            )
+        number = self.requests["time_s"].size
+        kind, talk, user = (
+            self.kinds.of(r.category),
+            self.talks.of(r.conversation),
+            self.users.of(r.user),
+        )
+        if talk >= 0:
+            if talk in self.latest:
+                self.requests["next_request"].all[self.latest[talk]] = number
+            self.latest[talk] = number
+        rows = [self.row.get(block, -1) for block in r.blocks]
+        run = rows.index(-1) if -1 in rows else len(rows)
+        if run:
+            self._reused(np.array(rows[:run], np.int64), number, talk, user)
+        if rows:
+            self._used(r, self._placed(r, rows, run), number)
+        values = (
+            r.time_s, kind, r.turn, talk, user, r.input_tokens, r.output_tokens, len(rows), run, -1
+        )  # fmt: skip
+        for column, value in zip(self.requests.values(), values):
+            column.extend(1, value)
+
+    def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
+        """Blocks ``rows`` are hit by request ``number``: whose were their last uses."""
+        # The blocks of one prompt were mostly used last by one and the same request.
+        before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
+        columns = self.requests
+        self.reused_from.append(before)
+        self.reused_blocks.append(blocks)
+        self.reused_by.extend(len(before), number)
+        if talk >= 0:
+            self.same_conversation += int(blocks[columns["conversation"].all[before] == talk].sum())
+        if user >= 0:
+            self.same_user += int(blocks[columns["user"].all[before] == user].sum())
+
+    def _placed(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
+        """Rows of all blocks of ``r``, new ones appended to the columns."""
+        known = len(self.row)
+        for i in range(run, len(rows)):
+            if rows[i] >= 0:
+                self.stranded += 1
+            else:
+                rows[i] = self.row.setdefault(r.blocks[i], len(self.row))
+        fresh = len(self.row) - known
+        self.first_s.extend(fresh, r.time_s)
+        for column in (self.last_request, self.uses, self.places):
+            column.extend(fresh, 0)
+        return np.array(rows, np.int64)
+
+    def _used(self, r: TraceRequest, rows: np.ndarray, number: int) -> None:
+        place = (np.arange(len(rows)) * POSITIONS) // len(rows)
+        key = (place << POSITIONS) + self.places.all[rows]
+        np.add.at(self.place_count[int(r.turn > 1)], key, 1)
+        self.places.all[rows] |= (1 << place).astype(np.uint16)
+        self.last_request.all[rows] = number
+        self.uses.all[rows] += 1
+
+    def done(self) -> Observation:
+        """What was counted."""
+        if not self.requests["time_s"].size:
+            raise CanopyError("the trace has no requests; give one that has")
+        return Observation(
+            block_tokens=self.block_tokens,
+            labels=list(self.kinds),
+            **{name: column.all for name, column in self.requests.items()},
+            first_s=self.first_s.all,
+            last_request=self.last_request.all,
+            uses=self.uses.all,
+            reused_from=self.reused_from.all,
+            reused_by=self.reused_by.all,
+            reused_blocks=self.reused_blocks.all,
+            place_count=self.place_count.reshape(2, POSITIONS, 1 << POSITIONS),
+            same_conversation_hits=self.same_conversation,
+            same_user_hits=self.same_user,
+            stranded=self.stranded,
+        )

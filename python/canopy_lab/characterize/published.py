@@ -1,0 +1,234 @@
+"""The published statistics of the paper's two traces, and how a trace compares with them.
+
+Numbers are those of "KVCache Cache in the Wild" (USENIX ATC 2025, arXiv 2506.02634), from its
+text, or from numbers printed in its figures; nothing is measured off a curve. Two are from
+recomputations of the public two-hour samples by third parties and say so. A range lies on both sides
+of a number; where the paper itself says "less" or "more", its number is one end. Users are not in the
+Bailian format: their rows can only be measured on the generator itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.hits import ideal_hits
+from canopy_lab.characterize.observe import Observation
+from canopy_lab.characterize.reuse_time import reuse_times
+from canopy_lab.characterize.skew import skew
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTarget:
+    """One published number and the range that counts as agreement."""
+
+    name: str
+    published: str
+    """As the source has it."""
+    low: float
+    high: float
+    source: str
+    measure: Callable[[Observation], float | None]
+    """``None`` where the trace cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStatistic:
+    """A target and what a trace gave."""
+
+    name: str
+    published: str
+    low: float
+    high: float
+    got: float | None
+    source: str
+
+    @property
+    def met(self) -> bool | None:
+        """Whether ``got`` lies in the range; ``None`` where there is nothing to compare."""
+        return None if self.got is None else self.low <= self.got <= self.high
+
+
+def compare(name: str, seen: Observation) -> tuple[PublishedStatistic, ...]:
+    """``seen`` against the published numbers of ``trace-a`` or ``trace-b``."""
+    if name not in TARGETS:
+        raise CanopyError(
+            f"no published statistics of {name!r}; choose one of: {', '.join(TARGETS)}"
+        )
+    return tuple(
+        PublishedStatistic(t.name, t.published, t.low, t.high, t.measure(seen), t.source)
+        for t in TARGETS[name]
+    )
+
+
+def _kind_share(kind: str) -> Callable[[Observation], float | None]:
+    def measure(seen: Observation) -> float | None:
+        if kind not in seen.labels:
+            return None
+        return float((seen.kind == seen.labels.index(kind)).mean())
+
+    return measure
+
+
+def _kind_later(kind: str) -> Callable[[Observation], float | None]:
+    def measure(seen: Observation) -> float | None:
+        if kind not in seen.labels:
+            return None
+        return float((seen.turn[seen.kind == seen.labels.index(kind)] > 1).mean())
+
+    return measure
+
+
+def _first_share(seen: Observation) -> float:
+    return float((seen.turn == 1).mean())
+
+
+def _turn(q: float) -> Callable[[Observation], float]:
+    return lambda seen: float(np.quantile(seen.turn, q))
+
+
+def _tokens(later: bool, q: float | None) -> Callable[[Observation], float | None]:
+    """Prompt and output together: the mean, or a quantile."""
+
+    def measure(seen: Observation) -> float | None:
+        tokens = (seen.input_tokens + seen.output_tokens)[(seen.turn > 1) == later]
+        if not len(tokens):
+            return None
+        return float(tokens.mean() if q is None else np.quantile(tokens, q))
+
+    return measure
+
+
+def _reuse_within(seconds: float) -> Callable[[Observation], float]:
+    def measure(seen: Observation) -> float:
+        return dict(reuse_times(seen).within)[seconds]
+
+    return measure
+
+
+def _life(q: float) -> Callable[[Observation], float]:
+    return lambda seen: float(np.quantile(seen.last_s - seen.first_s, q))
+
+
+def _first_turns_hits(seen: Observation) -> float:
+    return float(seen.hits[seen.turn == 1].sum() / max(seen.hits.sum(), 1))
+
+
+def _first_reusable(seen: Observation) -> float:
+    return float((seen.hits[seen.turn == 1] > 0).mean())
+
+
+def _users(share: float, of: str) -> Callable[[Observation], float | None]:
+    """Share of the users that hold ``share`` of the requests or hits."""
+
+    def measure(seen: Observation) -> float | None:
+        if not seen.has_users:
+            return None
+        amount = seen.hits if of == "hits" else np.ones_like(seen.hits)
+        held = np.sort(np.bincount(seen.user[seen.user >= 0], amount[seen.user >= 0]))[::-1]
+        return float((np.searchsorted(np.cumsum(held), share * held.sum()) + 1) / len(held))
+
+    return measure
+
+
+def _cross_user(seen: Observation) -> float | None:
+    return skew(seen).cross_user_hits
+
+
+def _ideal(seen: Observation) -> float:
+    return ideal_hits(seen).block_hit_ratio
+
+
+def _longest_turn(seen: Observation) -> float:
+    return float(seen.turn.max())
+
+
+def _input_p50(seen: Observation) -> float:
+    return float(np.median(seen.input_tokens))
+
+
+_TEXT = "text"
+TARGETS: dict[str, tuple[PublishedTarget, ...]] = {
+    "trace-a": (
+        PublishedTarget("ideal block hit ratio", "62 %", 0.60, 0.64, "3.2, Figure 4, text", _ideal),
+        PublishedTarget("text, of requests", "78 %", 0.76, 0.80, "3.2, text", _kind_share("text")),
+        PublishedTarget("file, of requests", "4 %", 0.03, 0.05, "Figure 5, label", _kind_share("file")),
+        PublishedTarget("image, of requests", "3 %", 0.02, 0.04, "Figure 5, label", _kind_share("image")),
+        PublishedTarget("search, of requests", "15 %", 0.13, 0.17, "Figure 5, label", _kind_share("search")),
+        PublishedTarget("text, later turns", "47 %", 0.44, 0.50, "Figure 5, label", _kind_later("text")),
+        PublishedTarget("file, later turns", "51 %", 0.46, 0.56, "Figure 5, label", _kind_later("file")),
+        PublishedTarget("image, later turns", "10 %", 0.06, 0.14, "Figure 5, label", _kind_later("image")),
+        PublishedTarget("search, later turns", "49 %", 0.45, 0.53, "Figure 5, label", _kind_later("search")),
+        PublishedTarget("first turns, of requests", "54 %", 0.52, 0.56, "3.3, text", _first_share),
+        PublishedTarget("turn number, P50", "1", 1, 1, "3.3, text", _turn(0.5)),
+        PublishedTarget("turn number, P90", "5", 5, 5, "3.3, text", _turn(0.9)),
+        PublishedTarget("longest conversation", "232 turns in a day", 30, 232, "3.3, text", _longest_turn),
+        PublishedTarget("first turn, mean tokens", "973", 900, 1050, "3.5, text", _tokens(False, None)),
+        PublishedTarget("later turn, mean tokens", "5,953", 5500, 6400, "3.5, text", _tokens(True, None)),
+        PublishedTarget(
+            "first turn, P90 tokens", "0.15 % of HBM, about 1,600", 1300, 1800,
+            "3.5, text (1 % is about 10,700 tokens)", _tokens(False, 0.9),
+        ),
+        PublishedTarget(
+            "later turn, P50 tokens", "0.36 % of HBM, about 3,850", 3500, 4300,
+            "3.5, text (likewise)", _tokens(True, 0.5),
+        ),
+        PublishedTarget(
+            "later turn, P90 tokens", "1.31 % of HBM, about 14,000", 12_000, 15_500,
+            "3.5, text (likewise)", _tokens(True, 0.9),
+        ),
+        PublishedTarget(
+            "later turn, P99 tokens", "2.21 % of HBM, about 23,600", 21_000, 26_000,
+            "3.5, text (likewise)", _tokens(True, 0.99),
+        ),
+        PublishedTarget(
+            "reuses within 10 minutes", "80 % within less than 10 min", 0.76, 0.84,
+            "3.4, text", _reuse_within(600.0),
+        ),
+        PublishedTarget("block lifespan, P90", "612 s", 500, 730, "3.5, text", _life(0.9)),
+        PublishedTarget(
+            "first turns with a hit", "less than 30 %", 0.15, 0.30, "3.4, text", _first_reusable
+        ),
+        PublishedTarget(
+            "prompt tokens, P50", "1,046", 850, 1150,
+            "public two-hour sample, recomputed by third parties", _input_p50,
+        ),
+        PublishedTarget(
+            "users with 50 % of requests", "19 %", 0.15, 0.24, "3.2, text", _users(0.5, "requests")
+        ),
+        PublishedTarget(
+            "users with 90 % of requests", "72 %", 0.60, 0.76, "3.2, text", _users(0.9, "requests")
+        ),
+        PublishedTarget("users with 90 % of hits", "19 %", 0.14, 0.24, "3.2, text", _users(0.9, "hits")),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+    ),
+    "trace-b": (
+        PublishedTarget("ideal block hit ratio", "54 %", 0.52, 0.56, "3.2, Figure 4, text", _ideal),
+        PublishedTarget("api, of requests", "100 %", 1.0, 1.0, "3.2, text", _kind_share("api")),
+        PublishedTarget(
+            "api, later turns", "0.08 %", 0.0003, 0.001, "Figure 5, label (text: under 0.1 %)",
+            _kind_later("api"),
+        ),
+        PublishedTarget(
+            "hits of first turns", "97 %", 0.94, 1.0, "3.2, text", _first_turns_hits
+        ),
+        PublishedTarget("first turns with a hit", "more than 50 %", 0.5, 1.0, "3.4, text", _first_reusable),
+        PublishedTarget(
+            "reuses within 10 s", "80 % within 10 s", 0.76, 0.85, "3.4, text", _reuse_within(10.0)
+        ),
+        PublishedTarget("block lifespan, P90", "0.3 s", 0.15, 0.6, "3.5, text", _life(0.9)),
+        PublishedTarget("block lifespan, P99", "97 s", 60, 140, "1, text", _life(0.99)),
+        PublishedTarget(
+            "prompt tokens, P50", "574", 500, 650,
+            "public two-hour sample, recomputed by third parties", _input_p50,
+        ),
+        PublishedTarget(
+            "users with 90 % of requests", "15 %", 0.10, 0.20, "3.2, text", _users(0.9, "requests")
+        ),
+        PublishedTarget("users with 90 % of hits", "4 %", 0.02, 0.13, "3.2, text", _users(0.9, "hits")),
+        PublishedTarget("hits across users", "rare", 0.0, 0.10, "3.2, Figure 6, text", _cross_user),
+    ),
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""Answer all questions, as one report that can be drawn or written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.characterize.capacity import Capacity, capacity
+from canopy_lab.characterize.footprint import Footprint, footprint
+from canopy_lab.characterize.hits import IdealHits, ideal_hits
+from canopy_lab.characterize.lifespan import Lifespan, lifespan
+from canopy_lab.characterize.locality import Locality, locality
+from canopy_lab.characterize.observe import Observation, observe
+from canopy_lab.characterize.published import PublishedStatistic, compare
+from canopy_lab.characterize.recommend import RUNS, Recommendation, recommend
+from canopy_lab.characterize.reuse_time import ReuseTimes, reuse_times
+from canopy_lab.characterize.runs import prepare
+from canopy_lab.characterize.skew import Skew, skew
+from canopy_lab.characterize.turns import Turns, turns
+from canopy_lab.sim.model import load_model_shape
+from canopy_lab.sim.stack import lru_curve
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.synth import meta_path
+from sglang_canopy import __version__
+
+SIMULATED_ACCESSES = 400_000
+"""Block accesses given to each run of the simulator; above it blocks are merged, then cut."""
+SIMULATED_REQUESTS = 15_000
+"""Requests given to each run of the simulator, from the beginning of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The trace in a few numbers."""
+
+    path: str
+    format: str
+    synthetic: bool
+    """A ``.meta.json`` beside the trace says that it was made up."""
+    requests: int
+    span_s: float
+    requests_per_s: float
+    busiest_minute_per_s: float
+    block_tokens: int
+    distinct_blocks: int
+    block_accesses: int
+    input_p50: float
+    input_mean: float
+    input_p99: float
+    output_p50: float
+    output_mean: float
+    kinds: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class TraceReport:
+    """Every answer. A question the trace cannot answer is ``None``, and ``absent`` says why."""
+
+    overview: Overview
+    hits: IdealHits | None = None
+    skew: Skew | None = None
+    turns: Turns | None = None
+    reuse: ReuseTimes | None = None
+    locality: Locality | None = None
+    lifespan: Lifespan | None = None
+    footprint: Footprint | None = None
+    capacity: Capacity | None = None
+    recommendation: Recommendation | None = None
+    published: tuple[PublishedStatistic, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; NaN becomes ``null``."""
+        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"canopy_version": __version__, **plain}
+
+
+Progress = Callable[[int], object]
+"""Called with units of work done; one unit is about one request read once."""
+
+
+class ReadProgress:
+    """The one progress bar's arithmetic: passes over the trace, then runs of the simulator.
+
+    A pass is as many units as the trace has requests, which the first pass finds out.
+    """
+
+    def __init__(self, advance: Progress, resize: Callable[[int], object]) -> None:
+        self.advance, self.resize = advance, resize
+        self.requests = 0
+
+    def reading(self, trace: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+        """The trace again, counted; the bar moves every 500 requests."""
+        waiting = 0
+        for r in trace:
+            waiting += 1
+            if waiting == 500:
+                self.advance(waiting)
+                waiting = 0
+            yield r
+        self.advance(waiting)
+
+
+def characterize(
+    path: Path,
+    format: str,
+    *,
+    model: str = "qwen2.5-7b",
+    simulate_requests: int = SIMULATED_REQUESTS,
+    jobs: int | None = None,
+    skip_bad: int = 0,
+    against: str | None = None,
+    work: ReadProgress | None = None,
+) -> TraceReport:
+    """Read a trace two or three times and answer every question that it can answer.
+
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate_requests``
+    is how many requests the simulator is given for the recommendation, 0 to leave it out; ``against`` names the published statistics to compare with
+    (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
+    """
+    work = work or ReadProgress(lambda n: None, lambda n: None)
+    simulate = simulate_requests > 0
+    shape = load_model_shape(model)
+    seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    accesses = int(seen.blocks.sum())
+    shared = bool(seen.hits.any())
+    passes = 1 + shared + (1 + RUNS if simulate and shared else 0)
+    work.resize(seen.requests * passes)
+    report = TraceReport(_overview(path, format, seen, accesses))
+    report.footprint = footprint(seen, shape, model)
+    report.turns = turns(seen)
+    if report.turns is None:
+        report.absent["turns"] = "the trace has no second turns and no ids that join requests"
+    elif format == "mooncake" or format.startswith("sglang"):
+        report.notes.append(
+            "The trace names no conversations: turns are inferred from prompts that extend "
+            "an earlier one."
+        )
+    if not shared:
+        report.absent["reuse"] = (
+            "the format does not say which prompts share a prefix"
+            if format == "azure"
+            else "no block is ever used twice, so any policy will do"
+        )
+        return report
+    report.hits = ideal_hits(seen)
+    report.skew = skew(seen)
+    if not seen.has_users:
+        report.absent["users"] = "the trace names no users"
+    if not seen.has_conversations:
+        report.absent["conversations"] = "the trace names no conversations"
+    if len(seen.labels) == 1:
+        report.absent["kinds"] = "all requests are of one type"
+    report.reuse = reuse_times(seen)
+    report.locality = locality(seen)
+    report.lifespan = lifespan(seen)
+    lru = lru_curve(work.reading(open_trace(path, format, skip_bad=skip_bad)))
+    weight = shape.kv_bytes_per_token()
+    report.capacity = capacity(seen, lru, seen.block_tokens * weight)
+    if against is not None:
+        report.published = compare(against, seen)
+    if simulate:
+        prepared = prepare(
+            work.reading(open_trace(path, format, skip_bad=skip_bad)),
+            accesses,
+            SIMULATED_ACCESSES,
+            most_requests=simulate_requests,
+            mean_tokens=float(seen.input_tokens.mean()),
+        )
+        report.recommendation = recommend(
+            seen, prepared, weight, jobs=jobs, progress=lambda: work.advance(seen.requests)
+        )
+    return report
+
+
+def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Overview:
+    minutes = np.bincount(((seen.time_s - seen.time_s[0]) / 60.0).astype(int))
+    quantile = np.quantile
+    return Overview(
+        path=path.name,
+        format=format,
+        synthetic=meta_path(path).exists(),
+        requests=seen.requests,
+        span_s=seen.span_s,
+        requests_per_s=seen.requests / seen.span_s if seen.span_s else 0.0,
+        busiest_minute_per_s=float(minutes.max()) / 60.0,
+        block_tokens=seen.block_tokens,
+        distinct_blocks=seen.distinct_blocks,
+        block_accesses=accesses,
+        input_p50=float(quantile(seen.input_tokens, 0.5)),
+        input_mean=float(seen.input_tokens.mean()),
+        input_p99=float(quantile(seen.input_tokens, 0.99)),
+        output_p50=float(quantile(seen.output_tokens, 0.5)),
+        output_mean=float(seen.output_tokens.mean()),
+        kinds=tuple(seen.labels),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,283 @@
+"""When blocks are used again, and which law predicts it (Section 3.4, Figures 12 to 15).
+
+Two laws are fitted for every category (request type and turn of the request that used the block
+last): the exponential of the paper, and the Kaplan-Meier survival curve that ``wa`` ranks by.
+Each is fitted on the first half of the trace's time, from what was known when it ended, and tested
+on the uses of the second half, as the paper fits an hour and applies it to the next (Section 4.2,
+Figure 23; Figures 15 and 29).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import (
+    FINE_BINS,
+    FINE_EDGES,
+    TOP_TURN,
+    Observation,
+    edges_within,
+)
+from sglang_canopy.reuse.bins import BINS, EDGES
+from sglang_canopy.reuse.survival import survival_curve
+
+MOST_CATEGORIES = 8
+LEAN = 20.0
+"""Blocks at risk that the curve of all categories counts for in one category's curve."""
+LEAST_REUSES = 200
+"""Reuses of blocks that a category needs to be fitted."""
+LEAST_IN_A_HALF = 50
+"""And that each half of the trace's time needs."""
+
+_POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
+_UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well a law fitted on the first half of the trace's time describes the reuse ages of what
+    was used in the second.
+
+    Both among the blocks that were used again; blocks that still wait at a half's end are censored
+    (the exponential of the paper does not look at them)."""
+
+    ks: float
+    """Kolmogorov-Smirnov distance: the largest gap between the two distribution functions, at
+    the edges of the policies' age bins."""
+    log_likelihood: float
+    """Mean natural logarithm of the probability of an age's bin; higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseTime:
+    """One category, or all of them together. Ages in seconds since the last use."""
+
+    name: str
+    reuses: int
+    """Reuses of blocks that this category used last."""
+    waiting: int
+    """Blocks it used last that nothing used again: censored, not "never"."""
+    p50_s: float
+    p80_s: float
+    p90_s: float
+    """Of the reuses that happened."""
+    mean_s: float
+    """The exponential fit."""
+    reused_by_end: float
+    """Kaplan-Meier estimate of the share ever used again, within the trace's length."""
+    age_s: tuple[float, ...]
+    observed: tuple[float, ...]
+    """Share of blocks used again by ``age_s``, waiting ones counted as waiting (fine bins)."""
+    survival: tuple[float, ...]
+    """The same as the survival curve of ``wa`` has it (its own bins)."""
+    exponential: tuple[float, ...]
+    """The same as the paper's exponential has it, scaled to ``reused_by_end``."""
+    survival_fit: Fit | None
+    exponential_fit: Fit | None
+    """``None`` with fewer than ``LEAST_REUSES`` reuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseTimes:
+    """All reuses, and those of the categories with most of them."""
+
+    all: ReuseTime
+    within: tuple[tuple[float, float], ...]
+    """(seconds, share of all reuses within them)."""
+    categories: tuple[ReuseTime, ...]
+    best: str
+    """The law with the higher log-likelihood over the fitted categories, or ``"neither"``."""
+
+
+def reuse_times(seen: Observation) -> ReuseTimes:
+    """Answer from the observation."""
+    middle_s = float(seen.time_s[0]) + seen.span_s / 2.0
+    whole = _tally(seen, -np.inf, np.inf)
+    train, test = _tally(seen, -np.inf, middle_s), _tally(seen, middle_s, np.inf)
+    total = _row(seen, "all", whole.of(), train.of(), test.of(), None)
+    coarser = train.of().curve
+    counts = whole.reuses.sum(1)
+    rows = [
+        _row(seen, seen.category_name(int(c)), whole.of(c), train.of(c), test.of(c), coarser)
+        for c in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
+        if counts[c] > 0
+    ]
+    merged = whole.reuses.sum(0)
+    below = np.cumsum(merged) / max(merged.sum(), 1)
+    marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
+    within = tuple((m, float(np.interp(m, _UPPER[:-1], below[:-1]))) for m in marks)
+    fitted = [r for r in rows if r.survival_fit and r.exponential_fit]
+    weight = sum(r.reuses for r in fitted)
+    best = "neither"
+    if weight:
+        gain = sum(
+            r.reuses * (r.survival_fit.log_likelihood - r.exponential_fit.log_likelihood)
+            for r in fitted
+            if r.survival_fit and r.exponential_fit
+        )
+        best = "survival" if gain > 0 else "exponential"
+    return ReuseTimes(all=total, within=within, categories=tuple(rows), best=best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ages:
+    """Of one category in one stretch of time: reuses and blocks that wait, by fine age bin."""
+
+    reuses: np.ndarray
+    waiting: np.ndarray
+    sum_s: float
+    """Sum of the ages of the reuses."""
+
+    @property
+    def mean_s(self) -> float:
+        n = int(self.reuses.sum())
+        return self.sum_s / n if n else 0.0
+
+    @property
+    def curve(self) -> list[float]:
+        """The survival curve on the policies' bins."""
+        return survival_curve(
+            _policy_bins(self.reuses).tolist(), _policy_bins(self.waiting).tolist()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """The same of all categories: [category, age bin], [category, age bin], [category]."""
+
+    reuses: np.ndarray
+    waiting: np.ndarray
+    sum_s: np.ndarray
+
+    def of(self, category: int | None = None) -> _Ages:
+        if category is None:
+            return _Ages(self.reuses.sum(0), self.waiting.sum(0), float(self.sum_s.sum()))
+        return _Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
+
+
+def _tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
+    """Uses from ``start_s`` on, and what became of them before ``end_s``."""
+    end_s = min(end_s, float(seen.time_s[-1]))
+    last = end_s >= float(seen.time_s[-1])
+    used, reused = seen.time_s[seen.reused_from], seen.time_s[seen.reused_by]
+    known = (used >= start_s) & ((reused < end_s) | last)
+    # Used before the end and again after it: at the end nobody knew.
+    later = (used >= start_s) & (used < end_s) & ~known
+    at_end = (seen.last_s >= start_s) & ((seen.last_s < end_s) | last)
+    cells, category = len(seen.labels) * TOP_TURN, seen.category
+
+    def count(who: np.ndarray, age_s: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
+        bins = np.searchsorted(FINE_EDGES, age_s, "right") - 1
+        key = category[who] * FINE_BINS + bins
+        return np.bincount(key, blocks, cells * FINE_BINS).reshape(cells, FINE_BINS)
+
+    age_s = seen.reuse_age_s
+    from_ = seen.reused_from
+    waiting = count(from_[later], end_s - used[later], seen.reused_blocks[later])
+    waiting = waiting + count(seen.last_request[at_end], end_s - seen.last_s[at_end], None)
+    return _Tally(
+        count(from_[known], age_s[known], seen.reused_blocks[known]),
+        waiting,
+        np.bincount(category[from_[known]], age_s[known] * seen.reused_blocks[known], cells),
+    )
+
+
+def _row(
+    seen: Observation,
+    name: str,
+    whole: _Ages,
+    train: _Ages,
+    test: _Ages,
+    coarser: list[float] | None,
+) -> ReuseTime:
+    """``coarser``: the curve that the survival fit leans on, as ``wa``'s does."""
+    reuses, held, mean = whole.reuses, whole.waiting, whole.mean_s
+    n = int(reuses.sum())
+    observed = _kaplan_meier(reuses, held)
+    by_end = float(observed[-1])
+    shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
+    p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
+    fits: tuple[Fit | None, Fit | None] = (None, None)
+    if n >= LEAST_REUSES and min(train.reuses.sum(), test.reuses.sum()) >= LEAST_IN_A_HALF:
+        fits = (
+            _test(_survival_cdf(train, coarser or train.curve), test),
+            _test(_exponential_cdf(train), test),
+        )
+    keep = slice(edges_within(seen.span_s))
+    return ReuseTime(
+        name=name,
+        reuses=n,
+        waiting=int(held.sum()),
+        p50_s=p50,
+        p80_s=p80,
+        p90_s=p90,
+        mean_s=mean,
+        reused_by_end=by_end,
+        age_s=tuple(FINE_EDGES[keep].tolist()),
+        observed=tuple(observed[keep].tolist()),
+        survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(whole.curve)).tolist()),
+        exponential=tuple((by_end * shape[keep]).tolist()),
+        survival_fit=fits[0],
+        exponential_fit=fits[1],
+    )
+
+
+def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
+    """Share used again by each fine edge; actuarial, like ``reuse.survival``."""
+    leaving = events + censored
+    at_risk = leaving.sum() - np.concatenate([[0], np.cumsum(leaving)[:-1]])
+    exposed = at_risk - 0.5 * censored
+    hazard = np.divide(events, exposed, out=np.zeros(len(events)), where=exposed > 0)
+    return 1.0 - np.concatenate([[1.0], np.cumprod(1.0 - np.minimum(hazard, 1.0))[:-1]])
+
+
+def _policy_bins(fine: np.ndarray) -> np.ndarray:
+    return np.bincount(_POLICY_BIN, fine, BINS)
+
+
+def _quantile(counts: np.ndarray, q: float) -> float:
+    """Interpolated inside its bin, geometrically where that can be."""
+    total = counts.sum()
+    if not total:
+        return 0.0
+    below = np.cumsum(counts)
+    i = int(np.searchsorted(below, q * total))
+    low, high = FINE_EDGES[i], _UPPER[i]
+    if not np.isfinite(high):
+        return float(low)
+    inside = (q * total - (below[i] - counts[i])) / counts[i]
+    if low <= 0:
+        return float(high * inside)
+    return float(low * (high / low) ** inside)
+
+
+def _survival_cdf(train: _Ages, coarser: list[float]) -> np.ndarray:
+    """Distribution of the reuse age among the reused at the upper edges of the policies' bins."""
+    curve = survival_curve(
+        _policy_bins(train.reuses).tolist(),
+        _policy_bins(train.waiting).tolist(),
+        prior=coarser,
+        prior_weight=LEAN,
+    )
+    reused = 1.0 - np.array(curve[1:])
+    # Among the reused, like the data; beyond the last edge lies the rest.
+    return np.append(reused / (reused[-1] or 1.0), 1.0)
+
+
+def _exponential_cdf(train: _Ages) -> np.ndarray:
+    """The same of the exponential with the mean of the reuses that were seen."""
+    edges = np.append(EDGES[1:], np.inf)
+    return -np.expm1(-edges / train.mean_s) if train.mean_s > 0 else np.ones(BINS)
+
+
+def _test(cdf: np.ndarray, test: _Ages) -> Fit:
+    """``cdf`` against what was used after the stretch that it was fitted on."""
+    reused = 1.0 - np.array(test.curve[1:])
+    seen = np.append(reused / (reused[-1] or 1.0), 1.0)
+    mass = np.maximum(np.diff(np.concatenate([[0.0], cdf])), 1e-9)
+    share = np.diff(np.concatenate([[0.0], seen]))
+    gap = np.abs(seen - cdf).max()
+    loglik = (share * np.log(mass / mass.sum())).sum()
+    return Fit(ks=float(gap), log_likelihood=float(loglik))

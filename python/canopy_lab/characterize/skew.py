@@ -1,0 +1,81 @@
+"""Concentration of reuse over blocks, users and conversations (Section 3.2, Figures 6 to 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import Observation
+
+POINTS = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 81)])
+"""Shares of the owners at which the curves are given, busiest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concentration:
+    """How unevenly something is spread over its owners."""
+
+    owners: int
+    top: tuple[float, ...]
+    """Shares of the owners, busiest first, 0 to 1 (``POINTS``)."""
+    share: tuple[float, ...]
+    """What they hold together, 0 to 1."""
+    top_tenth: float
+    """What the busiest tenth holds."""
+    owners_of_90: float
+    """Share of the owners that hold 90 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """``None`` where the trace has no ids to say it by."""
+
+    block_reuses: Concentration
+    user_requests: Concentration | None
+    user_hits: Concentration | None
+    conversation_hits: Concentration | None
+    cross_user_hits: float | None
+    """Share of the hits on blocks that another user used last."""
+    cross_conversation_hits: float | None
+
+
+def skew(seen: Observation) -> Skew:
+    """Answer from the observation."""
+    hits = int(seen.hits.sum())
+    user = _per_owner(seen.user, seen.hits) if seen.has_users else None
+    talk = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None
+    return Skew(
+        block_reuses=concentration(seen.uses - 1),
+        user_requests=concentration(_per_owner(seen.user, np.ones_like(seen.hits)))
+        if seen.has_users
+        else None,
+        user_hits=None if user is None else concentration(user),
+        conversation_hits=None if talk is None else concentration(talk),
+        cross_user_hits=1.0 - seen.same_user_hits / hits if user is not None and hits else None,
+        cross_conversation_hits=1.0 - seen.same_conversation_hits / hits
+        if talk is not None and hits
+        else None,
+    )
+
+
+def concentration(amounts: np.ndarray) -> Concentration:
+    """The Lorenz curve of ``amounts``, one entry an owner, from the top."""
+    falling = np.sort(np.asarray(amounts, float))[::-1]
+    held = np.concatenate([[0.0], np.cumsum(falling)])
+    total = held[-1] or 1.0
+    x = np.arange(len(held)) / max(len(falling), 1)
+    share = np.interp(POINTS, x, held / total)
+    reach = int(np.searchsorted(held, 0.9 * total))
+    return Concentration(
+        owners=len(falling),
+        top=tuple(POINTS.tolist()),
+        share=tuple(share.tolist()),
+        top_tenth=float(np.interp(0.1, x, held / total)),
+        owners_of_90=min(reach, len(falling)) / max(len(falling), 1),
+    )
+
+
+def _per_owner(owner: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    named = owner >= 0
+    return np.bincount(owner[named], amount[named])

@@ -1,0 +1,123 @@
+"""How long conversations get, and how likely a next turn is (Section 3.3, Figures 9 to 11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.characterize.observe import Observation
+
+MOST_CATEGORIES = 10
+LEAST_REQUESTS = 20
+"""A window of a category with fewer requests says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """One category (type and turn) of requests."""
+
+    name: str
+    requests: int
+    probability: float
+    """Share of them that another turn followed."""
+    over_time: tuple[float, ...]
+    """The same by window; NaN where it has fewer than ``LEAST_REQUESTS`` requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Turns of the requests, as the paper counts them: one number a request."""
+
+    conversations: int
+    first_turn_share: float
+    p50: float
+    p90: float
+    p99: float
+    longest: int
+    turn: tuple[int, ...]
+    share_beyond: tuple[float, ...]
+    """Share of the requests whose turn number is above ``turn``."""
+    pause_p50_s: float
+    pause_p90_s: float
+    window_s: float
+    window_start_s: tuple[float, ...]
+    unseen_s: float
+    """Requests this close to the end are left out of ``next_turn``: their answer may come later."""
+    next_turn: tuple[NextTurn, ...]
+    """The categories with most requests that have enough in some window."""
+    first_next: float
+    later_next: float
+    """Probability of a next turn after a first turn, and after a later one."""
+    drift: float
+    """Mean absolute change of a category's probability from one window to the next."""
+
+
+def turns(seen: Observation, windows: int = 12) -> Turns | None:
+    """Answer from the observation; ``None`` where the trace has no turns.
+
+    At most ``windows`` windows: as many as the category with most requests can fill.
+    """
+    if not seen.has_turns:
+        return None
+    follows = seen.next_request >= 0
+    pauses = seen.time_s[seen.next_request[follows]] - seen.time_s[follows]
+    p50, p90 = np.quantile(pauses, (0.5, 0.9)) if len(pauses) else (0.0, 0.0)
+    # At most a quarter of the trace: one that is mostly pauses still gets an answer.
+    unseen = min(float(p90), 0.25 * seen.span_s)
+    start, end = float(seen.time_s[0]), float(seen.time_s[-1]) - unseen
+    settled = seen.time_s <= end
+    category = seen.category
+    windows = max(1, min(windows, _most(category[settled]) // (2 * LEAST_REQUESTS)))
+    width = max((end - start) / windows, 1e-9)
+    which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
+    names, counts = np.unique(category[settled], return_counts=True)
+    rows = []
+    for one in names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]:
+        mine = settled & (category == one)
+        asked = np.bincount(which[mine], minlength=windows)
+        came = np.bincount(which[mine], follows[mine], windows)
+        enough = asked >= LEAST_REQUESTS
+        if not enough.any():
+            continue
+        by_window = np.divide(came, asked, out=np.full(windows, np.nan), where=enough)
+        rows.append(
+            NextTurn(
+                seen.category_name(int(one)),
+                int(mine.sum()),
+                float(follows[mine].mean()),
+                tuple(by_window.tolist()),
+            )
+        )
+    steps = np.concatenate([np.abs(np.diff(r.over_time)) for r in rows]) if rows else np.empty(0)
+    steps = steps[~np.isnan(steps)]
+    numbers = np.unique(np.geomspace(1, max(int(seen.turn.max()), 2), 60).astype(int))
+    ordered = np.sort(seen.turn)
+    beyond = 1.0 - np.searchsorted(ordered, numbers, "right") / len(ordered)
+    first, later = settled & (seen.turn == 1), settled & (seen.turn > 1)
+    return Turns(
+        conversations=int((np.unique(seen.conversation) >= 0).sum())
+        if seen.has_conversations
+        else int((seen.turn == 1).sum()),
+        first_turn_share=float((seen.turn == 1).mean()),
+        p50=float(np.quantile(seen.turn, 0.5)),
+        p90=float(np.quantile(seen.turn, 0.9)),
+        p99=float(np.quantile(seen.turn, 0.99)),
+        longest=int(seen.turn.max()),
+        turn=tuple(numbers.tolist()),
+        share_beyond=tuple(beyond.tolist()),
+        pause_p50_s=float(p50),
+        pause_p90_s=float(p90),
+        window_s=width,
+        window_start_s=tuple(start + width * i for i in range(windows)),
+        unseen_s=unseen,
+        next_turn=tuple(rows),
+        first_next=float(follows[first].mean()) if first.any() else 0.0,
+        later_next=float(follows[later].mean()) if later.any() else 0.0,
+        drift=float(steps.mean()) if len(steps) else 0.0,
+    )
+
+
+def _most(category: np.ndarray) -> int:
+    """Requests of the category that has most."""
+    return int(np.bincount(category).max()) if len(category) else 0

@@ -1,0 +1,228 @@
+"""``canopy plan``: how much DRAM and disk a workload should get."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from canopy_lab.cli.plan_arguments import add_arguments
+from canopy_lab.cli.plan_options import (
+    PlanCommand,
+    check,
+    policy_configs,
+    prices_of,
+)
+from canopy_lab.cli.plan_questions import compare, schedule
+from canopy_lab.cli.validate import read_validation
+from canopy_lab.plan.cache import default_folder
+from canopy_lab.plan.choice import configuration_of, label_of
+from canopy_lab.plan.objective import Row
+from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
+from canopy_lab.plan.server_plan import server_plan
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.watch import changed, cut
+from canopy_lab.plan.worker import PlanInputs, at_load
+from canopy_lab.report.plan_html import write_figures, write_page, write_private
+from canopy_lab.report.plan_text import plan_text
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.sglang_log import read_as_server
+from sglang_canopy.config.plan_file import write_plan
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, print, write what was asked for."""
+    command = check(args)
+    if args.compare:
+        return compare(args, read, plan_of, write_outputs)
+    if args.schedule is not None:
+        return schedule(command, read, plan_of)
+    if not args.watch:
+        plan, work, about = plan_of(command, *read(command))
+        print(plan_text(plan, work.prices.currency))
+        for line in remarks(command, work):
+            print(line)
+        write_outputs(command, plan, work, about)
+        return 0
+    return watch(command)
+
+
+def plan_of(
+    command: PlanCommand, trace: CompactTrace, ids: str
+) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
+    """Plan for what ``read`` gave, or a part of it."""
+    args = command.args
+    prices, configs = prices_of(args, command.profile), policy_configs(args.policy_config)
+    given = getattr(args, "gpu_per_hour", None)
+    if given is not None:  # of --compare
+        prices = replace(prices, gpu_per_hour=given)
+    work = PlanInputs(trace, command.engine, prices, configs, ids)
+    cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
+    with tqdm(unit="run", desc="planning", disable=None) as bar:
+
+        def progress(stage: str, done: int, most: int) -> None:
+            bar.total = most
+            bar.set_description(stage, refresh=False)
+            bar.update(done - bar.n)
+
+        plan = make_plan(
+            command.request,
+            work,
+            jobs=args.jobs,
+            backend=args.backend,
+            cache=cache,
+            progress=progress,
+        )
+    about = {
+        "trace": command.path,
+        "format": command.format,
+        "requests": len(work.trace),
+        "load": args.load,
+        "profile": command.profile.name,
+        "profile_source": command.profile.source,
+        "prices": work.prices.name,
+        "example_prices": work.prices.example,
+        "price_sources": list(work.prices.sources),
+        "device_tokens": command.engine.device_tokens,
+        "routing": command.engine.routing,
+        "trace_hash": plan.trace_hash,
+        "date": datetime.date.today().isoformat(),
+        **({"slot": str(command.slot)} if command.slot else {}),
+        **({"validation": read_validation(args.validation)} if args.validation else {}),
+    }
+    return plan, work, about
+
+
+def read(command: PlanCommand) -> tuple[CompactTrace, str]:
+    """The requests to plan for, and whose ids their blocks are.
+
+    Raises ``CanopyError``, also for an empty trace.
+    """
+    args, ids = command.args, TRACE_HASH
+    source: Iterable[TraceRequest]
+    if args.conversations is not None:
+        source = overlay(
+            command.path,
+            args.conversations,
+            args.window_s,
+            args.seed,
+            skip_bad=args.skip_bad,
+            own_prefixes=args.own_prefixes,
+        )
+    elif command.format == "sglang" and _logs_tokens(command):
+        ids = SERVER_HASH
+        source = read_as_server(
+            command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad
+        )
+    else:
+        source = open_trace(command.path, command.format, skip_bad=args.skip_bad)
+    if command.slot is not None:
+        source = cut(source, command.slot)
+    if args.requests:
+        source = (r for at, r in zip(range(args.requests), source))
+    trace = CompactTrace(at_load(source, args.load))
+    if not len(trace):
+        raise CanopyError(f"{command.path!r} has no requests; give a trace that has")
+    return trace, ids
+
+
+def _logs_tokens(command: PlanCommand) -> bool:
+    """Whether a server's log has token ids, so that its own block ids can be made."""
+    args = command.args
+    try:
+        log = read_as_server(command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        return next(log, None) is not None
+    except CanopyError:
+        return False  # prompts as text: the plain reader estimates their lengths
+
+
+def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
+    """Caveats to print with the plan."""
+    lines = [
+        "",
+        f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
+        f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
+    ]
+    if not command.engine.pool_known:
+        lines.append(
+            "The device's KV pool was assumed, and the plan file does not set it: give "
+            "--device-tokens (a server's log says max_total_num_tokens)."
+        )
+    if command.args.validation:
+        errors = read_validation(command.args.validation)
+        lines.append(f"Predictions on your traffic were off by: {errors}.")
+    else:
+        lines.append(
+            "How far predictions are off on your traffic is not known: canopy validate says it."
+        )
+    if work.prices.example:
+        lines.append(
+            f"Prices: {work.prices.name}, an example to replace by your own (docs/reference/price-list.md)."
+        )
+    return lines
+
+
+def write_outputs(
+    command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
+) -> None:
+    """``--json``, ``--html`` and ``--output``."""
+    args = command.args
+    if args.json:
+        text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
+        write_private(Path(args.json), text + "\n")
+    if args.html:
+        write_page(args.html, plan, about, work.prices.currency)
+    if args.figures:
+        write_figures(args.figures, plan, work.prices.currency)
+    if args.output:
+        origin = {"command": "canopy plan", **about}
+        made = {k: v for k, v in origin.items() if k != "price_sources"}
+        write_plan(args.output, server_plan(plan.choice.row, work, made, args.disk_path))
+        print(f"Start a server with it: --canopy-plan {args.output}")
+
+
+def watch(command: PlanCommand) -> int:
+    """Plan again and again; write the plan file when the change is worth a new start."""
+    args, before, before_row = command.args, None, None
+    done = 0
+    while True:
+        try:
+            plan, work, about = plan_of(command, *read(command))
+        except CanopyError as error:
+            if done == 0 and args.rounds == 1:
+                raise
+            print(f"no plan this time: {error}", flush=True)
+        else:
+            row = plan.choice.row
+            now = datetime.datetime.now().isoformat(timespec="seconds")
+            new = changed(before, row, args.gain, _now(plan, before, before_row))
+            verb = "new plan" if new else "as before"
+            print(f"{now} {about['requests']} requests of {command.slot}: {verb}: "
+                  f"{label_of(row)}", flush=True)  # fmt: skip
+            if new:
+                print(plan_text(plan, work.prices.currency), flush=True)
+                write_outputs(command, plan, work, about)
+                before, before_row = configuration_of(row), row
+        done += 1
+        if args.rounds and done >= args.rounds:
+            return 0
+        time.sleep(args.every)
+
+
+def _now(plan: CapacityPlan, before: Configuration | None, row: Row | None) -> Row | None:
+    """The configuration in use, evaluated on the new requests if the search has tried it."""
+    return plan.found.rows.get(before, row) if before is not None else row

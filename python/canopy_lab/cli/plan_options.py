@@ -1,0 +1,287 @@
+"""The options of ``canopy plan``, checked and turned into what the planner takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.cli.validate import read_validation
+from canopy_lab.plan.backend import NAMES as BACKENDS
+from canopy_lab.plan.choice import parse_constraints
+from canopy_lab.plan.objective import metric
+from canopy_lab.plan.planner import LOADS, PlanRequest, screens
+from canopy_lab.plan.prices import GIB, Prices, load_prices
+from canopy_lab.plan.search import SearchOptions
+from canopy_lab.plan.space import GROUP, TTL, Configuration
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.watch import Slot
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.config import ROUTINGS
+from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
+from canopy_lab.trace.open import format_names, open_trace
+from sglang_canopy.config.server_settings import (
+    PREFETCH_POLICIES,
+    SCHEDULE_POLICIES,
+    WRITE_POLICIES,
+    ServerSettings,
+    chunk_of,
+)
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import policy_names
+
+DEVICE_GIB = 40.0
+"""KV room of a device whose profile does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCommand:
+    """The command line, checked."""
+
+    args: argparse.Namespace
+    path: str
+    format: str
+    request: PlanRequest
+    profile: EngineProfile
+    engine: Engine
+    slot: Slot | None
+
+
+def check(args: argparse.Namespace) -> PlanCommand:
+    """Every option. Raises ``CanopyError`` naming the first that is wrong."""
+    if bool(args.trace) == bool(args.path):
+        raise CanopyError("give one trace: canopy plan TRACE, or canopy plan --trace PATH")
+    path = args.trace or args.path
+    constraints = parse_constraints(args.slo)
+    wanted = metric(args.maximise or args.minimise)
+    if bool(args.maximise) != wanted.maximise:
+        option, other = ("--maximise", "--minimise")[:: 1 if args.maximise else -1]
+        raise CanopyError(f"{option} {wanted.name}: write {other} {wanted.name}")
+    profile = load_profile(args.profile, args.model)
+    prices = prices_of(args, profile)
+    disks = None if args.disks is None else _names(args.disks)
+    if disks == ("none",):
+        disks = ()
+    for name in disks or ():
+        prices.disk(name)
+    configs = policy_configs(args.policy_config)
+    request = PlanRequest(
+        disks=disks,
+        ttls=tuple(map(_ttl, _names(args.ttl))),
+        instances=tuple(_whole("--instances", text) for text in _names(args.instances)),
+        device_policies=_policies("--device-policy", args.device_policy),
+        host_policies=_policies("--host-policy", args.host_policy),
+        disk_policies=_policies("--disk-policy", args.disk_policy),
+        page_sizes=tuple(_whole("--page-size", text) for text in _names(args.page_size)),
+        prefetch_policies=_of("--prefetch-policy", args.prefetch_policy, PREFETCH_POLICIES),
+        write_policies=_of("--write-policy", args.write_policy, WRITE_POLICIES),
+        schedule_policies=_of("--schedule-policy", args.schedule_policy, SCHEDULE_POLICIES),
+        chunked_prefill_sizes=_chunks(args),
+        dram_most_gib=_size("--dram-max-gib", args.dram_max_gib),
+        disk_most_gib=_size("--disk-max-gib", args.disk_max_gib),
+        dram_levels=args.dram_levels,
+        disk_levels=args.disk_levels,
+        baseline_gib=_size("--baseline-gib", args.baseline_gib),
+        objectives=tuple(metric(name).name for name in _names(args.objectives)),
+        constraints=constraints,
+        minimise=wanted,
+        grid=args.grid,
+        screening={"auto": None, "on": True, "off": False}[args.screening],
+        options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
+        loads=_loads(args.scale_traffic),
+        checks=not args.no_checks,
+        confidence=args.confidence,
+    )
+    screens(request, 0)
+    for levels in (request.dram_levels, request.disk_levels):
+        if not 1 <= levels <= 64:
+            raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
+    if not 0 <= args.confidence < 1 or (args.confidence and args.no_checks):
+        raise CanopyError(
+            f"--confidence must be 0 or more and below 1, without --no-checks, got {args.confidence}"
+        )
+    if args.validation:
+        read_validation(args.validation)
+    for out in (args.json, args.html, args.output):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    if args.routing not in ROUTINGS:
+        raise CanopyError(f"--routing must be one of {', '.join(ROUTINGS)}, got {args.routing!r}")
+    if args.backend not in BACKENDS:
+        raise CanopyError(f"--backend must be one of {', '.join(BACKENDS)}, got {args.backend!r}")
+    if not 0 < args.load <= 1000:
+        raise CanopyError(f"--load must be above 0 and at most 1000, got {args.load}")
+    slot = _slot(args)
+    form = args.format or _guess(path)
+    if args.conversations is not None and form != "agentic":
+        raise CanopyError(f"--conversations needs --format agentic, got {form!r}")
+    engine = _engine(args, profile)
+    for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
+        engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
+    command = PlanCommand(args, path, form, request, profile, engine, slot)
+    PlanInputs(CompactTrace(()), engine, prices, configs)
+    return command
+
+
+def prices_of(args: argparse.Namespace, profile: EngineProfile) -> Prices:
+    """The price list, for as many GPUs an instance as the profile is of. Raises ``CanopyError``."""
+    prices = load_prices(args.prices)
+    noted = profile.notes.get("gpus")
+    gpus = args.gpus_per_instance
+    if gpus is None and type(noted) is int:
+        gpus = noted
+    if gpus is None:
+        return prices
+    if gpus < 1:
+        raise CanopyError(f"--gpus-per-instance must be 1 or more, got {gpus}")
+    return replace(prices, gpus_per_instance=gpus)
+
+
+def compared(args: argparse.Namespace) -> list[tuple[str, float | None]]:
+    """The profiles of ``--compare`` and what an hour of their GPUs costs."""
+    found = []
+    for text in _names(args.compare):
+        name, separator, price = text.partition("=")
+        try:
+            each = float(price) if separator else None
+        except ValueError:
+            each = -1.0
+        if each is not None and not 0 <= each < float("inf"):
+            raise CanopyError(f"--compare must be PROFILE or PROFILE=USD a GPU-hour, got {text!r}")
+        load_profile(name)
+        found.append((name, each))
+    return found
+
+
+def _loads(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return LOADS
+    try:
+        given = [float(part) for part in _names(text)]
+    except ValueError:
+        given = [-1.0]
+    if min(given) <= 0 or max(given) > 1000:
+        raise CanopyError(f"--scale-traffic must be numbers above 0, such as 2,3; got {text!r}")
+    return tuple(dict.fromkeys((*LOADS, *given)))
+
+
+def _engine(args: argparse.Namespace, profile: EngineProfile) -> Engine:
+    tokens, noted = args.device_tokens, profile.notes.get("device_tokens")
+    known = tokens is not None or type(noted) is int
+    if tokens is None:
+        assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
+        tokens = noted if type(noted) is int else assumed
+    if tokens < 1:
+        raise CanopyError(f"--device-tokens must be 1 or more, got {tokens}")
+    given = {name: getattr(args, name, None) for name in ServerSettings.__slots__}
+    given |= dict.fromkeys(("page_size", "chunked_prefill_size", "schedule_policy"))
+    return Engine(profile, tokens, args.routing, ServerSettings(**given), known)
+
+
+def _chunks(args: argparse.Namespace) -> tuple[int, ...]:
+    if args.chunked_prefill_size is None:
+        return (chunk_of(args.gpu_memory_gib),)
+    names = _names(args.chunked_prefill_size)
+    return tuple(_whole("--chunked-prefill-size", text) for text in names)
+
+
+def _of(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if name not in allowed:
+            raise CanopyError(f"{option} must be of {', '.join(allowed)}, got {name!r}")
+    return names
+
+
+def _slot(args: argparse.Namespace) -> Slot | None:
+    if args.last_hours is not None and args.same_slot_last_week is not None:
+        raise CanopyError("give --last-hours or --same-slot-last-week, not both")
+    if args.every <= 0 or args.rounds < 0:
+        raise CanopyError("--every must be above 0 seconds and --rounds 0 or more")
+    if args.same_slot_last_week is not None:
+        return Slot(args.same_slot_last_week, last_week=True)
+    if args.last_hours is not None:
+        return Slot(args.last_hours)
+    return Slot(2.0) if args.watch else None
+
+
+def _guess(path: str) -> str:
+    """The format whose reader takes the first request."""
+    if not Path(path).exists():
+        raise CanopyError(f"no trace at {path!r}; give the path of an existing file")
+    for name in format_names():
+        try:
+            first = next(iter(open_trace(path, name)), None)
+        except CanopyError:
+            continue
+        if first is not None:
+            return name
+    raise CanopyError(
+        f"{path!r} is empty or in no known format; give a trace with requests and its --format: "
+        f"{', '.join(format_names())}"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names or len(set(names)) < len(names):
+        raise CanopyError(f"a list must name each once, separated by commas, got {text!r}")
+    return names
+
+
+def _ttl(text: str) -> TTL:
+    if text == "none":
+        return None
+    if text == GROUP:
+        return GROUP
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise CanopyError(f"--ttl must be none, group or seconds above 0, got {text!r}")
+    return seconds
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise CanopyError(f"{option} must be whole numbers of 1 or more, got {text!r}")
+    return int(text)
+
+
+def _size(option: str, gib: float) -> float:
+    if not 0 <= gib < float("inf"):
+        raise CanopyError(f"{option} must be GiB, 0 for what fits the trace, got {gib}")
+    return gib
+
+
+def _policies(option: str, text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if name not in policy_names():
+            close = get_close_matches(name, policy_names(), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise CanopyError(
+                f"{option}: unknown policy {name!r}; choose from: {', '.join(policy_names())}{hint}"
+            )
+    return names
+
+
+def policy_configs(texts: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for text in texts:
+        name, separator, body = text.partition("=")
+        try:
+            config = json.loads(body)
+        except ValueError:
+            config = None
+        if not separator or not isinstance(config, dict) or name not in policy_names():
+            raise CanopyError(f"--policy-config must be NAME=JSON object, got {text!r}")
+        found[name] = config
+    return found

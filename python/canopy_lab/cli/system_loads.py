@@ -1,0 +1,150 @@
+"""``canopy simulate-system --loads``: the same system at several loads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_lab.latency.slo import SLO
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What was asked for, and what came of it."""
+
+    saturation: float
+    """Rate, in ``unit``."""
+    unit: str
+    loads: dict[float, list[LoadRun]]
+    """Share of the saturation -> a run for each seed."""
+    slo: SLO | None = None
+    goodput: tuple[float, ...] = ()
+    """Highest rate that met the SLO, for each seed; 0 if none did."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        made: dict[str, Any] = {
+            "saturation": {"rate": self.saturation, "unit": self.unit},
+            "loads": [
+                {
+                    "load": load,
+                    "rate": runs[0].rate,
+                    "meets_slo": None if self.slo is None else self._met(runs),
+                    "runs": [run.to_json() for run in runs],
+                }
+                for load, runs in self.loads.items()
+            ],
+        }
+        if self.slo is not None:
+            made["slo"] = {
+                "text": self.slo.text,
+                "goodput_rate": list(self.goodput),
+                "goodput_load": [rate / self.saturation for rate in self.goodput],
+            }
+        return made
+
+    def text(self) -> str:
+        """Tables, each number the mean over the seeds."""
+        parts = [
+            f"saturation   {self.saturation:.4g} {self.unit}",
+            text_table(
+                ["load", self.unit, "TTFT mean s", "P50", "P95", "P99", "max", "sessions/h",
+                 "session P99 s", "hits", "saved s: device", "host", "disk",
+                 *([self.slo.text] if self.slo else [])],
+                [self._row(load, runs) for load, runs in self.loads.items()],
+            ),
+            "TTFT by prompt length, mean / P99 in s",
+            text_table(
+                ["prompt tokens", *(f"load {load:.0%}" for load in self.loads)],
+                self._deciles(),
+            ),
+        ]  # fmt: skip
+        if self.slo is not None:
+            rate = statistics.fmean(self.goodput)
+            highest = max(self.loads) * self.saturation
+            more = " or more" if rate >= highest else ""
+            parts.append(
+                f"goodput      {rate / self.saturation:.1%} of saturation{more} "
+                f"({rate:.4g} {self.unit}) with {self.slo.text}"
+            )
+        return "\n".join(parts)
+
+    def _met(self, runs: Sequence[LoadRun]) -> bool:
+        return self.slo is not None and all(self.slo.met(run.latency) for run in runs)
+
+    def _row(self, load: float, runs: Sequence[LoadRun]) -> list[str]:
+        def mean(of: Any) -> float:
+            return statistics.fmean(of(run) for run in runs)
+
+        ttft = [
+            mean(lambda run, name=name: getattr(run.latency.ttft_s, name))
+            for name in ("mean", "p50", "p95", "p99", "max")
+        ]
+        saved = [
+            mean(lambda run, tier=tier: run.system.prefill_s_saved_by_tier[tier])
+            for tier in ("device", "host", "disk")
+        ]
+        return [
+            f"{load:.0%}",
+            f"{runs[0].rate:.4g}",
+            *(f"{value:.3f}" for value in ttft),
+            f"{mean(lambda run: run.latency.sessions_per_hour):.1f}",
+            f"{mean(lambda run: run.latency.session_s.p99):.1f}",
+            f"{mean(lambda run: run.system.token_hit_ratio):.1%}",
+            *(f"{value:.0f}" for value in saved),
+            *(["met" if self._met(runs) else "missed"] if self.slo else []),
+        ]
+
+    def _deciles(self) -> list[list[str]]:
+        rows = []
+        every = list(self.loads.values())
+        for i, decile in enumerate(every[0][0].latency.deciles):
+            row = [f"{decile.shortest_tokens} to {decile.longest_tokens}"]
+            for runs in every:
+                spreads = [run.latency.deciles[i].ttft_s for run in runs]
+                mean = statistics.fmean(s.mean for s in spreads)
+                row.append(f"{mean:.3f} / {statistics.fmean(s.p99 for s in spreads):.3f}")
+            rows.append(row)
+        return rows
+
+
+def parse_loads(text: str) -> list[float]:
+    """``0.6,0.8,0.95,1.1`` as ascending shares of the saturation. Raises ``CanopyError``."""
+    try:
+        loads = [float(part) for part in text.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or not all(0 < load <= 10 for load in loads):
+        raise CanopyError(
+            f"--loads takes shares of the saturation above 0 and up to 10, like 0.6,0.8,0.95,1.1; "
+            f"got {text!r}"
+        )
+    return sorted(set(loads))
+
+
+def run_loads(
+    system: LoadedSystem,
+    loads: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    unit: str,
+    saturation: float | None,
+    slo: SLO | None,
+) -> Loads:
+    """Run every load with every seed. ``saturation`` is found with the first seed if not given."""
+    top = system.saturation(seeds[0]) if saturation is None else saturation
+    runs = {load: [system.at(load * top, seed) for seed in seeds] for load in loads}
+    found: tuple[float, ...] = ()
+    if slo is not None:
+        known = {
+            (run.rate, run.seed): slo.met(run.latency) for each in runs.values() for run in each
+        }
+        found = tuple(
+            system.goodput(slo, [load * top for load in loads], seed, known) for seed in seeds
+        )
+    return Loads(top, unit, runs, slo, found)

@@ -1,0 +1,178 @@
+"""``canopy validate``: what a plan predicted beside what its server's log says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from canopy_lab.plan.limits import LIMITS, parse_limits
+from canopy_lab.plan.prices import MIB
+from canopy_lab.plan.validate import HITS, METRICS, WARM_UP, Validation, recalibrate, validate
+from canopy_lab.plan.validate import system_of_plan as system
+from canopy_lab.plan.watch import WEEK_S, Slot, cut
+from canopy_lab.report.plan_html import write_private
+from canopy_lab.report.table import text_table
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.served_log import HOW, REPORT, read_served
+from canopy_lab.trace.sglang_log import last_flush, log_starts, read_as_server
+from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.errors import CanopyError
+
+FORMAT = "canopy-validation"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``canopy validate``."""
+    add = parser.add_argument
+    add("log", metavar="LOG", help=f"the server's log, of {HOW} {REPORT}")
+    add("--plan", required=True, metavar="FILE", help="the plan file that the server runs")
+    add("--profile", required=True, help="engine profile that the plan was made with")
+    add(
+        "--last-hours",
+        type=float,
+        default=1.0,
+        metavar="H",
+        help="of the log (default %(default)s)",
+    )
+    add("--device-tokens", type=int, metavar="N", help="KV pool (default: the plan's)")
+    add("--disk-mib-s", type=float, metavar="X", help="the disk's bandwidth, if not the profile's")
+    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
+    add("--recalibrate", metavar="PROFILE", help="write a profile whose mean TTFT is right")
+    add("--json", metavar="OUT", help="write the errors, for canopy plan --validation")
+    add(
+        "--limits",
+        metavar="TTFT,TOKENS,HITS",
+        help="exit status 1 where errors are larger, in percent of mean TTFT and throughput and in "
+        f"points of hits, such as {LIMITS}",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, write. Returns 1 where ``--limits`` are missed, else 0."""
+    limits = None if args.limits is None else parse_limits(args.limits)
+    for out in (args.json, args.recalibrate):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    plan, profile = read_plan(args.plan), load_profile(args.profile)
+    config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
+    source = _requests(args.log, plan, args.skip_bad)
+    trace = CompactTrace(cut(source, Slot(args.last_hours)))
+    served = read_served(args.log)
+    found = validate(trace, served, config, profile)
+    print(f"{found.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
+    print(table(found))
+    document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
+    document |= found.to_json()
+    if args.recalibrate:
+        factor, better, held_out = recalibrate(trace, served, config, profile)
+        print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
+        print(table(held_out))
+        _write(args.recalibrate, better)
+        document["recalibrated"] = {"factor": factor, **held_out.to_json()}
+    if args.json:
+        write_private(Path(args.json), json.dumps(document, indent=1, allow_nan=False) + "\n")
+    missed = [] if limits is None else limits.missed(found)
+    for miss in missed:
+        print(f"Missed: {miss}")
+    return int(bool(missed))
+
+
+def against_log(
+    log: str,
+    plan: ServerPlan,
+    profile: str,
+    since: float,
+    device_tokens: int | None = None,
+    disk_mib_s: float | None = None,
+) -> Validation:
+    """What ``log`` says from ``since`` on (seconds since 1970, a week at most), against ``plan``.
+
+    Raises ``CanopyError``.
+    """
+    loaded = load_profile(profile)
+    config = _system(plan, loaded, device_tokens, disk_mib_s)
+    begin = log_starts(log)
+    later: set[int] = set()  # lines of what came since then; ``cut`` counts time anew
+
+    def noted() -> Iterator[TraceRequest]:
+        for request in _requests(log, plan):
+            if begin + request.time_s >= since:
+                later.add(request.line)
+            yield request
+
+    trace = cut(noted(), Slot(WEEK_S / 3600))
+    after = sum(request.line in later for request in trace)
+    # What came before fills the simulation's cache, as it did the server's.
+    first = max(1 - after / len(trace), WARM_UP)
+    return validate(CompactTrace(trace), read_served(log), config, loaded, part=(first, 1.0))
+
+
+def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
+    """Those since the cache was last emptied: it is empty then, as the simulation's is at first."""
+    flushed = last_flush(log)
+    if flushed:
+        print(f"{log}: the cache was flushed (line {flushed}); what came before is left out")
+    for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
+        if request.line > flushed:
+            yield request
+
+
+def _system(
+    plan: ServerPlan, profile: EngineProfile, device_tokens: int | None, disk_mib_s: float | None
+) -> SystemConfig:
+    if disk_mib_s is not None and not 0 < disk_mib_s < float("inf"):
+        raise CanopyError(f"--disk-mib-s must be above 0, got {disk_mib_s}")
+    speed = None if disk_mib_s is None else Bandwidth(disk_mib_s * MIB, disk_mib_s * MIB)
+    return system(plan, profile, device_tokens=device_tokens, disk=speed)
+
+
+def read_validation(path: str) -> str:
+    """The errors of a file that ``--json`` wrote, in words. Raises ``CanopyError``."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise ValueError(document["format"])
+        errors = document["errors"]
+        parts = [
+            f"{name.removesuffix('_s').replace('_', ' ')} {100 * errors[name]:+.1f} "
+            f"{'points' if name in HITS else '%'}"
+            for name in ("mean_ttft_s", "p99_ttft_s", "throughput_tokens_per_s", "token_hit_ratio")
+            if name in errors
+        ]
+        return f"{', '.join(parts)} ({document['requests']} requests)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CanopyError(
+            f"{path!r} is not what canopy validate --json writes ({error!r:.80})"
+        ) from None
+
+
+def table(found: Validation) -> str:
+    """Predicted, seen and the error of each metric."""
+    rows = []
+    for name in METRICS:
+        if name not in found.seen or name not in found.predicted:
+            continue
+        scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
+        off = f"{100 * found.error(name):+.1f} {'points' if name in HITS else '%'}"
+        rows.append(
+            [name.removesuffix("_s").replace("_", " "),
+             *(f"{scale * of[name]:.{digits}f}{unit}" for of in (found.predicted, found.seen)), off]
+        )  # fmt: skip
+    return text_table(("", "predicted", "seen", "error"), rows)
+
+
+def _block(plan: ServerPlan) -> int:
+    """Tokens a block of the simulated trace: the groups' where a plan has some, else a page."""
+    if plan.ttl is not None and plan.ttl.groups:
+        return plan.ttl.block_tokens
+    page = (plan.server.page_size if plan.server else None) or 1
+    return max(page, 16)
+
+
+def _write(path: str, profile: EngineProfile) -> None:
+    write_private(Path(path), json.dumps(profile.to_json(), indent=1) + "\n")

@@ -1,0 +1,72 @@
+"""Targets such as ``p99_ttft<2s``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from canopy_lab.latency.report import LatencyReport
+from sglang_canopy.errors import CanopyError
+
+STATISTICS = ("mean", "p50", "p95", "p99", "max")
+METRICS = {"ttft": "ttft_s", "session": "session_s"}
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TERM = re.compile(r"([a-z0-9]+)_([a-z]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([a-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One statistic that must stay below a limit."""
+
+    statistic: str
+    metric: str
+    limit_s: float
+
+    def met(self, report: LatencyReport) -> bool:
+        """Whether a run kept it."""
+        spread = getattr(report, METRICS[self.metric])
+        return bool(getattr(spread, self.statistic) < self.limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """Targets that must all be met."""
+
+    text: str
+    targets: tuple[Target, ...]
+
+    def met(self, report: LatencyReport) -> bool:
+        """Whether a run kept every target."""
+        return all(target.met(report) for target in self.targets)
+
+
+def parse_slo(text: str) -> SLO:
+    """Read ``p99_ttft<2s`` or several of the kind, separated by commas.
+
+    A statistic (mean, p50, p95, p99, max) of ``ttft`` or ``session``, ``<``, and a time with its
+    unit (ms, s, min, h). Raises ``CanopyError``.
+    """
+    targets = []
+    for term in text.split(","):
+        found = _TERM.fullmatch(term.strip().lower())
+        if found is None:
+            raise CanopyError(
+                f"an SLO is written like p99_ttft<2s or p95_ttft<500ms,p99_session<10min; "
+                f"cannot read {term.strip()!r}"
+            )
+        statistic, metric, number, unit = found.groups()
+        for what, value, allowed in (
+            ("statistic", statistic, STATISTICS),
+            ("metric", metric, tuple(METRICS)),
+            ("unit", unit, tuple(_UNITS)),
+        ):
+            if value not in allowed:
+                raise CanopyError(
+                    f"SLO {term.strip()!r}: the {what} must be one of {', '.join(allowed)}, "
+                    f"got {value!r}"
+                )
+        limit = float(number) * _UNITS[unit]
+        if not limit > 0:
+            raise CanopyError(f"SLO {term.strip()!r}: the time must be above 0")
+        targets.append(Target(statistic, metric, limit))
+    return SLO(text, tuple(targets))

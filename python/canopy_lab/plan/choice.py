@@ -1,0 +1,237 @@
+"""Choose a point of the front: constraints, extremes, and the reasons against its neighbours."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from canopy_lab.plan.objective import METRICS, PREDICTED_ROW, Metric, Row, metric
+from canopy_lab.plan.space import GROUP, Configuration
+from sglang_canopy.errors import CanopyError
+
+_FORM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(<=|>=|<|>)\s*([-+0-9.eE]+)\s*([^\s\d]\S*)?\s*")
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "s": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},
+    "tokens/s": {"": 1.0, "tokens/s": 1.0, "tok/s": 1.0, "k": 1e3, "ktokens/s": 1e3},
+    "money": {"": 1.0, "USD": 1.0, "usd": 1.0, "$": 1.0},
+    "money/h": {"": 1.0, "/h": 1.0, "USD/h": 1.0, "usd/h": 1.0, "$/h": 1.0},
+    "share": {"": 1.0, "%": 0.01},
+}
+_EXAMPLE = "p99_ttft<2s, mean_ttft<500ms, throughput>10000, cost_per_hour<12 or token_hit_ratio>60%"
+_SLIGHT = 1e-3
+"""Relative differences below this are called none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """``metric`` at most (or at least) ``limit``, in the metric's own unit."""
+
+    metric: Metric
+    at_most: bool
+    limit: float
+    text: str
+
+    def value(self, row: Row) -> float:
+        return float(row[self.metric.key])
+
+    def met(self, row: Row) -> bool:
+        value = self.value(row)
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def miss(self, row: Row) -> float:
+        """By how much of the limit ``row`` misses it; 0 when met."""
+        if self.met(row):
+            return 0.0
+        return abs(self.value(row) - self.limit) / max(abs(self.limit), 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenConfiguration:
+    """The row to take, and what stood in the way if the constraints cannot be met."""
+
+    row: Row
+    feasible: bool
+    binding: tuple[Constraint, ...] = ()
+    """Not met by any row, or not together with the others."""
+
+
+def parse_constraint(text: str) -> Constraint:
+    """``p99_ttft<2s``. Raises ``CanopyError`` that names the nearest metric or unit."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise CanopyError(
+            f"--slo {text!r} is not of the form METRIC<VALUE; for example {_EXAMPLE} "
+            "(quote it: the shell takes < for a file)"
+        )
+    name, sign, number, unit = match.groups()
+    try:
+        found = metric(name)
+    except CanopyError as error:
+        raise CanopyError(f"--slo {text!r}: {error}") from None
+    units = _UNITS[found.unit]
+    if (unit or "") not in units:
+        known = ", ".join(repr(u) for u in units if u)
+        raise CanopyError(f"--slo {text!r}: unit {unit!r} is not one of {known}")
+    try:
+        limit = float(number) * units[unit or ""]
+    except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):
+        raise CanopyError(f"--slo {text!r}: {number!r} is not a number")
+    at_most = sign.startswith("<")
+    if at_most == found.maximise:
+        better = ">" if found.maximise else "<"
+        raise CanopyError(
+            f"--slo {text!r}: more {found.name} is {'better' if found.maximise else 'worse'}; "
+            f"write {found.name}{better}{number}{unit or ''}"
+        )
+    return Constraint(found, at_most, limit, text.strip())
+
+
+def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
+    """Of several ``--slo``, each with one or more separated by commas."""
+    parts = [part for text in texts for part in text.split(",") if part.strip()]
+    return tuple(parse_constraint(part) for part in parts)
+
+
+def choose(
+    rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric
+) -> ChosenConfiguration:
+    """The best row by ``minimise`` (a maximised metric: the most) that meets every constraint; of
+    those within a thousandth the cheapest, then the quickest.
+
+    Without one: the row that misses them by the least, and which constraints bind.
+    """
+    assert rows, "nothing was evaluated"
+    feasible = [row for row in rows if all(c.met(row) for c in constraints)]
+    if feasible:
+        return ChosenConfiguration(_best(feasible, minimise), True)
+    alone = [c for c in constraints if not any(c.met(row) for row in rows)]
+    nearest = min(
+        rows, key=lambda row: (sum(c.miss(row) for c in constraints), _order(row, minimise))
+    )
+    binding = alone or [c for c in constraints if not c.met(nearest)]
+    return ChosenConfiguration(nearest, False, tuple(binding))
+
+
+def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
+    """The paper's three extreme points, the cheapest of (nearly) equal ones, and a fourth: the
+    cheapest that is no slower and serves no less than the baseline, if there is one."""
+    found = {
+        name: _best(rows, metric(key))
+        for name, key in (
+            ("most throughput", "throughput"),
+            ("least mean TTFT", "mean_ttft"),
+            ("least cost", "cost"),
+        )
+    }
+    both = [
+        row
+        for row in rows
+        if row["mean_ttft_s"] <= baseline["mean_ttft_s"] * (1 + _SLIGHT)
+        and row["throughput_tokens_per_s"] >= baseline["throughput_tokens_per_s"] * (1 - _SLIGHT)
+    ]
+    if both:
+        found["cheapest as good as fixed"] = _best(both, metric("cost"))
+    return found
+
+
+def against(row: Row, baseline: Row) -> dict[str, float]:
+    """Throughput gained, mean TTFT and cost saved, as shares of the baseline's."""
+    return {
+        "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,
+        "mean_ttft_saved": 1 - row["mean_ttft_s"] / max(baseline["mean_ttft_s"], 1e-12),
+        "cost_saved": 1 - row["cost"] / max(baseline["cost"], 1e-12),
+    }
+
+
+def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise: Metric) -> str:
+    """One sentence on why ``other`` was not taken."""
+    missed = [c for c in constraints if not c.met(other)]
+    if missed:
+        limits = "; ".join(
+            f"{c.metric.name} is {value_text(c.metric, c.value(other))}" for c in missed
+        )
+        return f"misses {' and '.join(c.text for c in missed)} ({limits})"
+    worse = _relative(other, chosen, minimise)
+    gains = [
+        f"{_amount(-_relative(other, chosen, m))} {'more' if m.maximise else 'less'} {m.name}"
+        for m in (METRICS["mean_ttft"], METRICS["p99_ttft"], METRICS["throughput"], METRICS["cost"])
+        if m != minimise and _relative(other, chosen, m) < -_SLIGHT
+    ]
+    more = "less" if minimise.maximise else "more"
+    if worse > _SLIGHT:
+        cost = f"{_amount(worse)} {more} {minimise.name}"
+        return f"{cost}, for {' and '.join(gains)}" if gains else f"{cost}, and nothing better"
+    if worse < -_SLIGHT:
+        return f"{_amount(-worse)} better in {minimise.name}, but not evaluated in the search"
+    return f"the same {minimise.name}" + (
+        f", {' and '.join(gains)}" if gains else ", nothing better"
+    )
+
+
+def value_text(of: Metric, value: float) -> str:
+    """With its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
+    if of.unit == "s":
+        if value >= 100:
+            return f"{value:.0f} s"
+        return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+    if of.unit == "share":
+        return f"{100 * value:.1f} %"
+    if of.unit == "tokens/s":
+        return f"{value / 1000:.4g}k tokens/s" if value >= 1e4 else f"{value:.4g} tokens/s"
+    return f"{value:.4g}" + ("/h" if of.unit == "money/h" else "")
+
+
+def label_of(row: Row) -> str:
+    """A row's configuration in a few words, and what became of its group TTLs."""
+    c = configuration_of(row)
+    table = row.get("ttl_table")
+    if row.get(PREDICTED_ROW):
+        return f"~ {c.label()}"
+    if c.ttl != GROUP or table is None:
+        return c.label()
+    kinds = [f"{table[name]} {name}" for name in ("groups", "categories") if table[name]]
+    if kinds:
+        made = f"TTLs of {' and '.join(kinds)}"
+    else:
+        seconds = table["residual_ttl_s"]
+        one = "no expiry" if seconds is None else f"one TTL of {seconds:.4g} s"
+        made = f"{one}, which no groups beat"
+    if table["requests"] < row["requests"]:
+        made += f", learnt from the last {table['requests']} requests"
+    return c.label().replace("group TTL", made, 1)
+
+
+def configuration_of(row: Row) -> Configuration:
+    """The decision variables of a row."""
+    return Configuration.from_json(row)
+
+
+def _best(rows: Sequence[Row], wanted: Metric) -> Row:
+    """The best by one metric; of those within a thousandth the cheapest, then the quickest."""
+    sign = -1.0 if wanted.maximise else 1.0
+    best = min(sign * row[wanted.key] for row in rows)
+    close = [row for row in rows if sign * row[wanted.key] <= best + abs(best) * _SLIGHT]
+    return min(close, key=lambda row: (row["cost"], row["mean_ttft_s"], _label(row)))
+
+
+def _order(row: Row, minimise: Metric) -> tuple[float, float, float, str]:
+    sign = -1.0 if minimise.maximise else 1.0
+    return sign * row[minimise.key], row["mean_ttft_s"], row["cost"], _label(row)
+
+
+def _label(row: Row) -> str:
+    return configuration_of(row).label()
+
+
+def _relative(other: Row, chosen: Row, of: Metric) -> float:
+    """By how much of the chosen one's value ``other`` is worse."""
+    sign = -1.0 if of.maximise else 1.0
+    return sign * (other[of.key] - chosen[of.key]) / max(abs(chosen[of.key]), 1e-12)
+
+
+def _amount(share: float) -> str:
+    return f"{100 * share:.3g} %"

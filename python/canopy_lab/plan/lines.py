@@ -1,0 +1,179 @@
+"""Lines of evaluated configurations that differ in one size, and what could lie between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.plan.objective import Objectives, Row, Scale
+from canopy_lab.plan.sizes import between
+from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
+
+Rows = Mapping[Configuration, Row]
+Known = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
+"""What is certain of a configuration without evaluating it: lower bounds by row key, given the
+rows of its evaluated neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Evaluated configurations that are equal but for one size."""
+
+    axis: str
+    base: Configuration
+    """Any of them, with that size at 0."""
+    points: tuple[tuple[float, Configuration], ...]
+    """Ascending by size. The smallest may be none at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Midpoint:
+    """A configuration between two evaluated ones."""
+
+    configuration: Configuration
+    bound: np.ndarray
+    """Its objectives, were it as good as the better of the two."""
+    potential: float
+    """Volume that it could add at best."""
+    priority: float
+
+
+def lines_of(
+    rows: Collection[Configuration], space: Space, slices: Collection[Configuration]
+) -> list[Line]:
+    """The lines through ``rows`` whose choices are among ``slices``, in order of their first
+    point."""
+    found: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
+    for c in rows:
+        if slice_of(c) not in slices:
+            continue
+        for axis in SIZES:
+            if axis == "disk_gib" and c.disk is None:
+                continue
+            if axis == "disk_mib_s" and c.disk not in space.speeds:
+                continue
+            base = _without(c, axis)
+            found.setdefault((axis, base), {})[getattr(c, axis)] = c
+    for (axis, base), points in found.items():
+        if axis == "disk_gib":
+            none = base.normal()
+            if none in rows:
+                points[0.0] = none
+    return [Line(axis, base, tuple(sorted(p.items()))) for (axis, base), p in found.items()]
+
+
+def midpoints(
+    lines: Sequence[Line],
+    rows: Rows,
+    objectives: Objectives,
+    scale: Scale,
+    space: Space,
+    known: Known | None,
+) -> list[Midpoint]:
+    """What lies in the middle of the lines' gaps and could add to the front."""
+    points = objectives.matrix(rows.values())
+    front = points[objectives.front(list(rows.values()))]
+    volume = scale.hypervolume(front)
+    best: dict[Configuration, Midpoint] = {}
+    for line in lines:
+        for middle, ends, bend in _gaps(line, rows, objectives, scale, space):
+            point = _with(line, middle)
+            if point in rows:
+                continue
+            bound = _bound(point, [rows[end] for end in ends], objectives, known)
+            gain = scale.hypervolume(np.vstack([front, bound])) - volume
+            if gain <= 1e-9 * max(volume, 1e-12):
+                continue
+            mid = Midpoint(point, bound, gain, gain * (1 + bend))
+            if point not in best or best[point].priority < mid.priority:
+                best[point] = mid
+    return list(best.values())
+
+
+def lines_through(of: Configuration, rows: Rows, space: Space) -> list[Line]:
+    """The lines on which ``of`` is."""
+    lines = lines_of(rows, space, {slice_of(c) for c in rows if _same(c, of)})
+    return [line for line in lines if any(c == of for _, c in line.points)]
+
+
+def beside(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
+    """Around ``of``, the middles of the gaps to the next evaluated sizes, each once."""
+    found: dict[Configuration, None] = {}
+    for line in lines_through(of, rows, space):
+        at = [c for _, c in line.points].index(of)
+        own = line.points[at][0]
+        sizes = [line.points[i][0] for i in (at - 1, at + 1) if 0 <= i < len(line.points)]
+        if at == 0 and own > 0 and line.axis != "disk_mib_s":
+            sizes.append(0.0)
+        for size in sizes:
+            middle = between(min(own, size), max(own, size), _least(line, space))
+            if middle is not None:
+                found[_with(line, middle)] = None
+    return list(found)
+
+
+def _same(c: Configuration, of: Configuration) -> bool:
+    """Whether a line through ``of`` may go through ``c``."""
+    mine, its = slice_of(c), slice_of(of)
+    return mine == its or c.disk is None or of.disk is None
+
+
+def _gaps(
+    line: Line, rows: Rows, objectives: Objectives, scale: Scale, space: Space
+) -> list[tuple[float, tuple[Configuration, ...], float]]:
+    """Middles of the gaps of a line: (size, evaluated ends, how much the line bends there).
+
+    Below its lowest point too, where a choice was tried on large sizes only: a smaller size
+    is at best as good as that point, and cheaper.
+    """
+    found: list[tuple[float, tuple[Configuration, ...], float]] = []
+    least = _least(line, space)
+    bends = _curvature([scale(objectives.vector(rows[c])) for _, c in line.points])
+    if line.points[0][0] > 0 and line.axis != "disk_mib_s":
+        middle = between(0.0, line.points[0][0], least)
+        if middle is not None:
+            found.append((middle, (line.points[0][1],), 0.0))
+    for at in range(len(line.points) - 1):
+        (low, left), (high, right) = line.points[at], line.points[at + 1]
+        middle = between(low, high, least)
+        if middle is not None:
+            found.append((middle, (left, right), max(bends[at], bends[at + 1])))
+    return found
+
+
+def _least(line: Line, space: Space) -> float:
+    return 0.0 if line.axis == "disk_mib_s" else space.least_gib
+
+
+def _bound(
+    point: Configuration, ends: Sequence[Row], objectives: Objectives, known: Known | None
+) -> np.ndarray:
+    """The best that ``point`` could be, knowing its neighbours and its price."""
+    bound = objectives.matrix(ends).min(axis=0)
+    if known is not None:
+        certain = known(point, ends)
+        for at, m in enumerate(objectives.metrics):
+            if m.key in certain:
+                bound[at] = -certain[m.key] if m.maximise else certain[m.key]
+    return bound
+
+
+def _without(c: Configuration, axis: str) -> Configuration:
+    zero: dict[str, Any] = {axis: 0.0}
+    return replace(c, **zero)
+
+
+def _with(line: Line, size: float) -> Configuration:
+    given: dict[str, Any] = {line.axis: size}
+    return replace(line.base, **given)
+
+
+def _curvature(points: Sequence[np.ndarray]) -> list[float]:
+    """How much the line of objectives bends at each point, 0 at its ends."""
+    bends = [0.0] * len(points)
+    for at in range(1, len(points) - 1):
+        bends[at] = float(np.abs(points[at - 1] - 2 * points[at] + points[at + 1]).max())
+    return bends

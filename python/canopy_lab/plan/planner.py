@@ -1,0 +1,372 @@
+"""A whole plan: read, search, choose, check the neighbours and other loads."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.plan.choice import (
+    ChosenConfiguration,
+    Constraint,
+    choose,
+    configuration_of,
+    extremes,
+)
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.objective import (
+    DEFAULT_OBJECTIVES,
+    METRICS,
+    PREDICTED_ROW,
+    Metric,
+    Objectives,
+    Row,
+    Scale,
+)
+from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.screen.predict import Predictor, can_predict
+from canopy_lab.plan.screen.search import Wish, screened_search
+from canopy_lab.plan.search import SearchOptions, SearchResult, full_grid, search
+from canopy_lab.plan.settle import Rejected, rejected, settle
+from canopy_lab.plan.sizes import round_size, sizes
+from canopy_lab.plan.space import TTL, Configuration, Space
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.uncertainty import Uncertainty, uncertainty_of
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from sglang_canopy.errors import CanopyError
+
+CANDIDATES = 12
+"""Configurations that are resampled at most until one is sure enough."""
+LOADS = (0.8, 1.2)
+"""Sensitivity: the same requests at these rates."""
+DRAM_LEVELS, DISK_LEVELS = 5, 3
+GRID_STEPS = (16, 8)
+"""Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
+DRAM_MOST_GIB = 2048.0
+"""Of one instance: what a machine of eight GPUs has."""
+SCREENED_REQUESTS = 10_000
+BASELINE_SHARE = 0.25
+"""The fixed baseline's DRAM, as a share of the trace's distinct KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan. Sizes of 0 or empty choices are worked out from the trace and the prices."""
+
+    disks: tuple[str, ...] | None = None
+    """``None``: every class of the price list."""
+    ttls: tuple[TTL, ...] = (None, "group")
+    instances: tuple[int, ...] = (1,)
+    device_policies: tuple[str, ...] = ("lru",)
+    host_policies: tuple[str, ...] = ("lru",)
+    disk_policies: tuple[str, ...] = ("lru",)
+    page_sizes: tuple[int, ...] = (Configuration().page_size,)
+    prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
+    write_policies: tuple[str, ...] = (Configuration().write_policy,)
+    schedule_policies: tuple[str, ...] = (Configuration().schedule_policy,)
+    chunked_prefill_sizes: tuple[int, ...] = (Configuration().chunked_prefill_size,)
+    dram_most_gib: float = 0.0
+    disk_most_gib: float = 0.0
+    dram_levels: int = DRAM_LEVELS
+    disk_levels: int = DISK_LEVELS
+    baseline_gib: float = 0.0
+    """DRAM of the fixed baseline, all instances together."""
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
+    constraints: tuple[Constraint, ...] = ()
+    minimise: Metric = METRICS["cost"]
+    grid: bool = False
+    """The full grid instead of the search."""
+    screening: bool | None = None
+    """Predict a grid and simulate only what could be the choice; ``None``: for a trace of
+    ``SCREENED_REQUESTS`` or more, where all metrics can be predicted."""
+    options: SearchOptions = field(default_factory=SearchOptions)
+    loads: tuple[float, ...] = LOADS
+    """Of the traffic, at which the choice is simulated too."""
+    checks: bool = True
+    """Neighbours of the choice, other loads, and how sure it is."""
+    confidence: float = 0.0
+    """Take the best whose limits are met with this probability, of the first ``CANDIDATES``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPlan:
+    """What was found."""
+
+    request: PlanRequest
+    space: Space
+    found: SearchResult
+    front: tuple[Row, ...]
+    """Non-dominated rows, quickest first."""
+    baseline: Row
+    extremes: Mapping[str, Row]
+    choice: ChosenConfiguration
+    neighbours: tuple[Rejected, ...]
+    uncertainty: Uncertainty | None
+    """Of the choice."""
+    sensitivity: Mapping[float, Row]
+    """The choice at other loads; 1.0 is the choice itself."""
+    hypervolume: float
+    """Of the front, as a share of the box from the best to the reference point."""
+    scale: Scale
+    footprint_gib: float
+    """KV of the trace's distinct blocks."""
+    grid_size: int
+    simulated: int
+    from_cache: int
+    trace_hash: str
+    seconds: float
+
+    @property
+    def predicted(self) -> int:
+        """Rows that were not simulated."""
+        return sum(bool(row.get(PREDICTED_ROW)) for row in self.found.rows.values())
+
+
+def make_space(
+    request: PlanRequest, footprint_gib: float, prices: Prices, least_gib: float = 0.0
+) -> Space:
+    """Where a search for a trace of this footprint begins. Raises ``CanopyError``.
+
+    Sizes below ``least_gib`` are not tried.
+    """
+    dram = request.dram_most_gib or min(footprint_gib, DRAM_MOST_GIB)
+    dram = max(dram / max(min(request.instances), 1), 2.0**-10)
+    disk = request.disk_most_gib or max(footprint_gib, 2.0**-10)
+    names = tuple(prices.disks) if request.disks is None else request.disks
+    for name in names:
+        prices.disk(name)
+    if request.disk_most_gib == 0 and names:
+        disk = min(disk, *(prices.disk(name).largest_gib / 2 for name in names))
+    disk_gib = sizes(disk, request.disk_levels, least_gib) if names else (0.0,)
+    for name in names:
+        prices.disk(name).bought_gib(disk_gib[-1])
+    return Space(
+        dram_gib=sizes(dram, request.dram_levels, least_gib),
+        disk_gib=disk_gib,
+        disks=names,
+        speeds={name: pair for name in names if (pair := prices.disk(name).speeds()) is not None},
+        least_gib=least_gib,
+        ttls=request.ttls,
+        instances=request.instances,
+        device_policies=request.device_policies,
+        host_policies=request.host_policies,
+        disk_policies=request.disk_policies,
+        page_sizes=request.page_sizes,
+        prefetch_policies=request.prefetch_policies,
+        write_policies=request.write_policies,
+        schedule_policies=request.schedule_policies,
+        chunked_prefill_sizes=request.chunked_prefill_sizes,
+    )
+
+
+def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Configuration:
+    """The fixed set-up that a plan is compared with: DRAM and no disk.
+
+    The paper's is 1,024 GB, for traces of two hours. This one scales with the trace: a
+    quarter of the distinct KV, rounded to a power of two, shared out over the first instance count.
+    """
+    instances = space.instances[0]
+    power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
+    total = request.baseline_gib or 2.0**power
+    first = space.first_slices()[0]
+    return replace(first, dram_gib=total / instances, disk=None).normal()
+
+
+def make_plan(
+    request: PlanRequest,
+    work: PlanInputs,
+    *,
+    jobs: int = 1,
+    backend: str = "local",
+    cache: Path | str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> CapacityPlan:
+    """Plan. ``progress(stage, done, at most)`` as it goes. Raises ``CanopyError``."""
+    started = time.perf_counter()
+    objectives = Objectives.of(request.objectives)
+    footprint_gib = footprint(work.trace, work.engine)
+    space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
+    grid = space.finer(*GRID_STEPS)
+    grid_size = grid.count()
+    most = grid_size if request.grid else request.options.evaluations
+    with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
+        say = progress or (lambda stage, done, most: None)
+        fixed = baseline_of(request, space, footprint_gib)
+        if screens(request, len(work.trace)):
+            say("predictions", 0, most)
+            found, _ = screened_search(
+                space,
+                Wish(request.constraints, request.minimise),
+                Predictor(work, evaluate, jobs),
+                evaluate,
+                [fixed],
+                lambda stage, done: say(stage, done, most),
+            )
+            baseline = found.rows[fixed]
+        else:
+            say("baseline", 0, most)
+            baseline = evaluate([fixed])[0]
+            if request.grid:
+                say("grid", 0, most)
+                found = full_grid(grid, evaluate)
+            else:
+                found = search(
+                    space,
+                    objectives,
+                    evaluate,
+                    known=evaluate.known,
+                    options=request.options,
+                    progress=lambda stage, done: say(stage, done, most),
+                )
+        rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
+        choice = choose(rows, request.constraints, request.minimise)
+        neighbours: list[Rejected] = []
+        sensitivity: dict[float, Row] = {1.0: choice.row}
+        sure: Uncertainty | None = None
+        if request.checks:
+            say("neighbours", len(rows), len(rows))
+            if len(rows) < len(found.rows):
+                neighbours = rejected(
+                    choice, found.rows, request.constraints, request.minimise, space
+                )
+            else:
+                choice, neighbours, seen = settle(
+                    choice, rows, request.constraints, request.minimise, space, evaluate
+                )
+                found.stages["neighbours"] = len(seen) - len(rows)
+                found.rows, rows = seen, list(seen.values())
+            say("how sure", len(rows), len(rows))
+            choice, sure = _sure(choice, rows, request, evaluate)
+            say("other loads", len(rows), len(rows))
+            chosen = configuration_of(choice.row)
+            others = evaluate.at_loads([(chosen, load) for load in request.loads])
+            sensitivity = {1.0: choice.row, **dict(zip(request.loads, others))}
+        rows = list(found.rows.values())
+        points = objectives.matrix(rows)
+        scale = Scale.of(points)
+        front = [rows[i] for i in objectives.front(rows)]
+        front.sort(key=lambda row: tuple(objectives.vector(row)))
+        return CapacityPlan(
+            request=request,
+            space=space,
+            found=found,
+            front=tuple(front),
+            baseline=baseline,
+            extremes=extremes([*rows, baseline], baseline),
+            choice=choice,
+            neighbours=tuple(neighbours),
+            uncertainty=sure,
+            sensitivity=dict(sorted(sensitivity.items())),
+            hypervolume=scale.hypervolume(points),
+            scale=scale,
+            footprint_gib=footprint_gib,
+            grid_size=grid_size,
+            simulated=evaluate.simulated,
+            from_cache=evaluate.from_cache,
+            trace_hash=evaluate.trace_hash,
+            seconds=time.perf_counter() - started,
+        )
+
+
+def screens(request: PlanRequest, requests: int) -> bool:
+    """Whether configurations are predicted. Raises ``CanopyError`` where that was asked for and
+    cannot be."""
+    metrics = (
+        request.minimise,
+        *(c.metric for c in request.constraints),
+        *Objectives.of(request.objectives).metrics,
+    )
+    first = Configuration(
+        device_policy=request.device_policies[0],
+        host_policy=request.host_policies[0],
+        disk_policy=request.disk_policies[0],
+        write_policy=request.write_policies[0],
+        schedule_policy=request.schedule_policies[0],
+        ttl=request.ttls[0],
+    )
+    can = can_predict(first, metrics)
+    if request.screening is None:
+        return can and not request.grid and requests >= SCREENED_REQUESTS
+    if request.screening and (request.grid or not can):
+        raise CanopyError(
+            "--screening on predicts LRU without a TTL, write_through and fcfs, named first, and "
+            "TTFT, throughput, hits and cost, without --grid; leave it out, or ask for these"
+        )
+    return request.screening
+
+
+def _sure(
+    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
+) -> tuple[ChosenConfiguration, Uncertainty]:
+    """The choice, or the next best that meets the limits surely enough; and how sure it is."""
+    tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
+    left = [row for row in rows if all(c.met(row) for c in request.constraints)]
+    candidate = choice
+    while True:
+        result = evaluate.result(configuration_of(candidate.row))
+        found = uncertainty_of(result, request.constraints)
+        tried.append((candidate, found))
+        enough = found.met is None or not choice.feasible or found.met >= request.confidence
+        left = [row for row in left if row is not candidate.row]
+        if enough or not left or len(tried) >= CANDIDATES:
+            return max(tried, key=lambda pair: pair[1].met or 0.0) if not enough else tried[-1]
+        candidate = choose(left, request.constraints, request.minimise)
+
+
+def footprint(trace: CompactTrace, engine: Engine) -> float:
+    """GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` for an empty trace."""
+    if not len(trace):
+        raise CanopyError("the trace has no requests; give one that has")
+    tokens = trace.distinct_blocks * trace[0].block_tokens
+    return tokens * engine.profile.kv_bytes_per_token / GIB
+
+
+def least_size(trace: CompactTrace, engine: Engine) -> float:
+    """GiB below which a tier is not tried: the KV of a prompt of the trace's mean length."""
+    tokens = sum(max(r.input_tokens, 1) for r in trace) / len(trace)
+    return round_size(tokens * engine.profile.kv_bytes_per_token / GIB)
+
+
+def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``--json`` writes. ``about`` says where the plan comes from."""
+    objectives = Objectives.of(plan.request.objectives)
+    names = [m.key for m in objectives.metrics]
+    sign = [-1.0 if m.maximise else 1.0 for m in objectives.metrics]
+
+    def point(values: Iterable[float]) -> dict[str, float]:
+        return {n: s * float(v) for n, s, v in zip(names, sign, values)}
+
+    return {
+        "format": "canopy-plan-report",
+        "version": 1,
+        "about": dict(about),
+        "objectives": list(plan.request.objectives),
+        "constraints": [c.text for c in plan.request.constraints],
+        "evaluations": len(plan.found.rows),
+        "grid_size": plan.grid_size,
+        "stages": plan.found.stages,
+        "left_to_gain": plan.found.left if plan.predicted == 0 else None,
+        "predicted": plan.predicted,
+        "out_of_budget": plan.found.out_of_budget,
+        "simulated": plan.simulated,
+        "from_cache": plan.from_cache,
+        "front": [dict(row) for row in plan.front],
+        "evaluated": [dict(row) for row in plan.found.rows.values()],
+        "baseline": dict(plan.baseline),
+        "extremes": {name: dict(row) for name, row in plan.extremes.items()},
+        "chosen": dict(plan.choice.row),
+        "feasible": plan.choice.feasible,
+        "binding": [c.text for c in plan.choice.binding],
+        "neighbours": [{**n.row, "why_not": n.why} for n in plan.neighbours],
+        "uncertainty": plan.uncertainty.to_json() if plan.uncertainty is not None else None,
+        "sensitivity": {f"{load:g}": dict(row) for load, row in plan.sensitivity.items()},
+        "hypervolume": plan.hypervolume,
+        "hypervolume_reference": point(plan.scale.reference),
+        "hypervolume_best": point(plan.scale.best),
+        "footprint_gib": plan.footprint_gib,
+        "seconds": plan.seconds,
+    }

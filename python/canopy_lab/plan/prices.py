@@ -1,0 +1,268 @@
+"""What hardware costs: a price list in JSON, and the cost of a configuration.
+
+Equation 1 of Kareto (arXiv 2603.08739) is the vector of objectives, latency, throughput and cost,
+over configurations x; equation 2 is the cost C(x): GPU-hours at their price, and non-linear prices
+of other resources, without their terms. Here they are:
+
+    C(x) = T(x) * (instances * (gpus * p_gpu + dram * p_dram) + disks * p_disk(class, size, width))
+           + p_read * read + p_write * written
+
+with T(x) the hours the trace takes to be served, a disk for each instance or one store that all
+share, and p_disk with the steps and cliffs of public price lists (``disk_class.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.plan.disk_class import (
+    BILLING,
+    GIB,
+    HOURS_PER_MONTH,
+    MIB,
+    DiskClass,
+    Provisioned,
+    Steps,
+)
+from sglang_canopy.errors import CanopyError
+
+__all__ = [
+    "GIB",
+    "HOURS_PER_MONTH",
+    "MIB",
+    "DiskClass",
+    "Prices",
+    "Provisioned",
+    "Steps",
+    "load_prices",
+    "parse_prices",
+    "price_list_names",
+]
+
+_LISTS = Path(__file__).parent / "price_lists"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """One price list."""
+
+    name: str
+    currency: str
+    gpu_per_hour: float
+    dram_per_gib_hour: float
+    disks: Mapping[str, DiskClass]
+    gpus_per_instance: int = 1
+    example: bool = False
+    """Shipped as an example to replace by one's own prices."""
+    sources: tuple[str, ...] = ()
+
+    def disk(self, name: str) -> DiskClass:
+        """The disk class of that name. Raises ``CanopyError`` with the list of names."""
+        if name in self.disks:
+            return self.disks[name]
+        close = get_close_matches(name, self.disks, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise CanopyError(
+            f"unknown disk class {name!r}; {self.name} has: {', '.join(self.disks)}{hint}"
+        )
+
+    def disks_of(self, disk: str, instances: int) -> int:
+        """How many disks of a class that many instances need: one each, unless they share one."""
+        return 1 if self.disk(disk).shared else instances
+
+    def per_hour(
+        self,
+        *,
+        instances: int,
+        dram_gib: float,
+        disk: str | None = None,
+        disk_gib: float = 0.0,
+        used_gib: float | None = None,
+        mib_s: float = 0.0,
+        page_bytes: float = math.inf,
+    ) -> float:
+        """The hourly part of C(x). ``dram_gib``, ``disk_gib`` and ``mib_s`` are of one instance
+        (of the whole store, where it is shared); ``used_gib`` is of all disks together."""
+        instance = self.gpus_per_instance * self.gpu_per_hour + dram_gib * self.dram_per_gib_hour
+        disks = 0.0
+        if disk and disk_gib > 0:
+            count = self.disks_of(disk, instances)
+            each = None if used_gib is None else used_gib / count
+            disks = count * self.disk(disk).per_hour(disk_gib, each, mib_s, page_bytes)
+        return instances * instance + disks
+
+
+def price_list_names() -> tuple[str, ...]:
+    """The price lists that come with the package."""
+    return tuple(sorted(path.stem for path in _LISTS.glob("*.json")))
+
+
+def load_prices(name_or_path: str | Path) -> Prices:
+    """A shipped list by its name, or a file of the same format. Raises ``CanopyError``."""
+    path = Path(name_or_path)
+    if str(name_or_path) in price_list_names():
+        path = _LISTS / f"{name_or_path}.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        close = get_close_matches(str(name_or_path), price_list_names(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise CanopyError(
+            f"no price list {str(name_or_path)!r}; give a file (docs/reference/price-list.md has the format) "
+            f"or one of: {', '.join(price_list_names())}{hint}"
+        ) from None
+    except ValueError as error:
+        raise CanopyError(f"price list {str(path)!r} is not JSON ({error})") from None
+    return parse_prices(document, str(path))
+
+
+def parse_prices(document: Any, where: str = "price list") -> Prices:
+    """Check a decoded price list. Raises ``CanopyError`` naming the field that is wrong."""
+    top = _Fields(document, where)
+    top.allow(
+        "format", "version", "name", "currency", "example", "sources", "gpu_per_hour",
+        "gpus_per_instance", "dram_per_gib_hour", "disks",
+    )  # fmt: skip
+    if top.get("format", "canopy-prices") != "canopy-prices" or top.get("version", 1) != 1:
+        raise CanopyError(f'{where}: must say "format": "canopy-prices", "version": 1')
+    disks = _Fields(top.get("disks", {}), f"{where}: disks")
+    sources = top.get("sources", [])
+    if not isinstance(sources, list):
+        raise CanopyError(f"{where}: sources must be a list")
+    gpus = top.get("gpus_per_instance", 1)
+    if type(gpus) is not int or not 0 <= gpus <= 1024:
+        raise CanopyError(f"{where}: gpus_per_instance must be a whole number, got {gpus!r}")
+    return Prices(
+        name=str(top.get("name", Path(where).stem)),
+        currency=str(top.get("currency", "USD")),
+        gpu_per_hour=top.number("gpu_per_hour"),
+        dram_per_gib_hour=top.number("dram_per_gib_hour"),
+        disks={name: _disk(name, disks.get(name), where) for name in disks.names()},
+        gpus_per_instance=gpus,
+        example=bool(top.get("example", False)),
+        sources=tuple(map(_source, sources)),
+    )
+
+
+def _disk(name: str, document: Any, where: str) -> DiskClass:
+    fields = _Fields(document, f"{where}: disk class {name!r}")
+    fields.allow(
+        "per_gib_month", "smallest_gib", "largest_gib", "step_gib", "bandwidth", "iops",
+        "throughput", "shared_channel", "billing", "read_per_gib", "write_per_gib", "shared", "note",
+    )  # fmt: skip
+    width = _Fields(fields.get("bandwidth", {}), f"{fields.where}: bandwidth")
+    width.allow(
+        "base_mib_s",
+        "per_gib_mib_s",
+        "per_iops_mib_s",
+        "most_mib_s",
+        "write_share",
+        "latency_ms",
+        "io_kib",
+    )
+    billing = fields.get("billing", "provisioned")
+    if billing not in BILLING:
+        raise CanopyError(f"{fields.where}: billing must be one of {', '.join(BILLING)}")
+    disk = DiskClass(
+        name=name,
+        per_gib_month=fields.steps("per_gib_month"),
+        smallest_gib=fields.number("smallest_gib", 1.0),
+        largest_gib=fields.number("largest_gib", math.inf),
+        step_gib=fields.number("step_gib", 0.0),
+        base_mib_s=width.number("base_mib_s", 0.0),
+        per_gib_mib_s=width.number("per_gib_mib_s", 0.0),
+        per_iops_mib_s=width.number("per_iops_mib_s", 0.0),
+        most_mib_s=width.number("most_mib_s", math.inf),
+        write_share=width.number("write_share", 1.0),
+        latency_s=width.number("latency_ms", 0.0) / 1000,
+        iops=_provisioned(fields, "iops"),
+        io_kib=width.number("io_kib", math.inf),
+        throughput=_provisioned(fields, "throughput"),
+        shared_channel=bool(fields.get("shared_channel", True)),
+        billing=billing,
+        read_per_gib=fields.number("read_per_gib", 0.0),
+        write_per_gib=fields.number("write_per_gib", 0.0),
+        shared=bool(fields.get("shared", False)),
+    )
+    if disk.largest_gib < disk.smallest_gib:
+        raise CanopyError(f"{fields.where}: largest_gib lies below smallest_gib")
+    if not disk.read_bytes_per_s(disk.smallest_gib) > 0 or not disk.write_share > 0:
+        raise CanopyError(
+            f"{fields.where}: has no bandwidth; give bandwidth.base_mib_s or throughput"
+        )
+    return disk
+
+
+def _provisioned(fields: _Fields, key: str) -> Provisioned | None:
+    document = fields.get(key, None)
+    if document is None:
+        return None
+    inner = _Fields(document, f"{fields.where}: {key}")
+    inner.allow("amount", "most", "included", "per_month")
+    amount = inner.number("amount")
+    most = inner.number("most", amount)
+    if most < amount:
+        raise CanopyError(f"{inner.where}: most ({most:g}) lies below amount ({amount:g})")
+    return Provisioned(amount, inner.number("included", 0.0), inner.steps("per_month"), most)
+
+
+def _source(source: Any) -> str:
+    if isinstance(source, dict):
+        return ", ".join(str(source[key]) for key in ("what", "url", "date") if key in source)
+    return str(source)
+
+
+class _Fields:
+    """The fields of one JSON object, with messages that say where it is."""
+
+    def __init__(self, document: Any, where: str) -> None:
+        if not isinstance(document, dict):
+            raise CanopyError(f"{where}: must be a JSON object, got {type(document).__name__}")
+        self._fields, self.where = document, where
+
+    def names(self) -> list[str]:
+        return list(self._fields)
+
+    def allow(self, *names: str) -> None:
+        for name in self._fields:
+            if name not in names:
+                close = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+                raise CanopyError(f"{self.where}: unknown field {name!r}{hint}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._fields.get(name, default)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value: Any = self._fields.get(name, default)
+        number = type(value) in (int, float) and value >= 0
+        if not number or (math.isinf(value) and value != default):
+            raise CanopyError(f"{self.where}: {name} must be a number of 0 or more, got {value!r}")
+        return float(value)
+
+    def steps(self, name: str) -> Steps:
+        value = self._fields.get(name)
+        if not isinstance(value, list):
+            return Steps(((math.inf, self.number(name)),))
+        steps, below = [], 0.0
+        for at, step in enumerate(value):
+            last = at == len(value) - 1
+            if not (isinstance(step, list) and len(step) == 2) or (step[0] is None) != last:
+                raise CanopyError(
+                    f"{self.where}: {name} must be a number or [[up_to, price], ..., [null, price]]"
+                )
+            pair = _Fields({"up_to": math.inf if last else step[0], "price": step[1]}, self.where)
+            up_to = math.inf if last else pair.number("up_to")
+            if up_to <= below:
+                raise CanopyError(f"{self.where}: the steps of {name} must rise")
+            steps.append((up_to, pair.number("price")))
+            below = up_to
+        if not steps:
+            raise CanopyError(f"{self.where}: {name} has no step")
+        return Steps(tuple(steps))

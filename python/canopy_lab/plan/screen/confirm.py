@@ -1,0 +1,234 @@
+"""Choose among configurations of which most are only predicted.
+
+Nothing is chosen that was not simulated in full. A configuration is left out only where no value
+within its margin would make it the choice. Margins are calibrated on what the run has simulated so
+far: the logarithm of simulated over predicted, by metric, is taken to change with distance at most
+``SAFETY`` times as fast as it does between any two configurations simulated. Each one simulated
+then bounds it everywhere else; the narrowest bounds hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
+from canopy_lab.plan.objective import Metric, Row
+from canopy_lab.plan.space import Configuration
+
+BATCH = 2
+"""Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
+SAFETY = 2.0
+ANCHORS = 6
+"""Simulated first: what is predicted to be the choice, and each time what is farthest from all
+simulated so far. Without them a run would know only how predictions fail where it has looked."""
+LEAST_SLOPE = 0.05
+LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
+"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the others for
+cost and throughput, which depend on the makespan: as much as predictions of it differ at most, where
+they hardly do (a trace that is served as fast as it comes), and ``MOST_OF_SPAN`` where they do."""
+NEAR = 0.5
+"""No distance counts as less."""
+_LEAST_GIB = 2.0**-4
+_CHOICE, _INSTANCES = 0.5, 2.0
+"""Distance of configurations that differ in a choice, or in the number of instances."""
+
+Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Screened:
+    """What came of it."""
+
+    choice: ChosenConfiguration
+    rows: dict[Configuration, Row]
+    """Simulated in full, in order."""
+    predicted: dict[Configuration, Row] = field(default_factory=dict)
+    """All candidates, as predicted."""
+    slopes: dict[str, float] = field(default_factory=dict)
+    """By metric."""
+
+
+def confirm(
+    predicted: Mapping[Configuration, Row],
+    evaluate: Evaluate,
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+    rows: Mapping[Configuration, Row] | None = None,
+    progress: Callable[[int], None] | None = None,
+    also: Sequence[Configuration] = (),
+) -> Screened:
+    """Simulate of the candidates what could be the choice, until nothing else could.
+
+    ``rows`` were simulated already; ``also`` is simulated whatever is predicted, with the first.
+    The choice is that of ``choose`` over all candidates, if the margins hold.
+    """
+    # What nobody could predict has been simulated, and may be the choice as well.
+    names = list(predicted)
+    found = Screened(
+        choice=ChosenConfiguration({}, False), rows=dict(rows or {}), predicted=dict(predicted)
+    )
+    metrics = tuple(dict.fromkeys((minimise, *(c.metric for c in constraints))))
+    margins = Margins(predicted, metrics)
+    while True:
+        seen = [c for c in names if c in found.rows]
+        if found.rows:
+            found.choice = choose(list(found.rows.values()), constraints, minimise)
+        bounds = margins(found.rows, seen)
+        found.slopes = dict(margins.slopes)
+        left = [i for i, c in enumerate(names) if c not in found.rows]
+        able = _possible(bounds, left, found, constraints, minimise)
+        wanted = [c for c in also if c not in found.rows]
+        if left and len(seen) < ANCHORS:
+            first = _first(bounds, left, constraints, minimise)[0]
+            have = [*seen, *(c for c in wanted if c in predicted and c != names[first])]
+            apart = margins.anchors(have, first, min(ANCHORS, len(names)))
+            new = list(dict.fromkeys((*wanted, *(names[i] for i in apart))))
+        elif wanted:
+            new = wanted
+        elif able:
+            new = [names[i] for i in _first(bounds, able, constraints, minimise)]
+        else:
+            return found
+        found.rows.update(zip(new, evaluate(new)))
+        if progress is not None:
+            progress(len(found.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one metric, one entry a candidate."""
+
+    low: Floats
+    middle: Floats
+    high: Floats
+
+
+class Margins:
+    """How far off each prediction may be."""
+
+    def __init__(self, predicted: Mapping[Configuration, Row], metrics: Sequence[Metric]) -> None:
+        self._index = {c: i for i, c in enumerate(predicted)}
+        self._metrics = metrics
+        tiny = 1e-9
+        self._log = {
+            m.key: np.log(np.array([max(row[m.key], tiny) for row in predicted.values()]))
+            for m in metrics
+        }
+        self._sizes = np.array(
+            [
+                [math.log2(max(c.dram_gib, _LEAST_GIB)), math.log2(max(c.disk_gib, _LEAST_GIB)),
+                 math.log2(max(c.disk_mib_s, 1.0))]
+                for c in predicted
+            ]
+        ) * (0.5, 0.25, 0.5)  # fmt: skip
+        names = ("disk", "page_size", "prefetch_policy", "chunked_prefill_size")
+        self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
+        self._instances = np.array([c.instances for c in predicted])
+        spans = [row.get("makespan_s", 1.0) for row in predicted.values()]
+        spread = max(spans) / max(min(spans), 1e-9) - 1
+        self._of_span = min(max(spread, LEAST_OF_SPAN), MOST_OF_SPAN)
+        self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
+
+    def __call__(
+        self, rows: Mapping[Configuration, Row], seen: Sequence[Configuration]
+    ) -> dict[str, Bounds]:
+        at = np.array([self._index[c] for c in seen], np.int64)
+        bounds = {}
+        for m in self._metrics:
+            log = self._log[m.key]
+            if not len(at):
+                bounds[m.key] = Bounds(np.full(len(log), -math.inf), np.exp(log), np.full(len(log), math.inf))  # fmt: skip
+                continue
+            far = np.stack([self._distance(int(i), log) for i in at])
+            off = np.log([max(rows[c][m.key], 1e-9) for c in seen]) - log[at]
+            between = far[:, at]
+            apart = np.abs(off[:, None] - off[None, :])
+            slope = max(self._least(m), SAFETY * float((apart / between).max()))
+            self.slopes[m.key] = slope
+            low = (off[:, None] - slope * far).max(axis=0)
+            high = (off[:, None] + slope * far).min(axis=0)
+            low, high = np.minimum(low, high), np.maximum(low, high)
+            middle = (off[:, None] / far**2).sum(axis=0) / (1 / far**2).sum(axis=0)
+            middle = np.clip(middle, low, high)
+            bounds[m.key] = Bounds(*(np.exp(log + part) for part in (low, middle, high)))
+        return bounds
+
+    def _least(self, metric: Metric) -> float:
+        if metric.key == "cost_per_hour":
+            return 1e-6  # known, but for what is paid by use
+        of_span = metric.key in ("cost", "throughput_tokens_per_s")
+        return self._of_span if of_span else LEAST_SLOPE
+
+    def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
+        """``first``, and then each time the candidate farthest from all there are, ``most`` with
+        those ``seen``."""
+        log = next(reversed(self._log.values()))
+        have = [self._index[c] for c in seen]
+        new = [first]
+        while len(have) + len(new) < most:
+            far = np.stack([self._distance(i, log) for i in (*have, *new)]).min(axis=0)
+            far[[*have, *new]] = -1.0
+            new.append(int(far.argmax()))
+        return new
+
+    def _distance(self, of: int, log: Floats) -> Floats:
+        """From one candidate to each; configurations that are predicted alike are near."""
+        far = np.abs(self._sizes - self._sizes[of]).sum(axis=1) + np.abs(log - log[of])
+        far += _INSTANCES * (self._instances != self._instances[of])
+        for values in self._choices:
+            far += _CHOICE * (values != values[of])
+        return np.maximum(far, NEAR)
+
+
+def _best_end(bounds: Mapping[str, Bounds], metric: Metric, i: int) -> float:
+    b = bounds[metric.key]
+    return float(b.high[i] if metric.maximise else b.low[i])
+
+
+def _possible(
+    bounds: Mapping[str, Bounds],
+    left: Sequence[int],
+    found: Screened,
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+) -> list[int]:
+    """Those that could be chosen over what is."""
+    if not found.choice.row:
+        return list(left)
+    row, able = found.choice.row, []
+    sign = -1.0 if minimise.maximise else 1.0
+    missed = sum(c.miss(row) for c in constraints)
+    # A thousandth counts as equal, where the cheaper one is chosen.
+    limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
+    for i in left:
+        miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
+        if found.choice.feasible:
+            if not miss and sign * _best_end(bounds, minimise, i) <= limit:
+                able.append(i)
+        elif miss <= missed:
+            able.append(i)
+    return able
+
+
+def _first(
+    bounds: Mapping[str, Bounds],
+    able: Sequence[int],
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+) -> list[int]:
+    """Which to simulate next: what is most likely the choice."""
+    sign = -1.0 if minimise.maximise else 1.0
+
+    def order(i: int) -> tuple[float, float, int]:
+        miss = sum(
+            c.miss({c.metric.key: float(bounds[c.metric.key].middle[i])}) for c in constraints
+        )
+        return (miss, sign * float(bounds[minimise.key].middle[i]), i)
+
+    return sorted(able, key=order)[:BATCH]

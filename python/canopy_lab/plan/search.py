@@ -1,0 +1,278 @@
+"""The search for the front, after Algorithm 1 of Kareto (arXiv 2603.08739, section 4.2).
+
+Four steps; the paper's are the first three, without thresholds:
+
+1. *Coarse grid*: few sizes of DRAM times few sizes of disk, for each class.
+2. *Expansion*: along DRAM while a step still gains ``marginal_gain`` in a performance objective;
+   again at the end, on lines that midpoints have made.
+3. *Midpoints* (``lines.py``): between any two evaluated sizes beside each other, of DRAM, of disk
+   or of bandwidth, those first that could add most to the front and where the objectives curve
+   most. They lie off the coarse grid, as finely as sizes are told apart (``sizes.py``).
+4. *What is left*: a midpoint is at best as good as the better of its two neighbours, at its own
+   price, which is known without simulating. The search ends when all midpoints together, each at
+   its best, would add less than ``tolerance`` to the dominated volume.
+
+The choices that are not sizes (TTL, policies, SGLang's settings) are tried on points of the front
+only: first on a few of them, and on the others if that helped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from canopy_lab.plan.lines import Known, Midpoint, lines_of, midpoints
+from canopy_lab.plan.objective import Objectives, Row, Scale
+from canopy_lab.plan.space import CHOICES, Configuration, Space, applies, plural, slice_of
+from sglang_canopy.errors import CanopyError
+
+Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
+
+_BATCH = 8
+"""Midpoints of one round. Fixed, so that the result does not depend on the number of processes."""
+_BEFORE_CHOICES = 4.0
+"""How many times the tolerance may be left when the choices are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """When to stop. Shares are of the volume that the front dominates."""
+
+    tolerance: float = 0.02
+    """What may be left to gain by further sizes."""
+    marginal_gain: float = 0.01
+    """Of the range of an objective, for one step of DRAM."""
+    evaluations: int = 400
+    """At most; what is left then is said."""
+    probes: int = 3
+    """Points of the front that a choice is tried on first."""
+
+    def __post_init__(self) -> None:
+        for name in ("tolerance", "marginal_gain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise CanopyError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
+        if type(self.evaluations) is not int or self.evaluations < 1:
+            raise CanopyError(f"evaluations must be 1 or more, got {self.evaluations!r}")
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """What the search evaluated, in order, and why it ended."""
+
+    rows: dict[Configuration, Row] = field(default_factory=dict)
+    stages: dict[str, int] = field(default_factory=dict)
+    """Evaluations by step of the algorithm."""
+    left: float = 0.0
+    """What further sizes could add at best, as a share of the dominated volume."""
+    budget: int = 0
+    out_of_budget: bool = False
+
+
+def search(
+    space: Space,
+    objectives: Objectives,
+    evaluate: Evaluate,
+    *,
+    known: Known | None = None,
+    options: SearchOptions | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> SearchResult:
+    """Approximate the front of ``space``. Deterministic.
+
+    ``evaluate`` gets batches of new configurations, and may do each batch in parallel.
+    """
+    options = options or SearchOptions()
+    run = _Search(space, objectives, evaluate, known, options, progress)
+    run.coarse()
+    run.expand()
+    if any(len(getattr(space, plural(name))) > 1 for name in CHOICES):
+        run.refine(options.tolerance * _BEFORE_CHOICES)
+        run.choices()
+    run.refine(options.tolerance)
+    # Midpoints make lines that the coarse grid had not (of a lesser bandwidth): these end where its
+    # sizes did, whatever their last step gained.
+    while run.expand():
+        run.refine(options.tolerance)
+    return run.found
+
+
+def full_grid(space: Space, evaluate: Evaluate) -> SearchResult:
+    """Every configuration of ``space``, in the form of a search's result."""
+    configurations = space.grid()
+    found = SearchResult(budget=len(configurations))
+    found.rows.update(zip(configurations, evaluate(configurations)))
+    found.stages["grid"] = len(found.rows)
+    return found
+
+
+class _Search:
+    def __init__(
+        self,
+        space: Space,
+        objectives: Objectives,
+        evaluate: Evaluate,
+        known: Known | None,
+        options: SearchOptions,
+        progress: Callable[[str, int], None] | None,
+    ) -> None:
+        self.space, self.objectives, self.options = space, objectives, options
+        self._evaluate, self._known, self._progress = evaluate, known, progress
+        self.found = SearchResult(budget=options.evaluations)
+        self._first = space.first_slices()
+        self._slices: set[Configuration] = set()
+        self._expanded: set[tuple[Configuration, float]] = set()
+        """Lines, and the last size of DRAM from which they were expanded."""
+        for where in self._first:
+            self._open(where)
+
+    def coarse(self) -> None:
+        """Step 1."""
+        drams, disks = self.space.dram_gib, self.space.disk_gib
+        half, most = len(drams) // 2, len(disks) - 1
+        points = []
+        for where in self._first:
+            # One look at the far end of DRAM: caches have cliffs, where nothing is gained until
+            # the working set fits, and no step before says so.
+            for at in sorted({0, min(1, half), half, len(drams) - 1}):
+                points.append(self.space.at(where, drams[at], 0.0))
+            widths = self.space.widths(where.disk)
+            for disk in sorted({(most + 1) // 2, most} - {0}):
+                for at in sorted({min(1, half), half}):
+                    points.append(self.space.at(where, drams[at], disks[disk], widths[-1]))
+            for mib_s in widths[:-1]:
+                points.append(self.space.at(where, drams[half], disks[most], mib_s))
+        self._add("coarse", points)
+
+    def expand(self) -> int:
+        """Step 2: the next steps of DRAM for each line, while the last one gained; how many were
+        evaluated."""
+        drams, done, count = self.space.dram_gib, self._expanded, 0
+        while not self.found.out_of_budget:
+            scale, points = self._scale(), []
+            for line in lines_of(self.found.rows, self.space, self._slices):
+                if line.axis != "dram_gib" or line.base.disk is None or len(line.points) < 2:
+                    continue
+                (_, before), (last, after) = line.points[-2:]
+                beyond = [d for d in drams if d > last]
+                if not beyond or (line.base, last) in done:
+                    continue
+                done.add((line.base, last))
+                gain = scale(self._vector(before)) - scale(self._vector(after))
+                if gain.max() >= self.options.marginal_gain:
+                    points.append(replace(line.base, dram_gib=beyond[0]))
+            added = self._add("expansion", points)
+            count += added
+            if not added:
+                break
+        return count
+
+    def refine(self, tolerance: float) -> None:
+        """Steps 3 and 4, until all that is left could add less than ``tolerance``."""
+        while True:
+            found = self._midpoints()
+            self.found.left = self._left(found)
+            if self.found.left <= tolerance:
+                self.found.out_of_budget = False
+                return
+            chosen = sorted(found, key=lambda m: -m.priority)[:_BATCH]
+            if not self._add("midpoints", [m.configuration for m in chosen]):
+                return
+
+    def choices(self) -> None:
+        """TTLs, policies and settings: on a few points, on the front and the corners if that
+        helped."""
+        for name in CHOICES:
+            for value in getattr(self.space, plural(name))[1:]:
+                probes = self._probes(name)
+                if not probes:
+                    continue
+                before = self._volume()
+                tried = {replace(c, **{name: value}).normal(): c for c in probes}
+                self._add(name, tried)
+                helped = [
+                    new
+                    for new, old in tried.items()
+                    if new in self.found.rows and self._gain(old, new) > self.options.marginal_gain
+                ]
+                if self._volume() - before <= self.options.tolerance and not helped:
+                    continue
+                front = [replace(c, **{name: value}) for c in self._front() if applies(name, c)]
+                for c in (*front, *helped):
+                    self._open(c)
+                self._add(name, front)
+
+    def _open(self, where: Configuration) -> None:
+        """Let lines with the choices of ``where`` be refined."""
+        self._slices.add(slice_of(where))
+        self._slices.add(slice_of(replace(where, disk_gib=0.0).normal()))
+
+    def _probes(self, name: str) -> list[Configuration]:
+        """Where a choice is tried: spread over the front, and where its tier does most.
+
+        The front may hardly use a tier that a better choice would make worth its price.
+        """
+        front = [c for c in self._front() if applies(name, c)]
+        at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
+        chosen = dict.fromkeys(front[round(i)] for i in at)
+        tiers = ("ttl", "disk_policy", "prefetch_policy")
+        for disk in self.space.disks if name in tiers else ():
+            have = [c for c in self.found.rows if c.disk == disk]
+            if have:
+                most = max(c.disk_gib for c in have)
+                drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
+                for dram in sorted({drams[0], drams[-1]}):
+                    # The first choice of everything else is among them.
+                    chosen[next(c for c in have if (c.disk_gib, c.dram_gib) == (most, dram))] = None
+        return list(chosen)
+
+    def _gain(self, before: Configuration, after: Configuration) -> float:
+        """The most that any objective gained, as a share of its range."""
+        scale = self._scale()
+        return float((scale(self._vector(before)) - scale(self._vector(after))).max())
+
+    def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
+        """Evaluate what is new of ``points``, within the budget; how many were."""
+        new = [p for p in dict.fromkeys(points) if p is not None and p not in self.found.rows]
+        room = self.found.budget - len(self.found.rows)
+        if len(new) > room:
+            self.found.out_of_budget = True
+            new = new[:room]
+        if not new:
+            return 0
+        self.found.rows.update(zip(new, self._evaluate(new)))
+        self.found.stages[stage] = self.found.stages.get(stage, 0) + len(new)
+        if self._progress is not None:
+            self._progress(stage, len(self.found.rows))
+        return len(new)
+
+    def _midpoints(self) -> list[Midpoint]:
+        lines = lines_of(self.found.rows, self.space, self._slices)
+        return midpoints(
+            lines, self.found.rows, self.objectives, self._scale(), self.space, self._known
+        )
+
+    def _left(self, found: Sequence[Midpoint]) -> float:
+        """What all midpoints at their best would add, as a share of the volume."""
+        if not found:
+            return 0.0
+        scale, points = self._scale(), self.objectives.matrix(self.found.rows.values())
+        volume = scale.hypervolume(points)
+        most = scale.hypervolume(np.vstack([points, *(m.bound for m in found)]))
+        return (most - volume) / max(volume, 1e-12)
+
+    def _vector(self, point: Configuration) -> np.ndarray:
+        return self.objectives.vector(self.found.rows[point])
+
+    def _scale(self) -> Scale:
+        return Scale.of(self.objectives.matrix(self.found.rows.values()))
+
+    def _front(self) -> list[Configuration]:
+        """The non-dominated configurations, by the first objective."""
+        points = list(self.found.rows)
+        front = self.objectives.front(list(self.found.rows.values()))
+        return sorted((points[i] for i in front), key=lambda p: tuple(self._vector(p)))
+
+    def _volume(self) -> float:
+        return self._scale().hypervolume(self.objectives.matrix(self.found.rows.values()))

@@ -1,0 +1,108 @@
+"""Convert the chosen configuration to the file that ``--canopy-plan`` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from canopy_lab.plan.choice import configuration_of
+from canopy_lab.plan.objective import Row
+from canopy_lab.plan.prices import GIB
+from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.plan.worker import PlanInputs
+from sglang_canopy.config.live_plan import live_name
+from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.server_settings import ServerSettings
+from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
+
+_ABOVE_PEAK = 1.1
+"""Room on a disk that is paid by use, over the most that was held in the simulation."""
+
+
+def server_plan(
+    row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
+) -> ServerPlan:
+    """The plan file of one server of the chosen configuration, with all of SGLang's settings that
+    it was simulated with.
+
+    Group TTLs are written only where their roots are ids that a server makes, which needs the
+    server's own log; else the table keeps its categories and its residual TTL, and ``made_by``
+    says so.
+    """
+    c = configuration_of(row)
+    configs = work.policy_configs
+    made_by = {key: value for key, value in about.items() if isinstance(value, (str, int, float))}
+    made_by["instances"] = c.instances
+    made_by["routing"] = work.engine.routing
+    if not work.engine.pool_known:
+        made_by["device_tokens"] = (
+            f"{work.engine.device_tokens} assumed, and not set: what the server finds may differ"
+        )
+    ttl: TTLTable | None = None
+    if c.disk is not None and c.ttl == GROUP:
+        ttl = work.table_of(c)
+        assert ttl is not None
+        if ttl.groups and ttl.hash == TRACE_HASH:
+            made_by["group_ttls"] = (
+                f"{len(ttl.groups)} groups of this trace left out: only a plan from the server's "
+                "own log (--format sglang) has roots that a server knows"
+            )
+            ttl = replace(ttl, groups=(), hash=SERVER_HASH)
+        elif ttl.hash == TRACE_HASH:
+            ttl = replace(ttl, hash=SERVER_HASH)
+    elif c.disk is not None and c.ttl is not None:
+        ttl = TTLTable(residual_ttl_s=float(c.ttl))
+    shared = c.disk is not None and work.prices.disk(c.disk).shared
+    if c.disk is not None:
+        made_by["disk_class"] = c.disk
+        made_by["disk"] = "one store for all" if shared else "a disk of each server"
+        if c.disk_mib_s:
+            made_by["disk_mib_s"] = c.disk_mib_s
+    with_host = c.dram_gib > 0
+    own_disk = c.disk is not None and not shared
+    return ServerPlan(
+        radix_eviction=live_name(c.device_policy),
+        radix_eviction_config=dict(configs.get(c.device_policy, {})),
+        host_eviction=live_name(c.host_policy) if with_host else None,
+        host_eviction_config=dict(configs.get(c.host_policy, {})) if with_host else {},
+        # A shared store evicts by itself.
+        disk_eviction=live_name(c.disk_policy) if own_disk else None,
+        disk_eviction_config=dict(configs.get(c.disk_policy, {})) if own_disk else {},
+        host_bytes=round(c.dram_gib * GIB) if with_host else None,
+        disk_bytes=_disk_bytes(c, row, work) if c.disk else None,
+        disk_path=disk_path if own_disk else None,
+        ttl=ttl,
+        server=_settings(c, work, shared),
+        made_by=made_by,
+    )
+
+
+def _disk_bytes(c: Configuration, row: Row, work: PlanInputs) -> int:
+    """Of one server: its disk, or what it lends to the store that all share."""
+    assert c.disk is not None
+    sold = work.prices.disk(c.disk)
+    size = c.disk_gib * GIB
+    if sold.billing == "used" and c.ttl == GROUP:
+        peak = row["peak_bytes_by_tier"].get("disk", 0.0)
+        size = max(size, _ABOVE_PEAK * peak / work.prices.disks_of(c.disk, c.instances))
+    return round(math.ceil(size / c.instances) if sold.shared else size)
+
+
+def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSettings:
+    """Without those of tiers that the server does not have."""
+    settings = work.engine.settings_of(c)
+    if c.dram_gib <= 0:
+        return replace(
+            settings, hicache_write_policy=None, hicache_storage_prefetch_policy=None,
+            prefetch_threshold=None, prefetch_timeout_base=None,
+            prefetch_timeout_per_ki_token=None,
+        )  # fmt: skip
+    settings = replace(settings, enable_hierarchical_cache=True)
+    if c.disk is None:
+        return replace(
+            settings, hicache_storage_prefetch_policy=None, prefetch_threshold=None,
+            prefetch_timeout_base=None, prefetch_timeout_per_ki_token=None,
+        )  # fmt: skip
+    return replace(settings, hicache_storage_backend="mooncake" if shared else "canopy")

@@ -1,0 +1,106 @@
+"""The neighbourhood of a choice: sizes ever closer to it, every other choice, and the reasons.
+
+Where a limit is met at one size and missed at the next smaller one, what lies between is halved
+until sizes are no longer told apart: the plan names the least size that meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from canopy_lab.plan.choice import (
+    ChosenConfiguration,
+    Constraint,
+    choose,
+    configuration_of,
+    why_not,
+)
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.lines import beside, lines_through
+from canopy_lab.plan.objective import Metric, Row
+from canopy_lab.plan.space import Configuration, Space
+from sglang_canopy.errors import CanopyError
+
+ROUNDS = 24
+"""At most; each halves the gaps beside the choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A neighbour of the choice."""
+
+    row: Row
+    why: str
+
+
+def settle(
+    choice: ChosenConfiguration,
+    rows: Sequence[Row],
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+    space: Space,
+    evaluate: Evaluator,
+) -> tuple[ChosenConfiguration, list[Rejected], dict[Configuration, Row]]:
+    """Move to a better neighbour as long as there is one.
+
+    Returns the choice, its neighbours with the reason against each, and all rows.
+    """
+    seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
+    for _ in range(ROUNDS):
+        chosen = configuration_of(choice.row)
+        near = [c for c in beside(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)]
+        others = [c for c in space.alternatives(chosen) if _sold(c, evaluate)]
+        new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
+        if not new:
+            break
+        seen.update(zip(new, evaluate(new)))
+        choice = choose(list(seen.values()), constraints, minimise)
+    return choice, rejected(choice, seen, constraints, minimise, space), seen
+
+
+def rejected(
+    choice: ChosenConfiguration,
+    seen: Mapping[Configuration, Row],
+    constraints: Sequence[Constraint],
+    minimise: Metric,
+    space: Space,
+) -> list[Rejected]:
+    """What of ``seen`` is beside the choice, and the reason against each."""
+    chosen = configuration_of(choice.row)
+    return [
+        Rejected(row=seen[c], why=why_not(choice.row, seen[c], constraints, minimise))
+        for c in _nearest(chosen, seen, space)
+    ]
+
+
+def _nearest(
+    chosen: Configuration, seen: Mapping[Configuration, Row], space: Space
+) -> list[Configuration]:
+    """What is evaluated beside the choice: the next sizes, and its other choices."""
+    found: dict[Configuration, None] = {}
+    for line in lines_through(chosen, seen, space):
+        names = [c for _, c in line.points]
+        at = names.index(chosen)
+        found.update(dict.fromkeys(names[max(0, at - 1) : at + 2]))
+    found.update(dict.fromkeys(space.alternatives(chosen)))
+    return [c for c in found if c in seen and c != chosen]
+
+
+def _may_win(
+    c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
+) -> bool:
+    """Whether a size beside the choice could be better: what it costs at least is known."""
+    if not _sold(c, evaluate):
+        return False
+    certain = evaluate.known(c, [choice.row]).get(minimise.key)
+    return not choice.feasible or certain is None or certain < choice.row[minimise.key]
+
+
+def _sold(c: Configuration, evaluate: Evaluator) -> bool:
+    """Whether its disk can be bought in that size."""
+    try:
+        evaluate.known(c, [{"makespan_s": 0.0}])
+    except CanopyError:
+        return False
+    return True

@@ -1,0 +1,188 @@
+"""Convert a configuration for the simulator, and the simulator's result to a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.sim.system.config import SystemConfig, TierSpec
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.result import SystemResult
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.ttl.table import TTLTable
+
+PEAK = 4.0
+"""Room for the peaks of a store whose TTLs keep its average."""
+HOST_BYTES_PER_S = 20e9
+"""Between host memory and device, where the profile has no figure: about PCIe 4.0 x16, in use."""
+
+_KEPT = (
+    "requests", "mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s", "mean_tpot_s",
+    "mean_e2e_s", "throughput_tokens_per_s", "output_tokens_per_s", "makespan_s",
+    "token_hit_ratio", "token_hit_ratio_by_tier", "mean_bytes_by_tier", "peak_bytes_by_tier",
+    "disk_read_bytes", "disk_written_bytes", "mean_queue_s", "busy_share", "retracted", "seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What does not vary within a plan: the model, the device's room, the routing, and SGLang's
+    settings but for those that a ``Configuration`` has."""
+
+    profile: EngineProfile
+    device_tokens: int
+    """KV pool of one instance on its device."""
+    routing: str = "round-robin"
+    settings: ServerSettings = SGLANG_DEFAULTS
+    pool_known: bool = True
+    """Whether ``device_tokens`` was given or measured; else it was assumed."""
+
+    def settings_of(self, c: Configuration) -> ServerSettings:
+        """All of SGLang's settings that a server of this configuration has.
+
+        Raises ``CanopyError`` for a chunk that SGLang would not take with the page size.
+        """
+        if c.chunked_prefill_size % c.page_size:
+            raise CanopyError(
+                f"chunked_prefill_size {c.chunked_prefill_size} must be a multiple of page_size "
+                f"{c.page_size}, as SGLang asks; give another --chunked-prefill-size"
+            )
+        chosen = ServerSettings(
+            page_size=c.page_size,
+            chunked_prefill_size=c.chunked_prefill_size,
+            schedule_policy=c.schedule_policy,
+            hicache_write_policy=c.write_policy,
+            hicache_storage_prefetch_policy=c.prefetch_policy,
+            max_total_tokens=self.device_tokens if self.pool_known else None,
+        )
+        return chosen.over(self.settings).over(SGLANG_DEFAULTS)
+
+
+def system_of(
+    configuration: Configuration,
+    engine: Engine,
+    prices: Prices,
+    policy_configs: Mapping[str, Mapping[str, Any]],
+    group_table: TTLTable | None = None,
+) -> SystemConfig:
+    """The simulator's configuration. ``group_table`` is for ``ttl="group"``."""
+    c, profile = configuration, engine.profile
+    settings = engine.settings_of(c).to_json()
+    page_bytes = float(c.page_size * profile.kv_bytes_per_token)
+    speed = profile.host
+    host = disk = None
+    if c.dram_gib > 0:
+        host = TierSpec(
+            c.dram_gib * GIB,
+            speed.read_bytes_per_s if speed else HOST_BYTES_PER_S,
+            speed.write_bytes_per_s if speed else HOST_BYTES_PER_S,
+            policy=c.host_policy,
+            policy_config=policy_configs.get(c.host_policy, {}),
+            latency_s=speed.latency_s if speed else 0.0,
+        )
+    if c.disk is not None:
+        sold = prices.disk(c.disk)
+        disk = TierSpec(
+            _capacity_gib(c, prices) * GIB,
+            sold.read_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
+            sold.write_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
+            shared_channel=sold.shared_channel,
+            policy=c.disk_policy,
+            policy_config=policy_configs.get(c.disk_policy, {}),
+            ttl=group_table if c.ttl == GROUP else c.ttl,
+            latency_s=sold.latency_s,
+        )
+    return SystemConfig(
+        device_tokens=engine.device_tokens,
+        instances=c.instances,
+        routing=engine.routing,
+        device_policy=c.device_policy,
+        device_policy_config=policy_configs.get(c.device_policy, {}),
+        host=host,
+        disk=disk,
+        # A store locks its folder: what instances share must be sold as one store.
+        disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
+        schedule_conservativeness=settings["schedule_conservativeness"],
+        max_running=settings["max_running_requests"],
+        chunked_prefill_tokens=c.chunked_prefill_size,
+        max_prefill_tokens=settings["max_prefill_tokens"],
+        page_tokens=c.page_size,
+        write_policy=c.write_policy,
+        schedule_policy=c.schedule_policy,
+        prefetch_policy=c.prefetch_policy,
+        # SGLang fetches no less than a page.
+        prefetch_threshold_tokens=max(settings["prefetch_threshold"], c.page_size),
+        prefetch_timeout_base_s=settings["prefetch_timeout_base"],
+        prefetch_timeout_per_ki_token_s=settings["prefetch_timeout_per_ki_token"],
+    )
+
+
+def _capacity_gib(c: Configuration, prices: Prices) -> float:
+    """What one disk may hold. Where only use is paid for and TTLs decide what is kept,
+    ``disk_gib`` is what they may use on average, and their peaks need room."""
+    assert c.disk is not None
+    sold = prices.disk(c.disk)
+    if sold.billing == "used" and c.ttl == GROUP:
+        return min(sold.largest_gib, max(c.disk_gib * PEAK, sold.smallest_gib))
+    return c.disk_gib
+
+
+def metrics_of(result: SystemResult) -> dict[str, Any]:
+    """What is kept of a simulation."""
+    full = result.to_json()
+    return {name: full[name] for name in _KEPT}
+
+
+def row_of(
+    configuration: Configuration,
+    metrics: Mapping[str, Any],
+    prices: Prices,
+    kv_bytes_per_token: float = math.inf,
+) -> dict[str, Any]:
+    """Decision variables, metrics and cost (equations 1 and 2) of one configuration.
+
+    Operations are bought for pages of ``kv_bytes_per_token`` (infinite: they are no limit).
+    """
+    c = configuration
+    used = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
+    hours = metrics["makespan_s"] / 3600
+    cost = _per_hour(c, prices, kv_bytes_per_token, used) * hours
+    if c.disk is not None:
+        cost += prices.disk(c.disk).transfers(
+            metrics["disk_read_bytes"], metrics["disk_written_bytes"]
+        )
+    return {
+        **c.to_json(),
+        **metrics,
+        "cost_per_hour": cost / max(hours, 1e-12),
+        "cost": cost,
+    }
+
+
+def least_cost(
+    configuration: Configuration, rows: Any, prices: Prices, kv_bytes_per_token: float = math.inf
+) -> dict[str, float]:
+    """Lower bounds of a configuration's cost before it is simulated.
+
+    ``rows`` are its evaluated neighbours: it is served no sooner than the quicker of them.
+    """
+    per_hour = _per_hour(configuration, prices, kv_bytes_per_token, 0.0)
+    makespan_s = min(row["makespan_s"] for row in rows)
+    return {"cost_per_hour": per_hour, "cost": per_hour * makespan_s / 3600}
+
+
+def _per_hour(c: Configuration, prices: Prices, kv_bytes: float, used_gib: float) -> float:
+    return prices.per_hour(
+        instances=c.instances,
+        dram_gib=c.dram_gib,
+        disk=c.disk,
+        disk_gib=c.disk_gib,
+        used_gib=used_gib,
+        mib_s=c.disk_mib_s,
+        page_bytes=c.page_size * kv_bytes,
+    )

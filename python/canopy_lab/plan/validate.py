@@ -1,0 +1,217 @@
+"""Was a plan's prediction right: a server's own log against the simulation of the same requests.
+
+The server is simulated with the settings of its plan file. What is compared is what users feel
+(TTFT), what is served (tokens/s) and what is hit; the first requests, which find a cache that the
+simulation does not know, are left out of TTFT and hits.
+
+The profile's step times can be recalibrated by one factor, so that mean TTFT comes out right on
+the first half of the requests; the second half then says what the factor is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.plan.log_arrivals import AsAnswered
+from canopy_lab.plan.system import HOST_BYTES_PER_S
+from canopy_lab.sim.system.config import SystemConfig, TierSpec
+from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
+from canopy_lab.sim.system.run import simulate_system
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.served_log import ServedRequest
+from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import policy_names
+
+WARM_UP = 0.1
+TIERS = ("device", "host", "disk")
+TTFTS = ("mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s")
+HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
+METRICS = (*TTFTS, "throughput_tokens_per_s", *HITS)
+_ROUNDS = 12
+_MOST = 16.0
+"""The factor of a recalibration is between its inverse and this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Predicted and seen, by metric; a ratio of hits is of the prompts' tokens."""
+
+    requests: int
+    seen: Mapping[str, float]
+    predicted: Mapping[str, float]
+
+    def error(self, name: str) -> float:
+        """Of the prediction: points of hit ratio, else a share of what was seen."""
+        seen, predicted = self.seen[name], self.predicted[name]
+        return predicted - seen if name in HITS else predicted / max(seen, 1e-12) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """With the errors."""
+        both = [n for n in METRICS if n in self.seen and n in self.predicted]
+        return {
+            "requests": self.requests,
+            "seen": {n: self.seen[n] for n in both},
+            "predicted": {n: self.predicted[n] for n in both},
+            "errors": {n: self.error(n) for n in both},
+        }
+
+
+def system_of_plan(
+    plan: ServerPlan,
+    profile: EngineProfile,
+    *,
+    device_tokens: int | None = None,
+    disk: Bandwidth | None = None,
+) -> SystemConfig:
+    """One server of a plan file, for the simulator. ``disk``: bandwidth, else the profile's.
+
+    Raises ``CanopyError`` where the pool or a bandwidth is not known.
+    """
+    settings = (plan.server or SGLANG_DEFAULTS).over(SGLANG_DEFAULTS).to_json()
+    tokens = device_tokens or settings.get("max_total_tokens")
+    if tokens is None:
+        raise CanopyError(
+            "the plan does not say how large the device's KV pool is; give --device-tokens (the "
+            "server's log says max_total_num_tokens)"
+        )
+    host = stored = None
+    if plan.host_bytes:
+        speed = profile.host or Bandwidth(HOST_BYTES_PER_S, HOST_BYTES_PER_S)
+        host = TierSpec(
+            plan.host_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s,
+            policy=_simulated(plan.host_eviction), policy_config=plan.host_eviction_config,
+            latency_s=speed.latency_s, ttl=plan.host_ttl,
+        )  # fmt: skip
+    if plan.disk_bytes:
+        width = disk or profile.disk
+        if width is None:
+            raise CanopyError(
+                f"profile {profile.name!r} has no disk bandwidth; give --disk-mib-s, or profile "
+                "a server that has a disk tier"
+            )
+        stored = TierSpec(
+            plan.disk_bytes, width.read_bytes_per_s, width.write_bytes_per_s,
+            policy=_simulated(plan.disk_eviction), policy_config=plan.disk_eviction_config,
+            latency_s=width.latency_s, ttl=plan.ttl,
+        )  # fmt: skip
+    config: Mapping[str, Any] = plan.radix_eviction_config
+    tree = {n: config[n] for n in ("quantum_tokens", "whole_nodes") if n in config}
+    return SystemConfig(
+        device_tokens=int(tokens),
+        device_policy=_simulated(plan.radix_eviction),
+        device_policy_config={n: v for n, v in config.items() if n not in _TREE},
+        host=host,
+        disk=stored if host is not None else None,
+        schedule_conservativeness=settings["schedule_conservativeness"],
+        max_running=settings["max_running_requests"],
+        chunked_prefill_tokens=settings["chunked_prefill_size"],
+        max_prefill_tokens=settings["max_prefill_tokens"],
+        page_tokens=settings["page_size"],
+        write_policy=settings["hicache_write_policy"],
+        schedule_policy=settings["schedule_policy"],
+        prefetch_policy=settings["hicache_storage_prefetch_policy"],
+        prefetch_threshold_tokens=max(settings["prefetch_threshold"], settings["page_size"]),
+        prefetch_timeout_base_s=settings["prefetch_timeout_base"],
+        prefetch_timeout_per_ki_token_s=settings["prefetch_timeout_per_ki_token"],
+        **tree,
+    )
+
+
+_TREE = ("quantum_tokens", "whole_nodes", "block_tokens", "keep_tenant_share", "keep_total_share")
+
+
+def validate(
+    trace: Sequence[TraceRequest],
+    served: Mapping[int, ServedRequest],
+    config: SystemConfig,
+    profile: EngineProfile,
+    *,
+    part: tuple[float, float] = (WARM_UP, 1.0),
+) -> Validation:
+    """Simulate ``trace`` and compare ``part`` of it, from and to a share of the requests.
+
+    ``served`` is by the requests' ``line``. Raises ``CanopyError`` if too little was served.
+    """
+    first, last = (round(share * len(trace)) for share in part)
+    known = [served.get(r.line) for r in trace]
+    ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in known])
+    there = np.isfinite(ttft)
+    there[:first] = there[last:] = False
+    if there.sum() < 2:
+        raise CanopyError(
+            f"only {int(there.sum())} of {len(trace)} requests say when their first token was "
+            "there; give a log of more requests"
+        )
+    workload = Workload(trace, keep_stamps=True)
+    result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
+    prompts = np.array([max(r.input_tokens, 1) for r in trace])
+    cached = np.array([s.cached_tokens if s else 0 for s in known])
+    seen = _ttfts(ttft[there])
+    predicted = _ttfts(result.ttft_s[there])
+    seen["token_hit_ratio"] = float(cached[there].sum() / prompts[there].sum())
+    predicted["token_hit_ratio"] = float(result.cached_tokens[there].sum() / prompts[there].sum())
+    tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
+    ends = [r.time_s + s.e2e_s for r, s in zip(trace, known) if s and s.e2e_s is not None]
+    if ends:
+        seen["throughput_tokens_per_s"] = tokens / max(max(ends) - trace[0].time_s, 1e-9)
+        predicted["throughput_tokens_per_s"] = result.throughput_tokens_per_s
+    tiers = [s.cached_by_tier for s in known if s is not None and s.cached_by_tier is not None]
+    for tier in TIERS if tiers else ():
+        seen[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
+        predicted[f"{tier}_hit_ratio"] = result.token_hit_ratio_by_tier[tier]
+    return Validation(int(there.sum()), seen, predicted)
+
+
+def recalibrate(
+    trace: Sequence[TraceRequest],
+    served: Mapping[int, ServedRequest],
+    config: SystemConfig,
+    profile: EngineProfile,
+) -> tuple[float, EngineProfile, Validation]:
+    """The factor on step times that makes mean TTFT right on the first half of the requests.
+
+    Returns it, the profile with it, and how right that is on the second half.
+    """
+    half = 0.5 * (1 + WARM_UP)
+    low, high = 1 / _MOST, _MOST
+    for _ in range(_ROUNDS):
+        middle = math.sqrt(low * high)
+        found = validate(trace, served, config, scaled(profile, middle), part=(WARM_UP, half))
+        if found.error("mean_ttft_s") > 0:
+            high = middle
+        else:
+            low = middle
+    factor = math.sqrt(low * high)
+    better = scaled(profile, factor)
+    return factor, better, validate(trace, served, config, better, part=(half, 1.0))
+
+
+def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
+    """``profile`` with every step ``factor`` times as long."""
+    return replace(
+        profile,
+        prefill_linear_s=tuple(factor * s for s in profile.prefill_linear_s),
+        attention_s=tuple(tuple(factor * s for s in row) for row in profile.attention_s),
+        decode_step_s=tuple(tuple(factor * s for s in row) for row in profile.decode_step_s),
+        prefill_request_s=factor * profile.prefill_request_s,
+        notes={**profile.notes, "recalibrated": factor * profile.notes.get("recalibrated", 1.0)},
+    )
+
+
+def _ttfts(seconds: np.ndarray) -> dict[str, float]:
+    quantiles = np.percentile(seconds, (50, 90, 99))
+    return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
+
+
+def _simulated(policy: str | None) -> str:
+    """The simulator's name of a server's policy."""
+    name = (policy or "lru").removeprefix("canopy-")
+    return name if name in policy_names() else policy or "lru"

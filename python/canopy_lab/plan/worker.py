@@ -1,0 +1,128 @@
+"""Run one simulation in a worker process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+from canopy_lab.plan.groups import group_table, observe
+from canopy_lab.plan.prices import GIB, Prices
+from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.plan.system import Engine, metrics_of, system_of
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.result import SystemResult
+from canopy_lab.sim.system.run import simulate_system
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+from sglang_canopy.ttl.window import WindowSnapshot
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationTask:
+    """What to simulate: a configuration at a load (1: the trace's own)."""
+
+    configuration: Configuration
+    load: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class PlanInputs:
+    """What all tasks of a plan share."""
+
+    trace: CompactTrace
+    engine: Engine
+    prices: Prices
+    policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hash: str = TRACE_HASH
+    """Whose ids the trace's blocks are (``tier.ttl.HASHES``)."""
+    _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
+    _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
+    _served: dict[float, Workload] = field(default_factory=dict)
+    _kept: dict[str, Any] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What another process gets: what was given, and nothing that was made of it."""
+        given = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
+        return PlanInputs, given
+
+    def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
+        """The group TTLs for so much disk, all instances together."""
+        key = (disk_gib, load)
+        if key not in self._tables:
+            if load not in self._windows:
+                self._windows[load] = observe(at_load(self.trace, load), self.hash)
+            self._tables[key] = group_table(
+                self._windows[load], disk_gib * GIB, self.engine.profile.kv_bytes_per_token
+            )
+        return self._tables[key]
+
+    def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
+        """The group TTLs of a configuration that has some."""
+        if c.ttl != GROUP or c.disk is None:
+            return None
+        return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
+
+    def observed(self, load: float = 1.0) -> int:
+        """How many of the requests group TTLs were learnt from."""
+        window = self._windows.get(load)
+        return len(self.trace) if window is None else len(window.log)
+
+    def served(self, load: float = 1.0) -> Workload:
+        """The trace at this load, made ready once for all its simulations."""
+        if load not in self._served:
+            self._served[load] = Workload(at_load(self.trace, load))
+        return self._served[load]
+
+    def kept(self, name: str, make: Callable[[PlanInputs], Kept]) -> Kept:
+        """What ``make`` made of this, once in each process."""
+        if name not in self._kept:
+            self._kept[name] = make(self)
+        return cast(Kept, self._kept[name])
+
+    def forget(self) -> None:
+        """Free what was made of the trace."""
+        self._windows.clear()
+        self._tables.clear()
+        self._served.clear()
+        self._kept.clear()
+
+
+def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
+    """One simulation, and the group TTLs that it had."""
+    c = task.configuration
+    table = work.table_of(c, task.load)
+    config = system_of(c, work.engine, work.prices, work.policy_configs, table)
+    served, profile = work.served(task.load), work.engine.profile
+    return simulate_system(served, config, profile, seed=task.seed), table
+
+
+def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
+    """The metrics of one simulation."""
+    return run_in_full(work, task)[0]
+
+
+def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any], SystemResult]:
+    """The metrics of one simulation, and each request's."""
+    result, table = simulated(work, task)
+    metrics = metrics_of(result)
+    if table is not None:
+        metrics["ttl_table"] = {
+            "groups": len(table.groups),
+            "categories": len(table.categories),
+            "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
+            "requests": work.observed(task.load),
+        }
+    return metrics, result
+
+
+def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:
+    """The same requests ``load`` times as fast."""
+    if load == 1.0:
+        return trace
+    return (replace(request, time_s=request.time_s / load) for request in trace)

@@ -1,0 +1,127 @@
+"""The figures of advice, each once for a light page and once for a dark one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from canopy_lab.advise.advice import Advice, Row
+from canopy_lab.report.table import short_number
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of one page. The lines are Okabe and Ito's, lighter on a dark ground."""
+
+    ground: str
+    ink: str
+    faint: str
+    lru: str
+    wa: str
+    bound: str
+    grey: str
+    hints: str
+
+
+LIGHT = Theme("#ffffff", "#222222", "#d9d9d9", "#0072b2", "#d55e00", "#222222", "#8a8a8a", "#009e73")  # fmt: skip
+DARK = Theme("#16191d", "#e4e6e8", "#3a4047", "#56b4e9", "#f0a057", "#e4e6e8", "#8d959c", "#4fc99f")  # fmt: skip
+
+
+def charts(advice: Advice, theme: Theme) -> Iterator[tuple[str, Figure]]:
+    """(name, figure): ``capacity`` and ``policies``."""
+    yield "capacity", capacity_chart(advice, theme)
+    yield "policies", policies_chart(advice, theme)
+
+
+def capacity_chart(advice: Advice, theme: Theme) -> Figure:
+    """Token hit ratio against capacity: LRU everywhere, policies where they were simulated."""
+    figure, axes = _figure(theme, 3.9)
+    lru = advice.lru
+    axes.plot(lru.tokens, _percents(lru.hit_ratio), color=theme.lru, lw=1.8, label="LRU at every capacity")  # fmt: skip
+    styles = {
+        "hindsight bound": (theme.bound, "--", "v"),
+        "wa": (theme.wa, "-", "o"),
+        "lru, as in SGLang": (theme.lru, ":", "s"),
+    }
+    for label, (colour, line, marker) in styles.items():
+        curve = advice.others[label]
+        axes.plot(curve.tokens, _percents(curve.hit_ratio), color=colour, ls=line, marker=marker, ms=4, lw=1.4, label=label)  # fmt: skip
+    axes.axhline(100 * advice.repeats, color=theme.grey, ls="-.", lw=1, label="endless cache")
+    axes.axvline(advice.capacity_tokens, color=theme.grey, lw=1)
+    axes.annotate(
+        "asked about",
+        (advice.capacity_tokens, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -9),
+        textcoords="offset points",
+        fontsize=7.5,
+        color=theme.ink,
+    )
+    for tier in advice.tiers[1:]:
+        axes.axvline(tier.tokens, color=theme.faint, lw=1)
+    axes.set_xscale("log")
+    axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(bottom=0)
+    _label(axes, theme, "capacity, tokens of KV", "prompt tokens hit, %")
+    axes.legend(
+        fontsize=7.5, labelcolor=theme.ink, loc="upper left", bbox_to_anchor=(0, 0.95),
+        facecolor=theme.ground, edgecolor="none", framealpha=1,
+    )  # fmt: skip
+    return figure
+
+
+def policies_chart(advice: Advice, theme: Theme) -> Figure:
+    """Gain over SGLang's LRU of each arm, with its interval."""
+    rows = [row for row in advice.rows if row.kind != "baseline"][::-1]
+    figure, axes = _figure(theme, 0.9 + 0.28 * len(rows))
+    at = np.arange(len(rows))
+    points = np.array([row.gain.points for row in rows])
+    spread = np.array([[r.gain.points - r.gain.low, r.gain.high - r.gain.points] for r in rows])
+    axes.barh(at, points, height=0.62, color=[_colour(row, theme) for row in rows])
+    axes.errorbar(points, at, xerr=np.maximum(spread.T, 0), fmt="none", ecolor=theme.ink, lw=1)
+    axes.axvline(0, color=theme.ink, lw=0.8)
+    axes.set_yticks(at, [row.gain.label for row in rows])
+    axes.grid(False, axis="y")
+    if not points.any():
+        axes.set_xlim(-1, 1)
+    _label(axes, theme, "gain over SGLang's LRU, points of the prompt tokens", "")
+    return figure
+
+
+def _colour(row: Row, theme: Theme) -> str:
+    if row.kind == "placebo":
+        return theme.faint
+    if row.kind == "hints":
+        return theme.hints
+    if row.kind == "bound":
+        return theme.grey
+    return theme.wa if row.gain.label.startswith("wa") else theme.lru
+
+
+def _figure(theme: Theme, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.6, height), dpi=130, facecolor=theme.ground)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    axes.set_facecolor(theme.ground)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(theme.grey)
+    axes.tick_params(which="both", colors=theme.ink, labelsize=8)
+    axes.grid(True, color=theme.faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _label(axes: Axes, theme: Theme, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8.5, color=theme.ink)
+    axes.set_ylabel(y, fontsize=8.5, color=theme.ink)
+
+
+def _percents(ratios: tuple[float, ...]) -> list[float]:
+    return [100 * ratio for ratio in ratios]

@@ -1,0 +1,85 @@
+"""Write advice as one self-contained HTML page, light or dark as the reader's screen is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from canopy_lab.advise.advice import Advice
+from canopy_lab.report import advise_text as words
+from canopy_lab.report.advise_charts import DARK, LIGHT, charts
+from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
+from sglang_canopy import __version__
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import replace_file
+
+
+def write_page(path: Path | str, advice: Advice, name: str) -> None:
+    """Write the page of the log ``name``, whole or not at all. Raises ``CanopyError``."""
+    try:
+        replace_file(path, page(advice, name))
+    except OSError as error:
+        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
+
+
+def page(advice: Advice, name: str) -> str:
+    """The page, figures included as data."""
+    light = {n: as_data(png_bytes(f)) for n, f in charts(advice, LIGHT)}
+    dark = {n: as_data(png_bytes(f)) for n, f in charts(advice, DARK)}
+    marked = next(
+        (
+            at
+            for at, row in enumerate(advice.rows)
+            if advice.decision.gain and row.gain.label == advice.decision.gain.label
+        ),
+        0,
+    )
+    policies = [words.policy_cells(row) for row in advice.rows]
+    sections = [
+        {
+            "heading": "How much of the traffic repeats, and what a cache of any size hits",
+            "text": [words.about_repeats(advice), words.about_capacity(advice)],
+            "figure": "capacity" if advice.repeats else None,
+            "table": None,
+        },
+        {
+            "heading": "What each policy, and hints, would add",
+            "text": [words.about_placebo(advice), words.about_hints(advice)] if advice.repeats else [],
+            "figure": "policies" if advice.repeats else None,
+            "table": HtmlTable(
+                words.HEAD, policies, text=(len(words.HEAD) - 1,), marked=marked,
+                notes=[words.about_uncertainty(advice), words.about_profile(advice), words.about_queue(advice)],
+            ),
+        },
+    ]  # fmt: skip
+    if len(advice.tiers) > 1:
+        tiers = [words.tier_cells(tier) for tier in advice.tiers]
+        sections.append(
+            {
+                "heading": "What host memory and a disk would add",
+                "text": [],
+                "figure": None,
+                "table": HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers(advice)]),
+            }
+        )
+    return render(
+        "advise",
+        title=f"A cache for {name}",
+        sentence=advice.decision.sentence,
+        steps=_steps(advice),
+        about=words.about_log(advice),
+        sections=sections,
+        light=light,
+        dark=dark,
+        version=__version__,
+    )
+
+
+def _steps(advice: Advice) -> list[str]:
+    if advice.decision.gain is None:
+        return []
+    steps = ["sglang serve MODEL --radix-eviction canopy-lru"]
+    if advice.decision.flag != "canopy-lru":
+        steps.append(f"sglang serve MODEL --radix-eviction {advice.decision.flag}")
+    if advice.decision.gain.label == "wa (duel)":
+        steps[-1] += """ --radix-eviction-policy-config '{"model": "duel"}'"""
+    return steps

@@ -1,0 +1,218 @@
+"""Advice in words: the terminal's summary and the sentences of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from canopy_lab.advise.advice import Advice, Row, Tier
+from canopy_lab.advise.decide import Gain
+from canopy_lab.advise.queue import BUSY
+from canopy_lab.report.table import bytes_text, short_number, text_table
+
+KINDS = {
+    "baseline": "",
+    "policy": "",
+    "placebo": "placebo",
+    "hints": "needs hints",
+    "bound": "no server can",
+}
+FEW_PROMPTS = 50
+"""Below so many mean prompts in the simulated cache, a single one decides too much."""
+HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "TTFT alone", "queued", "queued, P95", "GPU-s saved/h", "")  # fmt: skip
+TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU-s saved/h")  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """``12.9 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def seconds(value: float) -> str:
+    """``85 ms`` below a second, else ``1.23 s``."""
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def duration(value: float) -> str:
+    """``45 s``, ``12 min``, ``3.4 h``, ``2.1 days``."""
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if value < limit:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 86_400:.3g} days"
+
+
+def policy_cells(row: Row) -> list[str]:
+    """A row of the table of policies, under ``HEAD``."""
+    g, base = row.gain, row.kind == "baseline"
+    return [
+        g.label,
+        percent(g.hit_ratio),
+        "" if base else f"{g.points:+.1f}",
+        "" if base else _interval(g),
+        seconds(row.cost.ttft_mean_s),
+        seconds(row.cost.queued_mean_s),
+        seconds(row.cost.queued_p95_s),
+        "" if base else short_number(row.gpu_s_saved_per_hour),
+        KINDS[row.kind],
+    ]
+
+
+def tier_cells(tier: Tier) -> list[str]:
+    """A row of the table of tiers, under ``TIER_HEAD``."""
+    return [
+        tier.label,
+        f"{short_number(tier.tokens)} tokens",
+        percent(tier.lru.hit_ratio),
+        seconds(tier.lru_cost.queued_mean_s),
+        percent(tier.advised.hit_ratio),
+        seconds(tier.advised_cost.queued_mean_s),
+        short_number(tier.gpu_s_saved_per_hour),
+    ]
+
+
+def about_log(advice: Advice) -> list[str]:
+    """What was read, and how."""
+    s = advice.sample
+    rate = s["requests_in_log"] / max(s["span_s"], 1.0)
+    lines = [
+        f"{s['requests_in_log']:,} requests in {duration(s['span_s'])} ({rate:.3g} a second), "
+        f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average."
+    ]
+    if s["one_in"] > 1:
+        lines.append(
+            f"Sampled: one conversation in {s['one_in']}, chosen by hash, {s['requests']:,} requests; "
+            "capacities are scaled down with it, and SGLang's LRU is simulated evicting as much as is "
+            "needed, not whole nodes. The intervals hold for the sample."
+        )
+        if advice.scaled_prompts < FEW_PROMPTS:
+            lines.append(
+                f"The scaled cache holds only {advice.scaled_prompts:.0f} mean prompts, so hit ratios at "
+                "small capacities are rough, mostly too low; --sample-requests takes more."
+            )
+    if s["method"]:
+        text = f"Prompts were cut into blocks; {s['method']}"
+        if s["token_scale"] != 1.0:
+            text += f". The log's server counted {s['token_scale']:.2f} tokens for each, and capacities are converted by that"  # fmt: skip
+        lines.append(text + ".")
+    if s["merged"] > 1:
+        lines.append(f"Blocks are merged by {s['merged']}, to {s['block_tokens']} tokens.")
+    if not s["has_content"]:
+        lines.append(
+            "The format does not say which prompts share a prefix: every one counts as new."
+        )
+    return lines
+
+
+def about_capacity(advice: Advice) -> str:
+    """Where the capacity comes from."""
+    size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
+    if advice.capacity_given:
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV."
+    return (
+        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed, about an 8B model on "
+        "one GPU of 80 GB. Yours is max_total_num_tokens in SGLang's log; give it as "
+        "--capacity-tokens, summed over replicas if a router keeps conversations together."
+    )
+
+
+def about_repeats(advice: Advice) -> str:
+    """How much of the traffic repeats."""
+    base = advice.rows[0].gain.hit_ratio
+    text = f"{percent(advice.repeats)} of the prompt tokens were asked for before: what an endless cache hits."
+    if advice.repeats:
+        text += (
+            f" It would hold {short_number(advice.distinct_tokens)} tokens. SGLang's LRU hits "
+            f"{percent(base)} at your capacity, {percent(base / advice.repeats)} of what repeats."
+        )
+    return text
+
+
+def about_placebo(advice: Advice) -> str:
+    """What the labels bring."""
+    wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
+    return (
+        f"Placebo: with the labels (type, turn, stop) shuffled among the requests wa gains "
+        f"{advice.placebo_points:+.1f} points, with the true ones {wa.points:+.1f}. What is left "
+        "of the gain with shuffled labels does not come from them."
+    )
+
+
+def about_hints(advice: Advice) -> str:
+    """What hints would add."""
+    half, full = [r.gain.points for r in advice.rows if r.kind == "hints"]
+    bound = advice.rows[-1].gain
+    return (
+        f"If clients said whether and when a conversation continues: {half:+.1f} points with half of "
+        f"them, right nine times in ten; {full:+.1f} with all of them, always right. A policy that "
+        f"knew the future and caches every request: {bound.points:+.1f}."
+    )
+
+
+def about_profile(advice: Advice) -> str:
+    """What TTFT and GPU-seconds mean here."""
+    return (
+        f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
+        "request by itself, the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
+        "hour of this log. Prefill under LRU keeps one such GPU busy for "
+        f"{percent(advice.prefill_busy)} of the time."
+    )
+
+
+def about_queue(advice: Advice) -> str:
+    """How long prompts wait, and before how many servers."""
+    count = "one server" if advice.servers == 1 else f"{advice.servers} servers"
+    text = (
+        f"Queued: prompts come as in the log to {count} and wait for each other, first come first "
+        "served; decoding beside them is left out (canopy simulate-system has it)."
+    )
+    if not advice.servers_given:
+        return text + f" So many keep prefill under LRU below {100 * BUSY:.0f} % of their time; say yours with --servers."  # fmt: skip
+    if advice.prefill_busy >= advice.servers:
+        return text + " Under LRU that is more than they can do: the queue grows for as long as the log goes on."  # fmt: skip
+    return text
+
+
+def about_uncertainty(advice: Advice) -> str:
+    """How the intervals are made."""
+    return (
+        f"Intervals: {advice.clusters:,} {advice.cluster_kind} drawn with replacement a thousand times, "
+        "with what the simulator gave for each request. They do not cover another week's traffic."
+    )
+
+
+def about_tiers(advice: Advice) -> str:
+    """How the tiers are estimated."""
+    del advice
+    return (
+        "A lower tier holds copies of what is above it, so its size is what counts. Hits from it are "
+        "charged with their transfer; queues on the link are not simulated (canopy simulate-system, "
+        "canopy plan)."
+    )
+
+
+def summary(advice: Advice) -> str:
+    """What the terminal shows."""
+    return "\n".join(_summary(advice))
+
+
+def _summary(advice: Advice) -> Iterator[str]:
+    yield from about_log(advice)
+    yield about_capacity(advice)
+    yield about_repeats(advice)
+    yield ""
+    yield text_table(HEAD, [policy_cells(row) for row in advice.rows])
+    yield ""
+    if advice.repeats:
+        yield about_placebo(advice)
+        yield about_hints(advice)
+        yield ""
+    if len(advice.tiers) > 1:
+        yield text_table(TIER_HEAD, [tier_cells(tier) for tier in advice.tiers])
+        yield ""
+    yield about_profile(advice)
+    yield about_queue(advice)
+    yield ""
+    yield advice.decision.sentence
+
+
+def _interval(gain: Gain) -> str:
+    return f"{gain.low:+.1f} to {gain.high:+.1f}"

@@ -1,0 +1,191 @@
+"""Print a plan: the front, the extremes beside the baseline, the choice and its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from canopy_lab.plan.choice import against, configuration_of, label_of, value_text
+from canopy_lab.plan.objective import METRICS, Metric, Row
+from canopy_lab.plan.planner import CapacityPlan
+from canopy_lab.plan.sizes import gib_text
+from canopy_lab.plan.uncertainty import LEVEL, SHOWN, Uncertainty
+from canopy_lab.report.table import text_table
+
+PUBLISHED = (0.093, -0.583, -0.202)
+"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its traces (arXiv 2603.08739, section 5.2)."""
+
+_METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
+HEAD = (
+    "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "$/h", "cost",
+)  # fmt: skip
+EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost")
+
+
+def plan_text(plan: CapacityPlan, currency: str) -> str:
+    """Everything a user reads on the terminal."""
+    parts = [
+        *overview(plan),
+        "",
+        f"Non-dominated ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
+        configurations_table(plan.front, mark=plan.choice.row),
+        "",
+        f"Extremes beside the fixed baseline ({label_of(plan.baseline)}):",
+        text_table(EXTREMES_HEAD, extremes(plan)),
+        "",
+        *choice_text(plan, currency),
+    ]
+    if plan.uncertainty is not None:
+        parts += uncertainty_text(plan.uncertainty)
+    if plan.neighbours:
+        parts += ["", "Why not the ones beside it:"]
+        parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
+    if len(plan.sensitivity) > 1:
+        parts += ["", "The same configuration at other loads:", loads_table(plan)]
+    return "\n".join(parts)
+
+
+def overview(plan: CapacityPlan) -> list[str]:
+    """What was done, in two or three lines."""
+    stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
+    grid = f" A grid in equal steps has {plan.grid_size}." if not plan.request.grid else ""
+    lines = [
+        f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
+        f"{len(plan.found.rows)} configurations evaluated ({stages}).{grid}",
+        f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
+        f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
+    ]
+    if plan.found.out_of_budget and not plan.predicted:
+        lines.append("The evaluations were spent before the search was done (--evaluations).")
+    if plan.predicted:
+        lines.append(
+            f"{plan.predicted} of them were predicted and not simulated (~): none could be the "
+            "choice within the margins of those that were (--screening off simulates all)."
+        )
+    elif not plan.request.grid:
+        lines.append(
+            f"Sizes between those evaluated could add {100 * plan.found.left:.2g} % to that volume "
+            "at most, if more room is never slower."
+        )
+    return lines
+
+
+def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
+    """One line a configuration; the marked one has a star."""
+    lines = []
+    for row in rows:
+        c = configuration_of(row)
+        star = "* " if mark is not None and configuration_of(mark) == c else ""
+        lines.append([star + label_of(row), *cells(row)])
+    return text_table(HEAD, lines)
+
+
+def cells(row: Row) -> list[str]:
+    """The metrics of a row, formatted as the columns after the first."""
+    tiers = row["token_hit_ratio_by_tier"]
+    return [
+        value_text(METRICS["mean_ttft"], row["mean_ttft_s"]),
+        value_text(METRICS["p99_ttft"], row["p99_ttft_s"]),
+        f"{row['throughput_tokens_per_s']:.0f}",
+        f"{100 * row['token_hit_ratio']:.1f} %",
+        "/".join(f"{100 * tiers.get(tier, 0.0):.1f}" for tier in ("device", "host", "disk")),
+        f"{row['cost_per_hour']:.3f}",
+        f"{row['cost']:.3f}",
+    ]
+
+
+def extremes(plan: CapacityPlan) -> list[list[str]]:
+    """The baseline and the extreme points, with what each wins against it; under
+    ``EXTREMES_HEAD``."""
+    rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
+    rows[0] += ["", "", ""]
+    for name, row in plan.extremes.items():
+        gains = against(row, plan.baseline)
+        change = (gains["throughput_gain"], -gains["mean_ttft_saved"], -gains["cost_saved"])
+        rows.append([name, label_of(row), *cells(row), *map(_change, change)])
+    rows.append(["published, other traces", "at best", *[""] * (len(HEAD) - 1)])
+    rows[-1] += map(_change, PUBLISHED)
+    return rows
+
+
+def _change(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
+    """The choice, or what stands in the way of one."""
+    request, row = plan.request, plan.choice.row
+    wanted = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
+    limits = " and ".join(c.text for c in request.constraints)
+    if plan.choice.feasible:
+        given = f", given {limits}" if limits else ""
+        return [
+            f"Chosen ({wanted}{given}): {label_of(row)}",
+            f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+        ]
+    lines = [f"No configuration meets {limits}. What binds:"]
+    for constraint in plan.choice.binding:
+        rows = plan.found.rows.values()
+        best = min(rows, key=lambda r: constraint.miss(r))
+        value = value_text(constraint.metric, constraint.value(best))
+        lines.append(
+            f"  {constraint.text}: the best found is {value}, with {label_of(best)}"
+            if not constraint.met(best)
+            else f"  {constraint.text}: can be met alone, not together with the others"
+        )
+    lines += [
+        f"The nearest feasible point: {label_of(row)}",
+        f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
+        f"  it is feasible with: {relaxed(plan)}",
+    ]
+    return lines
+
+
+def uncertainty_text(found: Uncertainty) -> list[str]:
+    """How sure the choice is."""
+    lines = [f"  Over traces drawn from blocks of {found.block_requests} requests of this one:"]
+    by_key = {m.key: m for m in METRICS.values()}
+    for key in SHOWN:
+        of, (low, high), parts = by_key[key], found.intervals[key], found.windows[key]
+        within, over = (_ends(of, values) for values in ((low, high), parts))
+        lines.append(
+            f"    {of.name}: {100 * LEVEL:.0f} % between {within[0]} and {within[1]}; "
+            f"{len(parts)} windows from {over[0]} to {over[1]}"
+        )
+    if found.met is not None:
+        hint = " (--confidence P chooses by it)" if found.met < LEVEL else ""
+        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them{hint}")
+    return lines
+
+
+def _ends(of: Metric, parts: Sequence[float]) -> tuple[str, str]:
+    return value_text(of, min(parts)), value_text(of, max(parts))
+
+
+def relaxed(plan: CapacityPlan) -> str:
+    """The constraints as the nearest point would meet them."""
+    row, parts = plan.choice.row, []
+    for c in plan.request.constraints:
+        sign = "<" if c.at_most else ">"
+        if c.met(row):
+            parts.append(c.text)
+        else:
+            value = c.value(row) * (1.005 if c.at_most else 0.995)
+            parts.append(f"{c.metric.name}{sign}{value:.4g}")
+    return " and ".join(parts)
+
+
+def main_metrics(row: Row) -> str:
+    """The main numbers of a row in one line."""
+    return ", ".join(
+        f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
+    )
+
+
+def loads_table(plan: CapacityPlan) -> str:
+    """The choice at each load, and whether it still meets the constraints."""
+    lines = []
+    for load, row in plan.sensitivity.items():
+        met = all(c.met(row) for c in plan.request.constraints)
+        change = f"{100 * (load - 1):+.0f} %" if load != 1 else "as in the trace"
+        lines.append([change, *cells(row), "yes" if met else "no"])
+    return text_table(("load", *HEAD[1:], "meets"), lines)

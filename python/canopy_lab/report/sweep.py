@@ -1,0 +1,89 @@
+"""The table of ``canopy simulate``: a line per policy and capacity, means over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.report.table import bytes_text, short_number, text_table
+
+Row = Mapping[str, Any]
+BASE, BOUND = "lru", "belady"
+
+
+def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
+    """Rows of equal policy and equal place among its capacities: they differ in the seed.
+
+    The policy is a label, with ``(placebo)`` where it is one.
+    """
+    cells: dict[tuple[str, int], list[Row]] = {}
+    seen: dict[tuple[str, int], int] = {}
+    for row in rows:
+        label = row["policy"] + (" (placebo)" if row["placebo"] else "")
+        at = seen.get((label, row["seed"]), 0)
+        seen[label, row["seed"]] = at + 1
+        cells.setdefault((label, at), []).append(row)
+    return cells
+
+
+def mean(rows: Sequence[Row], key: str) -> float:
+    """Mean of ``key`` over ``rows``."""
+    return float(np.mean([row[key] for row in rows]))
+
+
+def sweep_table(rows: Sequence[Row]) -> str:
+    """The rows of a sweep as text, with the gap to hindsight closed where that can be said."""
+    cells = by_cell(rows)
+    with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
+    with_model = rows[0]["kv_bytes_saved"] is not None
+    header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
+    header += ["uncached p50", "p90", "p95", "p99", "TEL", "over"]
+    header += ["KV saved", "FLOPs saved %"] * with_model + ["s"]
+    lines = []
+    for (label, at), group in cells.items():
+        hits = [100 * row["block_hit_ratio"] for row in group]
+        spread = np.ptp(hits) / 2
+        line = [
+            label,
+            f"{100 * mean(group, 'capacity_fraction'):.3g} %",
+            f"{mean(group, 'capacity_blocks'):.0f}",
+            f"{np.mean(hits):.2f}" + (f" ±{spread:.2f}" if spread else ""),
+        ]
+        if with_gap:
+            line.append(_gap(cells, at, float(np.mean(hits))))
+        line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
+        line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
+        line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
+        if with_model:
+            line += [bytes_text(mean(group, "kv_bytes_saved"))]
+            line += [f"{100 * mean(group, 'prefill_flops_saved_ratio'):.2f}"]
+        lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
+    return text_table(header, lines)
+
+
+def sweep_notes(rows: Sequence[Row]) -> list[str]:
+    """What the table's columns mean, and the sizes behind it."""
+    first, seeds = rows[0], len({row["seed"] for row in rows})
+    least = min(row["tel_threshold_tokens"] for row in rows)
+    most = max(row["tel_threshold_tokens"] for row in rows)
+    above = f"{least:.0f}" if least == most else f"LRU's P90 ({least:.0f} to {most:.0f})"
+    notes = [
+        f"{first['requests']} requests, {first['distinct_blocks']} distinct blocks of "
+        f"{first['block_tokens']} tokens" + (" (first seed)" if seeds > 1 else "")
+    ]
+    if seeds > 1:
+        notes.append(f"means over {seeds} seeds, ± half the range")
+    if {BASE, BOUND} <= {row["policy"] for row in rows}:
+        notes.append(f"gap: share of the way from {BASE} to the hindsight bound {BOUND}")
+    notes.append(f"TEL: uncached tokens above {above}; over: requests above it")
+    return notes
+
+
+def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float) -> str:
+    low = 100 * mean(cells[BASE, at], "block_hit_ratio")
+    high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
+    if high - low <= 0.5:  # points: nothing worth a share of
+        return ""
+    return str(round(100 * (hits - low) / (high - low)))

@@ -1,0 +1,171 @@
+"""Simulate one policy at one capacity over one trace."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from canopy_lab.sim.model import ModelShape
+from canopy_lab.sim.requests import Hints, to_requests
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.records import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """What one run measured. A hit is in the leading run of cached blocks of a prompt."""
+
+    requests: int
+    capacity_blocks: int
+    blocks: int
+    """Blocks asked for, over all prompts."""
+    block_hits: int
+    tokens: int
+    token_hits: int
+    uncached_tokens_p50: float
+    uncached_tokens_p90: float
+    uncached_tokens_p95: float
+    uncached_tokens_p99: float
+    uncached_tokens: array
+    """Tokens to prefill, one entry a request, in order (``array('q')``)."""
+    threshold_tokens: float | None
+    tel_tokens: float | None
+    """Tail excess latency in tokens: the sum over requests of max(0, uncached - threshold)
+    (arXiv 2510.15152 with its linear latency model; times alpha it is the paper's TEL in
+    seconds). ``None`` without a threshold."""
+    slo_violations: int | None
+    """Requests with more uncached tokens than the threshold."""
+    kv_bytes_saved: int | None
+    """Bytes of KV that hits did not have to compute and write. ``None`` without a model."""
+    flops_saved: int | None
+    flops_saved_ratio: float | None
+    """Prefill FLOPs that hits saved, of those without a cache."""
+    evictions: int
+    evicted_blocks: int
+    resident_blocks: int
+    """Blocks in the cache at the end."""
+    seconds: float
+    """Wall time of the run, reading of the trace included."""
+
+    @property
+    def block_hit_ratio(self) -> float:
+        return self.block_hits / self.blocks if self.blocks else 0.0
+
+    @property
+    def token_hit_ratio(self) -> float:
+        return self.token_hits / self.tokens if self.tokens else 0.0
+
+
+def simulate(
+    trace: Iterable[TraceRequest],
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    threshold_tokens: float | None = None,
+    model: ModelShape | None = None,
+    placebo_seed: int | None = None,
+    hints: Hints | None = None,
+    slo_ms: float | None = None,
+    ttft_model: tuple[float, float] | None = None,
+    quantum_tokens: int = 1,
+    whole_nodes: bool = False,
+    optional_caching: bool = False,
+    on_evict: Callable[[Evicted], None] | None = None,
+    on_request: Callable[[Request, int], None] | None = None,
+    verify_every: int = 0,
+) -> SimResult:
+    """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
+
+    The result's tail is measured against ``threshold_tokens``; ``slo_ms`` and ``ttft_model`` go to
+    the policy. With ``optional_caching`` a request need not be cached (``policy/block_tree.py``).
+    ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
+    n > 0 recounts the whole tree every n requests (slow; for tests).
+
+    Raises ``CanopyError`` for an empty or unsorted trace, or one that mixes block sizes.
+    """
+    started = time.perf_counter()
+    tree: RadixTree | None = None
+    blocks = block_hits = tokens = token_hits = flops = flops_saved = 0
+    uncached = array("q")
+    requests = to_requests(
+        trace, placebo_seed=placebo_seed, hints=hints, slo_ms=slo_ms, ttft_model=ttft_model
+    )
+    for request in requests:
+        if tree is None:
+            tree = RadixTree(
+                policy,
+                capacity_blocks,
+                request.block_tokens,
+                quantum_tokens=quantum_tokens,
+                whole_nodes=whole_nodes,
+                optional_caching=optional_caching,
+                on_evict=on_evict,
+            )
+        elif request.block_tokens != tree.block_tokens:
+            raise CanopyError(
+                f"request {len(uncached) + 1} has blocks of {request.block_tokens} tokens, the "
+                f"ones before of {tree.block_tokens}; simulate traces of one block size"
+            )
+        hit = tree.access(request)
+        prompt = request.prompt_tokens
+        hit_tokens = min(hit * tree.block_tokens, prompt)
+        blocks += len(request.path)
+        block_hits += hit
+        tokens += prompt
+        token_hits += hit_tokens
+        uncached.append(prompt - hit_tokens)
+        if model is not None:
+            flops += model.prefill_flops(prompt)
+            flops_saved += model.prefill_flops(hit_tokens)
+        if on_request is not None:
+            on_request(request, hit_tokens)
+        if verify_every and len(uncached) % verify_every == 0:
+            tree.verify()
+    if tree is None:
+        raise CanopyError("the trace has no requests; give one that has")
+    if verify_every:
+        tree.verify()
+    left = np.frombuffer(uncached, dtype=np.int64)
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(left, (50, 90, 95, 99)))
+    tel, violations = None, None
+    if threshold_tokens is not None:
+        excess = left[left > threshold_tokens] - threshold_tokens
+        tel, violations = float(excess.sum()), int(excess.size)
+    return SimResult(
+        requests=len(uncached),
+        capacity_blocks=capacity_blocks,
+        blocks=blocks,
+        block_hits=block_hits,
+        tokens=tokens,
+        token_hits=token_hits,
+        uncached_tokens_p50=p50,
+        uncached_tokens_p90=p90,
+        uncached_tokens_p95=p95,
+        uncached_tokens_p99=p99,
+        uncached_tokens=uncached,
+        threshold_tokens=threshold_tokens,
+        tel_tokens=tel,
+        slo_violations=violations,
+        kv_bytes_saved=None if model is None else token_hits * model.kv_bytes_per_token(),
+        flops_saved=None if model is None else flops_saved,
+        flops_saved_ratio=None if model is None else flops_saved / max(flops, 1),
+        evictions=tree.evictions,
+        evicted_blocks=tree.evicted_blocks,
+        resident_blocks=tree.used_blocks,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def distinct_blocks(trace: Iterable[TraceRequest]) -> int:
+    """How many different blocks a trace asks for: the capacity that never evicts."""
+    seen: set[int] = set()
+    for record in trace:
+        seen.update(record.blocks)
+    return len(seen)

@@ -1,0 +1,57 @@
+"""``end-aware-tlru``: T-LRU that knows which conversations are over (arXiv 2510.15152).
+
+As defined here: of each path it knows whether any prompt will use it again, not when nor how
+long. Blocks never used again go first, together with those that T-LRU calls safe: beyond the
+budget history + next prompt - threshold, the next prompt's growth taken as one constant.
+Otherwise it is LRU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from canopy_lab.sim.hindsight.future import NEVER, HindsightPolicy
+from sglang_canopy.records import Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    threshold_tokens: float = 0.0
+    """Uncached tokens a request may have without excess."""
+    next_prompt_tokens: float | None = None
+    """What the next prompt adds to the history; by default the trace's own mean."""
+
+    def __post_init__(self) -> None:
+        for key in ("threshold_tokens", "next_prompt_tokens"):
+            value = getattr(self, key)
+            if value is not None and not value >= 0:
+                raise ValueError(f"key {key!r} must be 0 or above, got {value}")
+
+
+class EndAwareTLRU(HindsightPolicy):
+    """What knowing the ends would add to ``canopy-tlru``."""
+
+    name: ClassVar[str] = "end-aware-tlru"
+    Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
+
+    # victim = safe or finished blocks of the least recent leaf that has some,
+    #          else the least recent leaf
+    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+        tokens = self.future.block_tokens
+        run = self.future.last_run(leaf)
+        end = (leaf.offset + leaf.length) // tokens
+        growth = self.config.next_prompt_tokens
+        if growth is None:
+            growth = self.future.mean_growth_tokens
+        budget = leaf.history + growth - self.config.threshold_tokens
+        safe_from = max(0, -int(-budget // tokens))
+        if run.next_use == NEVER:
+            safe_from = min(safe_from, run.start)
+        if safe_from < end:
+            return (0, leaf.last_access), safe_from
+        return (1, leaf.last_access), 0
+
+
+POLICY = EndAwareTLRU

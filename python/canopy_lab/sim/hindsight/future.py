@@ -1,0 +1,115 @@
+"""The next use of every block of a trace, and the base class of hindsight policies."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, NamedTuple
+
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf
+
+NEVER = 1 << 62
+"""Index of the request that uses a block next, where none does."""
+
+
+class NextUseRun(NamedTuple):
+    """Consecutive blocks of a path that are used next by one and the same request."""
+
+    start: int
+    """Depth of the first of them, in blocks from the root."""
+    next_use: int
+    """Index of that request in the trace, or ``NEVER``."""
+
+
+class Future:
+    """The next use of every block after every request of ``trace``.
+
+    A request that uses a block uses all before it, so along a path next uses never come
+    earlier with depth, and a few runs say it all: memory is O(requests), not O(accesses).
+    All blocks of a tree's node were last used by one request, which its stamp names (times are
+    distinct, see ``to_requests``), so nothing has to be kept per block.
+    """
+
+    def __init__(self, trace: Sequence[TraceRequest]) -> None:
+        self.block_tokens = trace[0].block_tokens if trace else 1
+        self.prompt_tokens = [record.input_tokens for record in trace]
+        self._index = {request.time: i for i, request in enumerate(to_requests(trace))}
+        self._starts: list[list[int]] = []
+        self._next: list[list[int]] = []
+        growth: list[int] = []
+        use: dict[int, int] = {}
+        for index in range(len(trace) - 1, -1, -1):
+            record = trace[index]
+            path = record.blocks
+            starts: list[int] = []
+            nexts: list[int] = []
+            depth = 0
+            for following, run in groupby(map(use.get, path)):
+                starts.append(depth)
+                nexts.append(NEVER if following is None else following)
+                depth += sum(1 for _ in run)
+            self._starts.append(starts)
+            self._next.append(nexts)
+            full = min(record.input_tokens // record.block_tokens, len(path))
+            following = use.get(path[full - 1]) if full else None
+            if following is not None:
+                grown = self.prompt_tokens[following] - record.input_tokens - record.output_tokens
+                growth.append(max(grown, 0))
+            use.update(dict.fromkeys(path, index))
+        self._starts.reverse()
+        self._next.reverse()
+        self.mean_growth_tokens = sum(growth) / len(growth) if growth else 0.0
+        """Tokens by which a continued prompt exceeds the history before it, on average."""
+
+    def last_run(self, leaf: Leaf) -> NextUseRun:
+        """The run that ends with ``leaf``'s last block."""
+        request = self._index[leaf.last_access]
+        starts = self._starts[request]
+        at = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
+        return NextUseRun(starts[at], self._next[request][at])
+
+    def needed_blocks(self, request: int, threshold_tokens: float) -> int:
+        """How many leading blocks ``request`` must find cached for no tail excess.
+
+        Block i (from 0) counts if missing it leaves more than ``threshold_tokens`` to prefill.
+        """
+        needed = (self.prompt_tokens[request] - threshold_tokens) / self.block_tokens
+        return max(0, -int(-needed // 1))
+
+
+class HindsightPolicy(Policy):
+    """Ranks a leaf by its last blocks: a subclass says how, and how many of them go."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    reads_labels: ClassVar[bool] = False
+
+    def __init__(self, config: Any, future: Future) -> None:
+        super().__init__(config)
+        self.future = future
+        self._heap = LazyHeap()
+
+    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+        """``(rank, keep)``: least rank goes first, down to ``keep`` blocks from the root."""
+        raise NotImplementedError
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        self._heap.push(leaf, self.judge(leaf)[0])
+
+    def drop(self, leaf: Leaf) -> None:
+        self._heap.discard(leaf)
+
+    def victim(self, now: float) -> Victim | None:
+        leaf = self._heap.least()
+        if leaf is None:
+            return None
+        keep = self.judge(leaf)[1] * self.future.block_tokens - leaf.offset
+        return Victim(leaf, max(keep, 0))
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(self._heap)

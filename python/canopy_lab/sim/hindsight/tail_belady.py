@@ -1,0 +1,59 @@
+"""``tail-belady``: Tail-Optimized Belady, the bound on tail excess latency (arXiv 2510.15152).
+
+A request with n blocks to prompt and a threshold of x exceeds it by the blocks it misses among
+its first n - x; the last x may be missing for free. So a block whose next use is among those
+last x, or that has no next use, is *safe* to evict: it comes back with that use either way.
+Safe blocks go first, then what is needed furthest in the future.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from canopy_lab.sim.hindsight.future import NEVER, Future, HindsightPolicy, NextUseRun
+from sglang_canopy.records import Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    threshold_tokens: float = 0.0
+    """Uncached tokens a request may have without excess; 0 makes this ``belady``."""
+
+    def __post_init__(self) -> None:
+        if not self.threshold_tokens >= 0:
+            raise ValueError(
+                f"key 'threshold_tokens' must be 0 or above, got {self.threshold_tokens}"
+            )
+
+
+class TailBelady(HindsightPolicy):
+    """The bound on tail excess, where prompts and threshold are whole blocks and paths only grow.
+
+    That is the paper's model. A last block in part weighs less than its room, and where a
+    shorter prompt comes between two longer ones on a path a safe block may stand above one
+    that is needed; then this is a good policy, no bound (``test/sim`` shows how far).
+    """
+
+    name: ClassVar[str] = "tail-belady"
+    Config: ClassVar[type] = Config
+    takes_tail_target: ClassVar[bool] = True
+
+    # victim = safe blocks, else the blocks needed last, of all
+    def judge(self, leaf: Leaf) -> tuple[Any, int]:
+        run = self.future.last_run(leaf)
+        safe_from = safe_start(self.future, run, self.config.threshold_tokens)
+        end = (leaf.offset + leaf.length) // self.future.block_tokens
+        if safe_from < end:
+            return (0, -run.next_use), safe_from
+        return (1, -run.next_use), run.start
+
+
+def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
+    """First depth in blocks from which the blocks of ``run`` may be missing without excess."""
+    if run.next_use == NEVER:
+        return run.start
+    return max(run.start, future.needed_blocks(run.next_use, threshold_tokens))
+
+
+POLICY = TailBelady

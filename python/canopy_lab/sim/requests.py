@@ -1,0 +1,157 @@
+"""Convert trace records into the requests that a policy sees.
+
+Also the two things an experiment may do to them: the *placebo* (labels shuffled among the
+requests, so that a gain that survives it does not come from the labels) and *hints* (what a
+client could say about its own future, taken from the trace, for a share of the clients and
+with an accuracy).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, nextafter
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What clients say about their future (``Request.over``, ``Request.return_in_s``).
+
+    ``share`` of the clients (conversations; requests where the trace names none) speak;
+    a statement is true with probability ``accuracy``, else it is wrong: the opposite of
+    ``over``, another client's return time.
+    """
+
+    share: float = 1.0
+    accuracy: float = 1.0
+    over: bool = True
+    """Clients say that a conversation is over (and, by saying nothing, that it is not)."""
+    returns: bool = True
+    """Clients say when a conversation continues."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("share", "accuracy"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise CanopyError(f"hint {name} must be between 0 and 1, got {value}")
+
+
+def to_requests(
+    trace: Iterable[TraceRequest],
+    *,
+    placebo_seed: int | None = None,
+    hints: Hints | None = None,
+    slo_ms: float | None = None,
+    ttft_model: tuple[float, float] | None = None,
+    times: Sequence[float] | None = None,
+) -> Iterator[Request]:
+    """The trace as policies see it, in order.
+
+    A record that shares its time with the one before (Mooncake stamps in steps of 3 s) gets
+    the next representable float: two requests never tie, and order is that of the trace.
+    The trace is streamed, unless a placebo or hints need to see all of it first. ``slo_ms`` and
+    ``ttft_model`` (s/token, s) are written on every request, as a server would. ``times``, in
+    ascending order, stand in for the trace's.
+
+    Raises ``CanopyError`` where time runs backwards.
+    """
+    if placebo_seed is None and hints is None:
+        records: Iterable[TraceRequest] = trace
+        labels = futures = None
+    else:
+        records = trace if isinstance(trace, Sequence) else list(trace)
+        labels = None if placebo_seed is None else _shuffled_labels(records, placebo_seed)
+        futures = None if hints is None else _spoken(records, hints)
+    last, last_given = -inf, -inf
+    for index, record in enumerate(records):
+        if record.time_s < last_given:
+            raise CanopyError(
+                f"trace line {record.line}: time {record.time_s} s is before the line above "
+                f"({last_given} s); sort the trace by arrival time"
+            )
+        last_given = record.time_s
+        time_s = record.time_s if times is None else times[index]
+        last = time_s if time_s > last else nextafter(last, inf)
+        category, turn, stop, tool = _label(record) if labels is None else labels[index]
+        over, return_in_s = (False, None) if futures is None else futures[index]
+        yield Request(
+            time=last,
+            category=category,
+            path=record.blocks,
+            block_tokens=record.block_tokens,
+            prompt_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            turn=turn,
+            conversation=record.conversation,
+            stop=stop,
+            tool=tool,
+            tenant=record.user,
+            over=over,
+            return_in_s=return_in_s,
+            slo_ms=slo_ms,
+            ttft_model=ttft_model,
+        )
+
+
+def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
+    """For each record, seconds until a later one contains its last full block; else ``None``.
+
+    That is the trace's own answer to "does this path continue, and when", with chained ids.
+    A record without one full block continues when its conversation does.
+    """
+    next_use: dict[object, float] = {}
+    gaps: list[float | None] = []
+    for record in reversed(trace):
+        full = record.input_tokens // record.block_tokens
+        name = ("conversation", record.conversation)
+        if full and record.blocks:
+            when = next_use.get(record.blocks[min(full, len(record.blocks)) - 1])
+        else:
+            when = None if record.conversation is None else next_use.get(name)
+        gaps.append(None if when is None else when - record.time_s)
+        for block in record.blocks:
+            next_use[block] = record.time_s
+        next_use[name] = record.time_s
+    gaps.reverse()
+    return gaps
+
+
+_Label = tuple[str, int, str | None, str | None]
+
+
+def _label(record: TraceRequest) -> _Label:
+    return record.category, record.turn, record.stop, record.tool
+
+
+def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
+    labels = [_label(record) for record in trace]
+    random.Random(seed).shuffle(labels)
+    return labels
+
+
+def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, float | None]]:
+    """``(over, return_in_s)`` as the clients say it, for each record."""
+    draw = random.Random(hints.seed)
+    truth = continuations(trace)
+    gaps = [gap for gap in truth if gap is not None]
+    speaks: dict[object, bool] = {}
+    hinted: list[tuple[bool, float | None]] = []
+    for index, (record, gap) in enumerate(zip(trace, truth)):
+        client: object = index if record.conversation is None else record.conversation
+        if client not in speaks:
+            speaks[client] = draw.random() < hints.share
+        right = draw.random() < hints.accuracy
+        other = draw.choice(gaps) if gaps else None
+        if not speaks[client]:
+            hinted.append((False, None))
+            continue
+        over = (gap is None) == right
+        back = (gap if right else other) if not over else None
+        hinted.append((hints.over and over, back if hints.returns else None))
+    return hinted

@@ -1,0 +1,248 @@
+"""Every LRU capacity from one pass: stack distances (Mattson et al., 1970).
+
+A block hits in an LRU cache of C blocks if and only if fewer than C other blocks are younger
+than it when its request comes. On the tree all blocks of a request are touched at one time and
+go deepest first, so a request counts as its blocks accessed deepest first, all of them looked
+up before any is moved. One pass gives that distance for each access, and with it the hits at
+every capacity, equal to ``simulate`` with ``lru``.
+
+The distances of a chunk of accesses are counted with numpy in O(n log n) steps over whole
+arrays; between chunks only the LRU stack itself is kept, so memory is O(distinct blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+COLD = np.iinfo(np.int64).max
+"""Distance of a block's first access: no capacity is enough."""
+
+_CHUNK = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class LRUCurve:
+    """LRU at every capacity: what one pass over a trace gives."""
+
+    requests: int
+    blocks: int
+    """Block accesses."""
+    tokens: int
+    distinct_blocks: int
+    block_hits_at: NDArray[np.int64]
+    """``block_hits_at[c]``: hits of a cache of c blocks, for c from 0 to the last that matters."""
+    token_hits_at: NDArray[np.int64]
+
+    def block_hits(self, capacity_blocks: int) -> int:
+        """Leading blocks found cached, over the whole trace."""
+        return int(self.block_hits_at[min(capacity_blocks, len(self.block_hits_at) - 1)])
+
+    def token_hits(self, capacity_blocks: int) -> int:
+        """Prompt tokens found cached, over the whole trace."""
+        return int(self.token_hits_at[min(capacity_blocks, len(self.token_hits_at) - 1)])
+
+
+def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) -> LRUCurve:
+    """Stream ``trace`` once. Raises ``CanopyError`` for an empty trace."""
+    by_distance = _Histogram()
+    requests = blocks = tokens = 0
+    stack = StackDistances()
+    for chunk in _chunks(trace, chunk_accesses):
+        distances = stack.distances(chunk.ids, chunk.lengths)
+        by_distance.add(distances, chunk.tokens)
+        requests += len(chunk.lengths)
+        blocks += len(chunk.ids)
+        tokens += int(chunk.tokens.sum())
+    if not requests:
+        raise CanopyError("the trace has no requests; give one that has")
+    hits, token_hits = by_distance.cumulated()
+    return LRUCurve(requests, blocks, tokens, stack.size, hits, token_hits)
+
+
+def lru_uncached_tokens(
+    trace: Iterable[TraceRequest], capacities: Iterable[int], *, chunk_accesses: int = _CHUNK
+) -> dict[int, NDArray[np.int64]]:
+    """Tokens each request has to prefill under LRU, for each capacity in blocks."""
+    wanted = list(capacities)
+    parts: dict[int, list[NDArray[np.int64]]] = {c: [] for c in wanted}
+    stack = StackDistances()
+    for chunk in _chunks(trace, chunk_accesses):
+        distances = stack.distances(chunk.ids, chunk.lengths)
+        starts = np.concatenate(([0], np.cumsum(chunk.lengths)[:-1]))
+        nonempty = chunk.lengths > 0
+        for capacity in wanted:
+            missed = np.where(distances < capacity, 0, chunk.tokens)
+            left = np.zeros(len(chunk.lengths), dtype=np.int64)
+            left[nonempty] = np.add.reduceat(missed, starts[nonempty]) if missed.size else 0
+            parts[capacity].append(left)
+    return {c: np.concatenate(p) if p else np.zeros(0, np.int64) for c, p in parts.items()}
+
+
+def stack_distances(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """LRU stack distance of each access of a flat trace; ``COLD`` for first accesses.
+
+    ``ids`` has shape (n,). The distance is the number of other ids accessed since the last
+    access of the same id: the access hits in a cache of more than that many objects.
+    """
+    stack = StackDistances()
+    lengths = np.ones(len(ids), dtype=np.int64)
+    parts = [
+        stack.distances(ids[at : at + _CHUNK], lengths[at : at + _CHUNK])
+        for at in range(0, len(ids), _CHUNK)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    ids: NDArray[np.int64]
+    """Blocks of the requests, each request's shallowest first."""
+    tokens: NDArray[np.int64]
+    """Prompt tokens in each of these blocks."""
+    lengths: NDArray[np.int64]
+    """Blocks of each request."""
+
+
+def _chunks(trace: Iterable[TraceRequest], accesses: int) -> Iterator[_Chunk]:
+    batch: list[TraceRequest] = []
+    count = 0
+    for record in trace:
+        batch.append(record)
+        count += len(record.blocks)
+        if count >= accesses:
+            yield _chunk(batch, count)
+            batch, count = [], 0
+    if batch:
+        yield _chunk(batch, count)
+
+
+def _chunk(batch: list[TraceRequest], count: int) -> _Chunk:
+    ids = np.fromiter(chain.from_iterable(r.blocks for r in batch), np.int64, count)
+    lengths = np.fromiter((len(r.blocks) for r in batch), np.int64, len(batch))
+    sizes = np.fromiter((r.block_tokens for r in batch), np.int64, len(batch))
+    inputs = np.fromiter((r.input_tokens for r in batch), np.int64, len(batch))
+    depth = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    size = np.repeat(sizes, lengths)
+    return _Chunk(ids, np.clip(np.repeat(inputs, lengths) - depth * size, 0, size), lengths)
+
+
+class StackDistances:
+    """The LRU stack between chunks: block ids, least recent first."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.int64)
+
+    @property
+    def size(self) -> int:
+        return len(self._ids)
+
+    def distances(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Distances of a chunk's accesses (order and shape of ``ids``); moves the stack on."""
+        order = _deepest_first(lengths)
+        # The stack goes in front as if accessed once, least recent first.
+        sequence = np.concatenate((self._ids, ids[order]))
+        before = len(self._ids)
+        previous, last = _previous_access(sequence)
+        self._ids = sequence[np.sort(last)]
+        at = np.arange(before, len(sequence))
+        known = previous[at]
+        # Accessed since: every position between, less those that repeat one between.
+        distance = at - known - 1 - _greater_before(previous)[at]
+        # All of a request is looked up at once: leave out its own deeper blocks. They are
+        # as many as precede the access in its request, each counted once as "since".
+        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        distance -= np.arange(len(ids)) - first
+        distance[known < 0] = COLD
+        result = np.empty_like(distance)
+        result[order] = distance
+        return result
+
+
+def _deepest_first(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions that turn each run of ``lengths`` around, run by run."""
+    starts = np.cumsum(lengths) - lengths
+    ends = np.repeat(starts + lengths - 1, lengths)
+    return ends - (np.arange(lengths.sum()) - np.repeat(starts, lengths))
+
+
+def _previous_access(
+    sequence: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Position of the access before, of the same id (-1: none), and each id's last position."""
+    order = np.argsort(sequence, kind="stable")
+    sorted_ids = sequence[order]
+    same = sorted_ids[1:] == sorted_ids[:-1]
+    previous = np.full(len(sequence), -1, np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    last = np.append(~same, True) if len(sequence) else np.zeros(0, bool)
+    return previous, order[last]
+
+
+def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each position i, how many j < i have ``values[j] > values[i]``.
+
+    Goes through the values bit by bit from the top, keeping the array sorted by the bits seen
+    (stable): of two that agree so far, a 1 that stands before a 0 is one greater before it.
+    """
+    count = np.zeros(len(values), np.int64)
+    shifted = values + 1
+    where = np.arange(len(values))
+    group = np.zeros(len(values), np.int64)
+    top = int(shifted.max()).bit_length() if len(values) else 0
+    for bit in range(top - 1, -1, -1):
+        ones = (shifted[where] >> bit) & 1
+        ones_before = np.cumsum(ones) - ones
+        zero = ones == 0
+        # ``group`` is where the run of equal high bits begins.
+        in_group = ones_before - ones_before[group]
+        count[where[zero]] += in_group[zero]
+        zeros_before = np.arange(len(values)) - ones_before
+        zeros_in_group = zeros_before - zeros_before[group]
+        size = _group_zeros(group, zero)
+        target = group + np.where(zero, zeros_in_group, size + in_group)
+        moved, begins = np.empty_like(where), np.empty_like(group)
+        moved[target] = where
+        begins[target] = group + np.where(zero, 0, size)
+        where, group = moved, begins
+    return count
+
+
+def _group_zeros(group: NDArray[np.int64], zero: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many zeros the run of each position holds."""
+    return np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)[group]
+
+
+class _Histogram:
+    """Accesses and their tokens by distance."""
+
+    def __init__(self) -> None:
+        self._accesses = np.zeros(0, np.int64)
+        self._tokens = np.zeros(0, np.int64)
+
+    def add(self, distances: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        warm = distances != COLD
+        distances, tokens = distances[warm], tokens[warm]
+        if not distances.size:
+            return
+        size = max(len(self._accesses), int(distances.max()) + 1)
+        self._accesses = np.pad(self._accesses, (0, size - len(self._accesses)))
+        self._tokens = np.pad(self._tokens, (0, size - len(self._tokens)))
+        self._accesses += np.bincount(distances, minlength=size)
+        # Token counts stay exact in float64 up to 2**53.
+        self._tokens += np.bincount(distances, weights=tokens, minlength=size).astype(np.int64)
+
+    def cumulated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Hits by capacity, from capacity 0."""
+        zero = np.zeros(1, np.int64)
+        return (
+            np.concatenate((zero, np.cumsum(self._accesses))),
+            np.concatenate((zero, np.cumsum(self._tokens))),
+        )

@@ -1,0 +1,99 @@
+"""When requests come: at the trace's times, or after the answers that they continue."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace.sessions import session_links
+from sglang_canopy.errors import CanopyError
+
+
+class Arrivals(Protocol):
+    """Says when each request of a workload is due. Times in seconds."""
+
+    def begin(self) -> Sequence[tuple[float, int]]:
+        """``(time, request)`` of those that wait for nobody, in order of time."""
+
+    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+        """``request`` is answered: those that come after it, none before ``end_s``."""
+
+
+class OpenLoop:
+    """Each request at its time, whatever the server does. ``stretch`` multiplies the times."""
+
+    def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
+        _positive("stretch", stretch)
+        self._times = [time * stretch for time in workload.times]
+
+    def begin(self) -> Sequence[tuple[float, int]]:
+        return [(time, index) for index, time in enumerate(self._times)]
+
+    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+        return ()
+
+
+class TurnsWait(OpenLoop):
+    """Each at its time, but a turn no earlier than the answer before it."""
+
+    def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
+        super().__init__(workload, stretch)
+        self._next = workload.next_turn
+
+    def begin(self) -> Sequence[tuple[float, int]]:
+        later = set(self._next)
+        return [pair for pair in super().begin() if pair[1] not in later]
+
+    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+        following = self._next[request]
+        return [] if following < 0 else [(max(self._times[following], end_s), following)]
+
+
+class ClosedLoop:
+    """Agents: a turn is sent after the answer to the one before it and the time to think.
+
+    Sessions begin at ``sessions_per_hour``, at random (exponential gaps, from ``seed``) and in the
+    order of the trace; without a rate, at the trace's times. What follows what and after how long:
+    ``trace/sessions.py``.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        sessions_per_hour: float | None = None,
+        think_cap_s: float | None = 120.0,
+        seed: int = 0,
+    ) -> None:
+        if sessions_per_hour is not None:
+            _positive("sessions_per_hour", sessions_per_hour)
+        if think_cap_s is not None and not think_cap_s >= 0:
+            raise CanopyError(f"think_cap_s must be 0 or more, got {think_cap_s!r}")
+        links = session_links(workload.trace, think_cap_s)
+        self._following: dict[int, list[tuple[float, int]]] = {}
+        starts = []
+        for index, earlier in enumerate(links.before):
+            if earlier < 0:
+                starts.append(index)
+            else:
+                self._following.setdefault(earlier, []).append((links.think_s[index], index))
+        if sessions_per_hour is None:
+            self._starts = [(workload.times[index], index) for index in starts]
+        else:
+            draw, now, self._starts = random.Random(seed), 0.0, []
+            for index in starts:
+                now += draw.expovariate(sessions_per_hour / 3600)
+                self._starts.append((now, index))
+
+    def begin(self) -> Sequence[tuple[float, int]]:
+        return self._starts
+
+    def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
+        return [(end_s + think, index) for think, index in self._following.get(request, ())]
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise CanopyError(f"{name} must be a number above 0, got {value!r}")

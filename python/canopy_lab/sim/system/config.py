@@ -1,0 +1,148 @@
+"""What is simulated: the instances, their tiers and the scheduler's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from canopy_lab.sim.system.gate import SESSION_GATES, make_session_gate
+from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
+from canopy_lab.sim.system.session_refs import SESSION_REFS
+from canopy_lab.sim.system.tier_spec import TierSpec, check_number
+from canopy_lab.sim.system.waiting import WAITING_PREFIXES
+from canopy_lab.sim.system.write_policy import WRITE_POLICIES, make_write_policy
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.cut import QUANTUM_TOKENS
+from sglang_canopy.policy.registry import make_policy
+
+ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
+PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemConfig:
+    """Identical instances, each with its own device and host memory, and what serves them."""
+
+    device_tokens: int
+    """KV pool of one instance, in tokens (SGLang's ``--max-total-tokens``)."""
+    instances: int = 1
+    routing: str = "round-robin"
+    device_policy: str = "lru"
+    device_policy_config: Mapping[str, Any] = field(default_factory=dict)
+    host: TierSpec | None = None
+    """Of each instance."""
+    disk: TierSpec | None = None
+    """One for all instances, unless ``disk_per_instance``. Needs a host tier, as in SGLang."""
+    disk_per_instance: bool = False
+    max_running: int = 256
+    """Requests that decode at the same time (``--max-running-requests``)."""
+    chunked_prefill_tokens: int = 8192
+    """Of one prefill step, over all its requests (``--chunked-prefill-size``)."""
+    max_prefill_tokens: int = 16384
+    """Of one prefill step, where a single long request may be larger (``--max-prefill-tokens``)."""
+    page_tokens: int = 1
+    max_new_tokens: int | None = None
+    """What a client allows a request to generate (``max_tokens``), where that is more than it
+    does generate; SGLang reserves room for it. ``None``: each asks for what it generates."""
+    fixed_outputs: bool = False
+    """Whether clients fix the length of their outputs (``ignore_eos``), as replays do: SGLang then
+    reserves all of it, and not the ``new_token_ratio`` of it."""
+    schedule_conservativeness: float = 1.0
+    """``--schedule-conservativeness``: with more, fewer requests run together."""
+    write_policy: str = "write_through"
+    """When the device is copied to the host, a name in ``write_policy.py``: ``write_through`` at
+    insertion, ``write_through_selective`` at the second use, ``write_back`` at eviction, which
+    the next step waits for. What is on the host goes to the disk after it."""
+    write_policy_config: Mapping[str, Any] = field(default_factory=dict)
+    schedule_policy: str = "fcfs"
+    """The order of the queue, a name in ``queue_order.py`` (``--schedule-policy``)."""
+    schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
+    session_gate: str = "none"
+    """Who may join the queue, a name in ``gate.py``."""
+    session_gate_config: Mapping[str, Any] = field(default_factory=dict)
+    session_refs: str = "off"
+    """SGLang's ``--enable-session-radix-cache``, which ranks both tiers (``session_refs.py``):
+    ``kept`` with clients that never close a session, ``closed`` with clients that close it at its
+    last answer. With ``lru`` and ``whole_nodes``, as in SGLang."""
+    waiting_prefixes: str = "by-place"
+    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``by-place``
+    as the live tree, ``awaited`` with ``--canopy-protect-waiting off``, ``touched`` as SGLang's
+    own ``lru``."""
+    prefetch_policy: str = "best_effort"
+    """When a request that waits for its disk prefetch may start: at once, with what has come
+    (``best_effort``); when all has (``wait_complete``); or after a time (``timeout``)."""
+    prefetch_threshold_tokens: int = 256
+    """Fewer tokens on disk than this are not fetched."""
+    prefetch_timeout_base_s: float = 1.0
+    prefetch_timeout_per_ki_token_s: float = 0.25
+    load_back_threshold_tokens: int = 10
+    """Fewer tokens on the host than this are computed anew."""
+    whole_nodes: bool = False
+    """Evict whole nodes, as SGLang's own policies do; else only what is needed."""
+    quantum_tokens: int = QUANTUM_TOKENS
+    """Least tokens that an eviction by need takes at once (as on a server)."""
+    model: str | None = None
+    """The model that is to be simulated; a profile of another one is refused."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "device_tokens",
+            "instances",
+            "max_running",
+            "chunked_prefill_tokens",
+            "max_prefill_tokens",
+            "page_tokens",
+            "quantum_tokens",
+        ):
+            check_number(name, getattr(self, name), above=0)
+        check_number("schedule_conservativeness", self.schedule_conservativeness, above=0)
+        if self.max_new_tokens is not None:
+            check_number("max_new_tokens", self.max_new_tokens, above=0)
+        for name in ("prefetch_threshold_tokens", "load_back_threshold_tokens"):
+            check_number(name, getattr(self, name), least=0)
+        _one_of("routing", self.routing, ROUTINGS)
+        _one_of("write_policy", self.write_policy, tuple(WRITE_POLICIES))
+        _one_of("schedule_policy", self.schedule_policy, tuple(QUEUE_ORDERS))
+        _one_of("session_gate", self.session_gate, tuple(SESSION_GATES))
+        _one_of("waiting_prefixes", self.waiting_prefixes, tuple(WAITING_PREFIXES))
+        _one_of("session_refs", self.session_refs, SESSION_REFS)
+        if self.session_refs != "off" and (self.device_policy, self.whole_nodes) != ("lru", True):
+            raise CanopyError(
+                f"session_refs {self.session_refs!r} is SGLang's own cache: it goes with "
+                f"device_policy 'lru' and whole_nodes, got {self.device_policy!r} and "
+                f"{self.whole_nodes}"
+            )
+        _arguments(
+            f"write_policy {self.write_policy!r}",
+            lambda: make_write_policy(self.write_policy, self.write_policy_config),
+        )
+        _arguments(
+            f"schedule_policy {self.schedule_policy!r}",
+            lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),
+        )
+        _arguments(
+            f"session_gate {self.session_gate!r}",
+            lambda: make_session_gate(
+                self.session_gate, self.device_tokens, 0, self.session_gate_config
+            ),
+        )
+        _one_of("prefetch_policy", self.prefetch_policy, PREFETCH_POLICIES)
+        if self.disk is not None and self.host is None:
+            raise CanopyError(
+                "a disk tier needs a host tier: SGLang reads from storage into host memory; "
+                "give host as well"
+            )
+        make_policy(self.device_policy, self.device_policy_config)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise CanopyError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _arguments(name: str, make: Callable[[], object]) -> None:
+    try:
+        make()
+    except TypeError as error:
+        raise CanopyError(f"{name} does not take the arguments given: {error}") from None

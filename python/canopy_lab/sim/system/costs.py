@@ -1,0 +1,65 @@
+"""Step costs of a profile, prepared for fast lookup by the simulator."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from canopy_lab.sim.system.engine_profile import EngineProfile
+
+
+class Costs:
+    """Seconds of steps, from ``profile``."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self._profile = profile
+        self.kv_bytes = profile.kv_bytes_per_token
+        self._decode: dict[int, tuple[list[float], list[float], list[float]]] = {}
+        self._pair_s = profile.pair_s()
+
+    def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
+        """A prefill step of requests ``(new tokens, context tokens)``."""
+        return self._profile.prefill_batch_s(requests, self._pair_s)
+
+    def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:
+        """What ``new_tokens`` add to prefill steps that are full, of ``step_tokens`` each."""
+        share = new_tokens / step_tokens
+        linear = share * self._profile.linear_s(step_tokens)
+        alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)], self._pair_s)
+        return linear + alone - self._profile.linear_s(new_tokens)
+
+    def step_tokens_worth(self, step_tokens: int) -> float:
+        """Tokens whose prefill takes as long as a step costs beside its tokens."""
+        least, most = self._profile.linear_s(1), self._profile.linear_s(step_tokens)
+        return least * (step_tokens - 1) / (most - least) if most > least else 0.0
+
+    def decode(self, batch: int, context: float, steps: int) -> float:
+        """``steps`` decode steps of a batch whose requests have ``context`` tokens on average.
+
+        A step costs (piecewise) linearly in the context, which grows by one a step: the sum is
+        that of the middle step.
+        """
+        line = self._decode.get(batch)
+        if line is None:
+            line = self._decode[batch] = self._line(batch)
+        lengths, values, slopes = line
+        middle = context + (steps - 1) / 2
+        i = bisect_right(lengths, middle, 1) - 1
+        return steps * max(values[i] + slopes[i] * (middle - lengths[i]), 0.0)
+
+    def overlapped(self, compute: float, load: float) -> float:
+        """A prefill step whose KV comes from the host layer by layer, each layer's before its
+        compute: whichever is slower, plus one layer of the other."""
+        layers = self._profile.layers
+        return max(compute + load / layers, load + compute / layers)
+
+    def _line(self, batch: int) -> tuple[list[float], list[float], list[float]]:
+        """Points and slopes of a decode step over the context, for one batch."""
+        lengths = list(self._profile.decode_context_tokens)
+        values = [self._profile.decode_s(batch, length) for length in lengths]
+        slopes = [
+            (v - u) / (d - c)
+            for (c, d), (u, v) in zip(pairwise(lengths), pairwise(values), strict=True)
+        ]
+        return lengths, values, [*slopes, slopes[-1] if slopes else 0.0]

@@ -1,0 +1,159 @@
+"""The running batch of one instance and its decode steps.
+
+Steps are not simulated one by one: a batch decodes in one *segment* up to the next moment at
+which anything changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import NamedTuple
+
+from canopy_lab.sim.system.costs import Costs
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.reservation import (
+    RETRACT_DECODE_STEPS,
+    NewTokenRatio,
+    Reservation,
+)
+from canopy_lab.sim.system.tree import TieredTree
+
+
+class Segment(NamedTuple):
+    """Decode steps of an unchanged batch. Times in seconds."""
+
+    begin_s: float
+    steps: int
+    end_s: float
+
+
+class RunningBatch:
+    """The requests that decode together."""
+
+    def __init__(
+        self,
+        tree: TieredTree,
+        costs: Costs,
+        ratio: NewTokenRatio | None = None,
+        fixed_outputs: bool = False,
+    ) -> None:
+        self.ratio = ratio if ratio is not None else NewTokenRatio()
+        self._fixed_outputs = fixed_outputs
+        self._reservation = Reservation()
+        self._tree = tree
+        self._costs = costs
+        self.jobs: list[tuple[int, int, SimulatedRequest]] = []
+        """Heap of (step at which the job is done, sequence, job)."""
+        self._steps = 0
+        """Decode steps so far."""
+        self._context = 0
+        """Tokens of all jobs."""
+        self.segment: Segment | None = None
+        """The steps under way."""
+        self._claimed = False
+        self.retracted = 0
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def reserved(self) -> float:
+        """Tokens of room that are kept for what the jobs may still generate."""
+        share = 1.0 if self._fixed_outputs else self.ratio.current
+        return self._reservation.tokens(self._steps) * share
+
+    def add(self, job: SimulatedRequest, left: int) -> None:
+        """A job whose prefill is done has ``left`` tokens to generate."""
+        heapq.heappush(self.jobs, (self._steps + left, next(self._numbers), job))
+        self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
+        self._context += job.target + 1
+
+    def plan(self, now: float) -> list[SimulatedRequest]:
+        """Begin a segment; returns the jobs that have to go back to the queue for lack of room,
+        those with the least output first."""
+        tree, gone = self._tree, []
+        room = (tree.free + tree.evictable) // len(self.jobs)
+        while room < 1 and len(self.jobs) > 1:
+            gone.append(self._retract())
+            room = (tree.free + tree.evictable) // len(self.jobs)
+        if gone:
+            made = sum([self._made(entry) for entry in self.jobs])
+            asked = sum([job.max_new for _, _, job in self.jobs])
+            self.ratio.retracted(made, asked, len(self.jobs))
+        self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
+        return gone
+
+    def interrupt(self, now: float) -> bool:
+        """End the segment with the step under way ``now``; whether that changed its end."""
+        if self.segment is None or now >= self.segment.end_s:
+            return False
+        begin, steps, end = self.segment
+        batch = len(self.jobs)
+        mean = self._context / batch
+        # A step costs about as much as the next: the share of the time is that of the steps.
+        part = max(1, math.ceil((now - begin) / (end - begin) * steps))
+        while part < steps and self._costs.decode(batch, mean, part) < now - begin:
+            part += 1
+        if part < steps:
+            self._plan_segment(begin, part)
+        return part < steps
+
+    def claim(self) -> None:
+        """Take the room of what the segment has generated, once."""
+        assert self.segment is not None
+        if not self._claimed:
+            self._tree.claim(len(self.jobs) * self.segment.steps)
+            self._claimed = True
+
+    def finish_segment(self) -> tuple[Segment, int, list[SimulatedRequest]]:
+        """The segment is over: it, its batch and the jobs that are done with it."""
+        self.claim()
+        assert self.segment is not None
+        segment, self.segment, self._claimed = self.segment, None, False
+        batch, done = len(self.jobs), []
+        self._steps += segment.steps
+        self.ratio.decoded(segment.steps)
+        self._context += batch * segment.steps
+        while self.jobs and self.jobs[0][0] <= self._steps:
+            _, _, job = heapq.heappop(self.jobs)
+            self._reservation.remove(job)
+            self._context -= job.prompt + job.output
+            # Its share of what the batch has claimed; the last token has no KV.
+            job.private += job.output - 1 - (job.target - job.prompt)
+            done.append(job)
+        return segment, batch, done
+
+    def _plan_segment(self, begin: float, steps: int) -> None:
+        batch = len(self.jobs)
+        duration = self._costs.decode(batch, self._context / batch, steps)
+        self.segment = Segment(begin, steps, begin + duration)
+
+    def _retract(self) -> SimulatedRequest:
+        """Take out the job with the least output; what it held is free again, and as much more as
+        the others need for a while."""
+        entry = min(self.jobs, key=lambda entry: (self._made(entry), -entry[2].prompt))
+        job, made = entry[2], self._made(entry)
+        self.jobs.remove(entry)
+        heapq.heapify(self.jobs)
+        self._reservation.remove(job)
+        self._context -= job.prompt + made
+        self.retracted += 1
+        job.private += made - 1 - (job.target - job.prompt)
+        self._tree.private -= job.private
+        job.private = 0
+        if job.leaf is not None:
+            self._tree.unlock(job.leaf)
+            job.leaf = None
+        short = len(self.jobs) * RETRACT_DECODE_STEPS - self._tree.free
+        if short > 0:
+            self._tree.evict_device(short)
+        job.target = job.prompt + made
+        job.done = 0
+        return job
+
+    def _made(self, entry: tuple[int, int, SimulatedRequest]) -> int:
+        """Tokens that a running job has generated."""
+        finish, _, job = entry
+        return job.output - (finish - self._steps)

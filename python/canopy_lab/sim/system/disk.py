@@ -1,0 +1,191 @@
+"""A disk: whole blocks in a tree of their own, under its own policy, TTLs and bandwidth.
+
+Pages on disk hang together by their keys, not by an instance's tree, so a disk that several
+instances share has one tree. A write that lost its beginning to eviction meanwhile is not kept:
+nothing could reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from canopy_lab.sim.system.channel import DiskChannel, Transfer
+from canopy_lab.sim.system.config import TierSpec
+from canopy_lab.sim.system.events import EventLog
+from canopy_lab.sim.system.expiry import Expiry
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import Node, RadixTree
+from sglang_canopy.records import Leaf, Request
+
+
+class _Write(NamedTuple):
+    """A write on its way: the path, how much of it is there already, for whom, and who is told."""
+
+    path: tuple[int, ...]
+    have: int
+    request: Request
+    done: Callable[[], None]
+
+
+class Disk:
+    """One disk of ``spec``; blocks of ``block_bytes``."""
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        policy: Policy,
+        block_tokens: int,
+        block_bytes: float,
+        *,
+        name: str = "disk",
+        events: EventLog | None = None,
+        whole_nodes: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.policy = policy
+        self.block_bytes = block_bytes
+        self.tree = RadixTree(
+            policy, max(1, int(spec.capacity_bytes // block_bytes)), block_tokens,
+            whole_nodes=whole_nodes,
+        )  # fmt: skip
+        self.expiry = Expiry.of(spec.ttl)
+        self._events = events
+        self._name = name
+        self.channel = DiskChannel(spec, self._written, self._read)
+        self._coming: set[int] = set()
+        """Blocks on their way to the disk."""
+
+    @property
+    def used_bytes(self) -> float:
+        return self.tree.used_blocks * self.block_bytes
+
+    def leading(self, path: tuple[int, ...], now: float) -> int:
+        """How many leading blocks of ``path`` are on the disk and valid."""
+        return self._match(path, now)[1]
+
+    def like(self, path: tuple[int, ...]) -> Leaf | None:
+        """The attributes of the deepest node of ``path``."""
+        node, _ = self.tree.match(path)
+        return None if node is self.tree.root else node
+
+    def used(self, path: tuple[int, ...], request: Request, now: float) -> int:
+        """A request used ``path``, wherever it was read from: what is there is recent again.
+
+        Returns how many of its blocks are there or on their way.
+        """
+        node, have = self._match(path, now)
+        ranked = not node.children and not node.locks and node is not self.tree.root
+        if ranked:
+            self.policy.drop(node)
+        self.tree.stamp(request, node)
+        if ranked:
+            self.policy.admit(node, self.tree.now)
+        coming = self._coming
+        while have < len(path) and path[have] in coming:
+            have += 1
+        return have
+
+    def write(
+        self,
+        path: tuple[int, ...],
+        have: int,
+        request: Request,
+        now: float,
+        done: Callable[[], None],
+    ) -> None:
+        """Write what of ``path`` comes after its first ``have`` blocks.
+
+        ``done`` is called when that is on the disk, after all that was to be written before it;
+        also where nothing of it is missing.
+        """
+        missing = path[have:]
+        if missing and missing[-1] in self._coming:
+            missing, have = (), len(path)
+        if not missing and not self.channel.writing:
+            done()
+            return
+        self._coming.update(missing)
+        size = len(missing) * self.block_bytes
+        self.channel.write(now, size, _Write(path, have, request, done))
+
+    def sweep(self, now: float) -> None:
+        """Drop what is past its time, tails first."""
+        self.channel.advance(now)
+        if self.expiry is None:
+            return
+        for leaf in [leaf for leaf in self.policy.leaves() if self.expiry.over(leaf, now)]:
+            self._drop_run(leaf, now)  # type: ignore[arg-type]
+
+    def _match(self, path: tuple[int, ...], now: float) -> tuple[Node, int]:
+        self.channel.advance(now)
+        tree = self.tree
+        tree.now = max(tree.now, now)
+        node, hit = tree.match(path)
+        if self.expiry is None or node is tree.root:
+            return node, hit
+        # A parent was used no longer ago than its child.
+        valid: Any = node
+        while valid is not tree.root and self.expiry.over(valid, now):
+            valid = valid.parent
+        if valid is node:
+            return node, hit
+        self._drop_run(node, now)
+        return valid, 0 if valid is tree.root else (
+            valid.offset + valid.length
+        ) // tree.block_tokens
+
+    def _drop_run(self, leaf: Node, now: float) -> None:
+        """Remove ``leaf`` and what is above it while it is expired and nothing hangs below it."""
+        tree = self.tree
+        node: Any = leaf
+        assert self.expiry is not None
+        while (
+            node is not tree.root
+            and not node.children
+            and not node.locks
+            and self.expiry.over(node, now)
+        ):
+            parent = node.parent
+            tree.remove(node)
+            node = parent
+
+    def _written(self, transfer: Transfer) -> None:
+        write: _Write = transfer.payload
+        write.done()
+        path = write.path
+        if write.have == len(path):
+            return
+        self._coming.difference_update(path[write.have :])
+        tree = self.tree
+        if self._events is not None:
+            self._log("write", transfer)
+        node, hit = tree.match(path)
+        if hit < write.have:
+            return
+        tree.lock(node)
+        leaf = tree.insert(path, node, hit)
+        if leaf is node:
+            tree.unlock(node)
+            return
+        leaf.stamp(write.request)
+        if self.expiry is not None:
+            leaf.group = self.expiry.group(path)
+        # What came to the disk after this request had used it does not know of that yet.
+        above = leaf.parent
+        while above is not tree.root and above is not None:
+            if above.last_access >= leaf.last_access:
+                break
+            above.refresh(write.request)
+            above = above.parent
+        node.locks -= 1
+        self.policy.admit(leaf, tree.now)
+
+    def _read(self, transfer: Transfer) -> None:
+        if self._events is not None:
+            self._log("read", transfer)
+
+    def _log(self, what: str, transfer: Transfer) -> None:
+        assert self._events is not None
+        begin, end = transfer.begin_s, transfer.end_s
+        self._events.span(self._name, what, what, begin, end, bytes=transfer.bytes)

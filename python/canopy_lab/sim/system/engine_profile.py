@@ -1,0 +1,309 @@
+"""The costs of an engine's steps, as tables: measured by ``canopy profile``, or from figures.
+
+A prefill step costs a part that is linear in all its tokens (projections, feed-forward, and the
+step itself) and, for each of its requests, attention over what the request has so far. A decode
+step costs what its batch and the requests' mean length say. All are interpolated between measured
+points and continued along the last slope.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.sim.system.config import TierSpec
+from sglang_canopy.errors import CanopyError
+
+VERSION = 1
+MEASURED = "measured"
+PUBLISHED = "published figures, not measured"
+
+PairCosts = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """What one tier moves, in bytes/s, and what each transfer costs besides."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """One model on one device. Times in seconds, lengths in tokens."""
+
+    name: str
+    model: str
+    device: str
+    date: str
+    source: str
+    """``"measured"`` or ``"published figures, not measured"``."""
+    sources: tuple[str, ...] = ()
+    """The command that measured it, or where the figures are from."""
+    kv_bytes_per_token: int
+    layers: int
+    prefill_tokens: tuple[float, ...]
+    """Tokens of a prefill step, over all its requests, ascending."""
+    prefill_linear_s: tuple[float, ...]
+    """The part of such a step that does not depend on what the tokens attend to."""
+    attention_new_tokens: tuple[float, ...]
+    attention_context_tokens: tuple[float, ...]
+    attention_s: tuple[tuple[float, ...], ...]
+    """``[new][context]``: attention of one request's new tokens after so many cached ones."""
+    decode_batch: tuple[float, ...]
+    decode_context_tokens: tuple[float, ...]
+    decode_step_s: tuple[tuple[float, ...], ...]
+    """``[batch][context]``: one decode step of so many requests of so many tokens each."""
+    prefill_request_s: float = 0.0
+    """What each request beyond the first adds to a prefill step."""
+    arrival_s: float = 0.0
+    """From a client's sending to the scheduler's queue, and back for the first token."""
+    host: Bandwidth | None = None
+    """Host memory to and from the device, where it was measured."""
+    disk: Bandwidth | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def prefill_s(self, new_tokens: float, context_tokens: float = 0.0) -> float:
+        """A prefill step of one request."""
+        return self.linear_s(new_tokens) + self.attend_s(new_tokens, context_tokens)
+
+    def prefill_batch_s(
+        self, requests: Iterable[tuple[float, float]], pair_s: PairCosts | None = None
+    ) -> float:
+        """A prefill step of several requests, each ``(new tokens, context tokens)``.
+
+        ``pair_s`` is ``pair_s()``, for those who ask often.
+        """
+        pair_s = self.pair_s() if pair_s is None else pair_s
+        total, attention = 0.0, -self.prefill_request_s
+        for new, context in requests:
+            total += new
+            attention += self._attend_s(new, context, pair_s) + self.prefill_request_s
+        return self.linear_s(total) + attention
+
+    def linear_s(self, tokens: float) -> float:
+        """The part of a prefill step that is linear in its tokens."""
+        return _line(self.prefill_tokens, self.prefill_linear_s, tokens)
+
+    def attend_s(self, new_tokens: float, context_tokens: float) -> float:
+        """Attention of ``new_tokens`` after ``context_tokens``.
+
+        Interpolated as seconds a pair of query and key, which varies little where the pairs
+        themselves grow with the square.
+        """
+        return self._attend_s(new_tokens, context_tokens, self.pair_s())
+
+    def pair_s(self) -> PairCosts:
+        """Seconds a pair of query and key at the measured points, ``[new][context]``."""
+        return [
+            [
+                seconds / _pairs(new, context)
+                for context, seconds in zip(self.attention_context_tokens, row, strict=True)
+            ]
+            for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
+        ]
+
+    def _attend_s(self, new: float, context: float, pair_s: PairCosts) -> float:
+        news, contexts = self.attention_new_tokens, self.attention_context_tokens
+        i, u = _place(news, min(max(new, news[0]), news[-1]))
+        j, v = _place(contexts, min(context, contexts[-1]))
+        total = 0.0
+        for row, share_i in ((i, 1 - u), (i + 1, u)):
+            if not share_i:
+                continue
+            for column, share_j in ((j, 1 - v), (j + 1, v)):
+                if share_j:
+                    total += share_i * share_j * pair_s[row][column]
+        return total * _pairs(new, context)
+
+    def decode_s(self, batch: float, context_tokens: float) -> float:
+        """One decode step of ``batch`` requests of ``context_tokens`` each, on average."""
+        contexts, batches = self.decode_context_tokens, self.decode_batch
+        i, u = _place(batches, batch)
+        low = _line(contexts, self.decode_step_s[i], context_tokens)
+        if not u or len(batches) == 1:
+            return low
+        high = _line(contexts, self.decode_step_s[i + 1], context_tokens)
+        return max(low + u * (high - low), 0.0)
+
+    def host_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
+        """A host tier of this size with the bandwidth of the profile."""
+        return _tier("host", self.name, self.host, capacity_bytes, others)
+
+    def disk_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
+        """A disk of this size with the bandwidth of the profile."""
+        return _tier("disk", self.name, self.disk, capacity_bytes, others)
+
+    def require_model(self, model: str) -> None:
+        """Raise ``CanopyError`` if this profile is of another model."""
+        if model.lower() != self.model.lower():
+            raise CanopyError(
+                f"profile {self.name!r} is of model {self.model!r}, not of {model!r}; measure "
+                "yours with: canopy profile --url URL --output FILE"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able, and what ``from_json`` takes."""
+        return {"version": VERSION, **asdict(self)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled, for a process of its own; the compiled class has no other way."""
+        return EngineProfile.from_json, (self.to_json(),)
+
+    @classmethod
+    def from_json(cls, data: Any) -> EngineProfile:
+        """Validated. Raises ``CanopyError`` naming the field that is wrong."""
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            raise CanopyError(
+                f"an engine profile is a JSON object with version {VERSION}; make one with: "
+                "canopy profile --url URL --output FILE"
+            )
+        given = {key: value for key, value in data.items() if key != "version"}
+        allowed = {f.name for f in fields(cls)}
+        if unknown := set(given) - allowed:
+            raise CanopyError(
+                f"engine profile: unknown field {min(unknown)!r}; allowed: {', '.join(sorted(allowed))}"
+            )
+        try:
+            for key in ("host", "disk"):
+                if given.get(key) is not None:
+                    given[key] = Bandwidth(**given[key])
+            for key in ("attention_s", "decode_step_s"):
+                given[key] = tuple(tuple(row) for row in given[key])
+            for key, value in given.items():
+                if isinstance(value, list):
+                    given[key] = tuple(value)
+            return cls(**given)
+        except (KeyError, TypeError) as error:
+            raise CanopyError(f"engine profile: {error}; measure it again") from None
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles that come with the package."""
+    folder = resources.files("canopy_lab.sim.system") / "profiles"
+    return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if _is_json(f.name)))
+
+
+def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
+    """A shipped profile's name, or the path of a file. ``model``: it must be of this model.
+
+    Raises ``CanopyError`` for an unknown name, an unreadable or invalid file, another model.
+    """
+    text = str(name)
+    if text in profile_names():
+        folder = resources.files("canopy_lab.sim.system") / "profiles"
+        body = (folder / f"{text}.json").read_text(encoding="utf-8")
+    else:
+        try:
+            body = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise CanopyError(
+                f"profile {text!r} is neither one of {', '.join(profile_names())} nor a readable "
+                "file; measure one with: canopy profile --url URL --output FILE"
+            ) from None
+    try:
+        data = json.loads(body)
+    except ValueError:
+        raise CanopyError(f"profile {text!r} is not JSON; measure it again") from None
+    profile = EngineProfile.from_json(data)
+    if model is not None:
+        profile.require_model(model)
+    return profile
+
+
+def _is_json(name: str) -> bool:
+    return name.endswith(".json")
+
+
+def _tier(
+    tier: str, name: str, speed: Bandwidth | None, capacity: float, others: Mapping[str, Any]
+) -> TierSpec:
+    if speed is None:
+        raise CanopyError(
+            f"profile {name!r} has no {tier} bandwidth; give it, or profile a server that has "
+            f"a {tier} tier"
+        )
+    given = {"latency_s": speed.latency_s, **others}
+    return TierSpec(capacity, speed.read_bytes_per_s, speed.write_bytes_per_s, **given)
+
+
+def _pairs(new: float, context: float) -> float:
+    return new * context + new * (new + 1) / 2
+
+
+def _place(axis: Sequence[float], at: float) -> tuple[int, float]:
+    """The segment ``at`` falls in and how far along it is; beyond the ends, of the last one."""
+    if len(axis) == 1:
+        return 0, 0.0
+    i = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
+    return i, (at - axis[i]) / (axis[i + 1] - axis[i])
+
+
+def _line(axis: Sequence[float], values: Sequence[float], at: float) -> float:
+    i, u = _place(axis, at)
+    if not u:
+        return values[i]
+    return max(values[i] + u * (values[i + 1] - values[i]), 0.0)
+
+
+def _check(profile: EngineProfile) -> None:
+    def bad(what: str) -> CanopyError:
+        return CanopyError(f"engine profile {profile.name!r}: {what}; measure it again")
+
+    for key in ("name", "model", "device", "date", "source"):
+        if not isinstance(getattr(profile, key), str) or not getattr(profile, key):
+            raise bad(f"{key} must be a text")
+    if profile.source not in (MEASURED, PUBLISHED):
+        raise bad(f"source must be {MEASURED!r} or {PUBLISHED!r}, got {profile.source!r}")
+    for key in ("kv_bytes_per_token", "layers"):
+        if type(getattr(profile, key)) is not int or getattr(profile, key) < 1:
+            raise bad(f"{key} must be a whole number of 1 or more")
+    axes = ("prefill_tokens", "attention_new_tokens", "attention_context_tokens")
+    for key in (*axes, "decode_batch", "decode_context_tokens"):
+        axis = getattr(profile, key)
+        if not _numbers(axis) or not axis or any(b <= a for a, b in pairwise(axis)):
+            raise bad(f"{key} must be ascending numbers of 0 or more")
+    if profile.attention_new_tokens[0] < 1:
+        raise bad("attention_new_tokens must begin at 1 or more")
+    line = profile.prefill_linear_s
+    if not _numbers(line) or len(line) != len(profile.prefill_tokens):
+        raise bad("prefill_linear_s must have one time for each of prefill_tokens")
+    for key, rows, columns in (
+        ("attention_s", profile.attention_new_tokens, profile.attention_context_tokens),
+        ("decode_step_s", profile.decode_batch, profile.decode_context_tokens),
+    ):
+        table = getattr(profile, key)
+        if len(table) != len(rows) or any(
+            not _numbers(row) or len(row) != len(columns) for row in table
+        ):
+            raise bad(f"{key} must be {len(rows)} rows of {len(columns)} times of 0 or more")
+    if min(map(min, profile.decode_step_s)) <= 0 or max(line) <= 0:
+        raise bad("a step must take more than 0 s")
+    if not _numbers((profile.arrival_s, profile.prefill_request_s)):
+        raise bad("arrival_s and prefill_request_s must be 0 or more")
+    for key in ("host", "disk"):
+        speed = getattr(profile, key)
+        if speed is None:
+            continue
+        numbers = (speed.read_bytes_per_s, speed.write_bytes_per_s, speed.latency_s)
+        if not _numbers(numbers) or min(numbers[:2]) <= 0:
+            raise bad(f"{key} must have bandwidths above 0")
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and v >= 0
+        for v in values
+    )

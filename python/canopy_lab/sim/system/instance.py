@@ -1,0 +1,314 @@
+"""One SGLang instance: its queue, its prefill and decode steps, its device and host memory.
+
+The scheduler is SGLang's (``managers/scheduler.py``, ``schedule_policy.py``) in its default mode:
+prefill first; chunked prefill; a request is let in when its prompt and all it may generate fit
+into what is free or evictable, beside what is kept for others (``reservation.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from canopy_lab.sim.system.channel import Link
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.costs import Costs
+from canopy_lab.sim.system.decode import RunningBatch
+from canopy_lab.sim.system.disk import Disk
+from canopy_lab.sim.system.events import EventLog
+from canopy_lab.sim.system.expiry import Expiry
+from canopy_lab.sim.system.gate import make_session_gate
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.placement import Placement
+from canopy_lab.sim.system.prefetch import Prefetcher
+from canopy_lab.sim.system.prefill import PrefillBatch
+from canopy_lab.sim.system.queue import Queue
+from canopy_lab.sim.system.queue_order import make_queue_order
+from canopy_lab.sim.system.request_log import RequestLog
+from canopy_lab.sim.system.reservation import NewTokenRatio
+from canopy_lab.sim.system.session_refs import SessionAwareLRU
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.sim.system.waiting import WAITING_PREFIXES
+from canopy_lab.sim.system.write_policy import make_write_policy
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+
+
+class Instance:
+    """One instance. Its methods take ``now`` and return when to call next (see ``run.py``)."""
+
+    def __init__(
+        self,
+        number: int,
+        config: SystemConfig,
+        costs: Costs,
+        block_tokens: int,
+        device_policy: Policy,
+        host_policy: Policy | None,
+        disk: Disk | None,
+        events: EventLog | None,
+    ) -> None:
+        self.name = f"instance {number}"
+        self.config = config
+        self.disk = disk
+        self.events = events
+        self.request_log = RequestLog(events, self.name) if events is not None else None
+        kv_bytes, host = costs.kv_bytes, config.host
+        self.host_link = Link(host) if host is not None else None
+        self.waits_for_disk = config.prefetch_policy != "best_effort"
+        """Whether a request that nothing else holds up waits for its prefetch."""
+        host_tokens = int(host.capacity_bytes // kv_bytes) if host is not None else 0
+        write_policy = make_write_policy(config.write_policy, config.write_policy_config)
+        self.tree = TieredTree(
+            device_policy,
+            config.device_tokens,
+            block_tokens,
+            host_policy=host_policy,
+            host_tokens=host_tokens,
+            host_expiry=Expiry.of(host.ttl) if host is not None else None,
+            write_back=write_policy.at_eviction,
+            whole_nodes=config.whole_nodes,
+            quantum_tokens=config.quantum_tokens,
+            copies=write_policy.copies,
+        )
+        if isinstance(device_policy, SessionAwareLRU):
+            self.tree.sessions = device_policy.refs
+        prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
+        self.queue = Queue(
+            self.tree,
+            costs,
+            self.host_link,
+            config.page_tokens,
+            make_queue_order(config.schedule_policy, config.schedule_policy_config),
+            make_session_gate(
+                config.session_gate, config.device_tokens, host_tokens, config.session_gate_config
+            ),
+            prefixes,
+            min(config.chunked_prefill_tokens, config.max_prefill_tokens),
+        )
+        self.prefetcher = (
+            Prefetcher(disk, self.tree, config, kv_bytes, prefixes) if disk is not None else None
+        )
+        self.placement = Placement(
+            self.tree,
+            self.host_link,
+            disk,
+            kv_bytes,
+            config.page_tokens,
+            self._span,
+            write_policy,
+            prefixes,
+        )
+        self.decoding = RunningBatch(
+            self.tree,
+            costs,
+            NewTokenRatio(config.schedule_conservativeness),
+            config.fixed_outputs,
+        )
+        self.prefilling = PrefillBatch(
+            config, costs, self.tree, self.queue, self.decoding, self.prefetcher, prefixes
+        )
+        self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
+        self.version = 0
+        """Counts plans, so that an end that was brought forward is ignored."""
+        self.end = math.inf
+        """When the step under way ends; infinity while the instance is idle."""
+        self.outstanding = 0
+        """Prompt and output tokens of requests routed here that are not done."""
+        self.busy_s = 0.0
+        self.finished: list[tuple[SimulatedRequest, float]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue and at the door."""
+        return len(self.queue.jobs) + len(self.queue.at_door)
+
+    @property
+    def requests(self) -> int:
+        """Requests that were routed here and are not done."""
+        return self.waiting + len(self.decoding.jobs) + len(self.prefilling.batch)
+
+    # ---- called by the loop ----
+
+    def arrive(self, job: SimulatedRequest, now: float) -> None:
+        """A request comes in. Brings the end of a decode segment forward to the next step."""
+        self.tree.now = max(self.tree.now, now)
+        config = self.config
+        if config.max_new_tokens is not None:
+            # No more than the pool holds beside the prompt.
+            most = config.device_tokens - config.page_tokens - 1 - job.prompt
+            job.max_new = max(job.output, min(config.max_new_tokens, most))
+        if not self.requests:
+            self.decoding.ratio.reset()
+        request = job.request
+        request.label = self.policies[0].arrive(request)
+        for policy in self.policies[1:]:
+            policy.arrive(request)
+        if self.disk is not None:
+            self.disk.policy.arrive(request)
+        self.outstanding += job.prompt + job.output
+        if self.queue.arrive(job, now):
+            self._entered(job, now)
+
+    def _entered(self, job: SimulatedRequest, now: float) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.asking.append(job)
+        if not self.prefilling.full:
+            self.interrupt(now)
+
+    def interrupt(self, now: float) -> None:
+        """End the decode segment with the step under way ``now``."""
+        if self.decoding.interrupt(now):
+            self._segment_planned()
+
+    def idle(self) -> bool:
+        """Whether no step is under way."""
+        return self.decoding.segment is None and not self.prefilling.batch
+
+    def copying(self, now: float) -> bool:
+        """Whether copies ahead are in flight, after which others may begin."""
+        return self.placement.copies_end(now) < math.inf
+
+    def wake_at(self, now: float) -> float:
+        """When an idle instance must look again: at its door, at its prefetches, at its copies."""
+        due = min(self.queue.gate_due(now), self.placement.copies_end(now))
+        if self.queue.jobs and self.prefetcher is not None:
+            due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
+        return max(due, now + 1e-6)
+
+    def advance(self, now: float) -> None:
+        """The step under way ends ``now``, or the instance is idle: settle it and plan the next."""
+        self.tree.now = max(self.tree.now, now)
+        if self.disk is not None and self.disk.channel.busy:
+            self.disk.channel.advance(now)
+        ended = len(self.finished)
+        if self.prefilling.batch:
+            self._end_prefill(now)
+        elif self.decoding.segment is not None:
+            self.decoding.claim()
+            if self._copies_wait(now):
+                self.version += 1
+                return
+            self._end_segment(now)
+        copies = self.placement.write_policy.copies
+        if copies is not None:
+            copies.expect(self.prefilling.due())
+        self.placement.copy_ahead(now)
+        if self.queue.at_door and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
+            for job in self.queue.ask_gate(now):
+                self._entered(job, now)
+        self.version += 1
+        self.end = math.inf
+        prefetcher = self.prefetcher
+        if prefetcher is not None and prefetcher.asking and self.waits_for_disk:
+            prefetcher.ask(now)
+        planned = self._plan_prefill(now)
+        if prefetcher is not None and prefetcher.asking:
+            # Whoever was let in at once has no time to wait for the disk.
+            prefetcher.ask(now)
+        if not planned and self.decoding.jobs:
+            for job in self.decoding.plan(now):
+                self.queue.back(job)
+                self.prefilling.full = False
+            self._segment_planned()
+        self._copies_wait(now)
+
+    def close_session(self, job: SimulatedRequest) -> None:
+        """The client closes the session of ``job``, whose last answer it was."""
+        if self.tree.sessions is not None:
+            self.tree.sessions.close(job.request.conversation)
+
+    # ---- steps ----
+
+    def _plan_prefill(self, now: float) -> bool:
+        step = self.prefilling.plan(now)
+        if step is None:
+            return False
+        duration = compute = step.compute_s
+        if step.load_tokens and self.host_link is not None:
+            _, loaded_at = self.host_link.read(now, step.load_tokens * self.placement.kv_bytes)
+            duration = self.prefilling.costs.overlapped(compute, loaded_at - now)
+            self._span("host reads", "load", now, loaded_at, tokens=step.load_tokens)
+        self.end = now + duration
+        self.busy_s += duration
+        batch, tokens = self.prefilling.batch, step.tokens
+        self._span("engine", "prefill", now, self.end, requests=len(batch), tokens=tokens)
+        return True
+
+    def _copies_wait(self, now: float) -> bool:
+        """Copy what ``write_back`` has evicted; whether the step planned, or over, waits for it:
+        its room is not free before."""
+        if not self.tree.demoted and not self.tree.overtaken:
+            return False
+        until = self.placement.write_demoted(now)
+        if self.end == math.inf or until <= now:
+            return False
+        # What a decode segment has taken is counted when it is over: then it ends later.
+        self.end = max(self.end, now) + until - now
+        self._span("engine", "wait for copies", now, until)
+        return True
+
+    def _segment_planned(self) -> None:
+        assert self.decoding.segment is not None
+        self.end = self.decoding.segment.end_s
+        self.version += 1
+
+    def _end_prefill(self, now: float) -> None:
+        for job, new in self.prefilling.batch:
+            job.done += new
+            self.placement.insert(job, job.done, now)
+            if job.done < job.target:
+                continue
+            if math.isnan(job.first_token):
+                job.first_token = now
+            left = job.output - (job.target - job.prompt) - 1
+            if left <= 0:
+                self._finish(job, now)
+            else:
+                self.decoding.add(job, left)
+        self.prefilling.batch = []
+
+    def _end_segment(self, now: float) -> None:
+        segment, batch, done = self.decoding.finish_segment()
+        self.busy_s += now - segment.begin_s
+        self._span("engine", "decode", segment.begin_s, now, requests=batch, steps=segment.steps)
+        for job in done:
+            self._finish(job, now)
+            self.prefilling.full = False
+
+    def _finish(self, job: SimulatedRequest, now: float) -> None:
+        request = job.request
+        request.cached_tokens = job.device_hit + job.host_hit
+        request.label = self.policies[0].finish(request)
+        for policy in self.policies[1:]:
+            policy.finish(request)
+        if self.disk is not None:
+            self.disk.policy.finish(request)
+        self.placement.insert(job, job.end_tokens, now)
+        if self.tree.sessions is not None and job.leaf is not None:
+            self.tree.sessions.answered(request.conversation, job.leaf)
+        # Duplicates of what others had put there, and what is not a whole page, are free.
+        self.tree.private -= job.private
+        job.private = 0
+        if job.leaf is not None:
+            self.tree.unlock(job.leaf)
+        self.outstanding -= job.prompt + job.output
+        self.queue.ended(job, now)
+        self.finished.append((job, now))
+        if self.request_log is not None:
+            self.request_log.add(job, now)
+
+    # ---- the end, and the log ----
+
+    def check_empty(self) -> None:
+        """Raise ``CanopyError`` if requests are left that nothing will ever serve."""
+        left = len(self.queue.at_door)
+        if left:
+            raise CanopyError(
+                f"the session gate {self.config.session_gate!r} never let {left} requests in; "
+                "its wake_at must name a time while it refuses"
+            )
+
+    def _span(self, track: str, name: str, begin: float, end: float, **args: Any) -> None:
+        if self.events is not None:
+            self.events.span(self.name, track, name, begin, end, **args)

@@ -1,0 +1,145 @@
+"""One system at several loads, given as shares of the load that it follows at most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_lab.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
+from canopy_lab.latency.saturation import SESSION_TOLERANCE, TOLERANCE, goodput, saturation
+from canopy_lab.latency.slo import SLO
+from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.result import SystemResult
+from canopy_lab.sim.system.run import simulate_system
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace.sessions import session_links
+from sglang_canopy.errors import CanopyError
+
+LOOPS = ("open", "turns-wait", "closed")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """One run at one load."""
+
+    rate: float
+    """Requests a second, or sessions an hour in a closed loop."""
+    seed: int
+    latency: LatencyReport
+    system: SystemResult
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without the arrays of the requests."""
+        return {
+            "rate": self.rate,
+            "seed": self.seed,
+            "latency": self.latency.to_json(),
+            "system": self.system.to_json(),
+        }
+
+
+class LoadedSystem:
+    """Runs of one workload at any rate.
+
+    ``open`` and ``turns-wait`` compress or stretch the trace's times, so that bursts and pauses
+    keep their shape. In a ``closed`` loop the rate is that of sessions' beginnings; time to think
+    stays as it is. ``rate`` is in requests a second, or sessions an hour in a closed loop.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: SystemConfig,
+        profile: EngineProfile,
+        *,
+        loop: str = "open",
+        think_cap_s: float | None = 120.0,
+        warm_up_share: float = WARM_UP_SHARE,
+        keep_stamps: bool = False,
+    ) -> None:
+        if loop not in LOOPS:
+            raise CanopyError(f"loop must be one of {', '.join(LOOPS)}, got {loop!r}")
+        self.config = config
+        self._profile = profile
+        self._workload = workload
+        self._loop = loop
+        self._think_cap_s = think_cap_s
+        self._warm_up_share = warm_up_share
+        self._keep_stamps = keep_stamps
+        self._sessions = session_links(workload.trace).first
+        self._by_seed: dict[int, Workload] = {}
+        span = max(workload.times[-1] - workload.times[0], 1e-9)
+        self.trace_rate = len(workload) / span
+        """The trace's own rate."""
+        if loop == "closed":
+            self.trace_rate = len(set(self._sessions)) * 3600 / span
+
+    def at(self, rate: float, seed: int = 0) -> LoadRun:
+        """Run at ``rate``. ``seed`` spreads stamps, starts sessions and breaks ties."""
+        workload = self._of_seed(seed)
+        result = simulate_system(
+            workload,
+            self.config,
+            self._profile,
+            seed=seed,
+            arrivals=self._arrivals(workload, rate, seed),
+        )
+        latency = latency_report(
+            result.due_s,
+            result.ttft_s,
+            result.due_s + result.e2e_s,
+            result.prompt_tokens,
+            self._sessions,
+            warm_up_share=self._warm_up_share,
+        )
+        return LoadRun(rate, seed, latency, result)
+
+    def saturation(self, seed: int = 0) -> float:
+        """The highest rate at which the queue does not grow (``latency/saturation.py``); in a
+        closed loop, whose sessions share every delay, at which their ends do not lag."""
+
+        def grows(rate: float) -> float:
+            latency = self.at(rate, seed).latency
+            return latency.lag if self._loop == "closed" else latency.growth
+
+        tolerance = SESSION_TOLERANCE if self._loop == "closed" else TOLERANCE
+        return saturation(grows, self.trace_rate, tolerance=tolerance)
+
+    def goodput(
+        self,
+        slo: SLO,
+        rates: Sequence[float],
+        seed: int = 0,
+        known: Mapping[tuple[float, int], bool] | None = None,
+    ) -> float:
+        """The highest rate that meets ``slo``, searched between ``rates``; 0 if none does.
+
+        ``known`` says of ``(rate, seed)`` that were run already whether they met it.
+        """
+
+        def met(rate: float) -> bool:
+            said = None if known is None else known.get((rate, seed))
+            return slo.met(self.at(rate, seed).latency) if said is None else said
+
+        return goodput(met, rates)
+
+    def _arrivals(self, workload: Workload, rate: float, seed: int) -> Arrivals:
+        if self._loop == "closed":
+            return ClosedLoop(
+                workload, sessions_per_hour=rate, think_cap_s=self._think_cap_s, seed=seed
+            )
+        stretch = self.trace_rate / rate
+        return (TurnsWait if self._loop == "turns-wait" else OpenLoop)(workload, stretch)
+
+    def _of_seed(self, seed: int) -> Workload:
+        if self._keep_stamps or not self._workload.stamped:
+            return self._workload
+        made = self._by_seed.get(seed)
+        if made is None:
+            made = self._by_seed[seed] = Workload(
+                self._workload.trace, self._workload.outputs, seed=seed
+            )
+        return made

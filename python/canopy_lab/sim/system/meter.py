@@ -1,0 +1,87 @@
+"""Average and peak use of each tier, sampled at the end of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from canopy_lab.sim.system.disk import Disk
+from canopy_lab.sim.system.instance import Instance
+
+
+class _Held:
+    """What one instance held when it was last looked at, in tokens."""
+
+    __slots__ = ("device", "host", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.device = self.host = 0
+
+
+class Meter:
+    """Means and peaks of what tiers hold, all instances together."""
+
+    def __init__(
+        self, instances: Sequence[Instance], disks: Sequence[Disk], kv_bytes: int, begin: float
+    ) -> None:
+        self._kv_bytes = kv_bytes
+        self._held = {instance: _Held(begin) for instance in instances}
+        self._device_area = self._host_area = self._disk_area = 0.0
+        self._device = self._host = 0
+        self._most_device = self._most_host = 0
+        self._most_disk = 0.0
+        self._disks = disks
+        self._disk_at, self._disk_held = begin, 0.0
+        self.peak_queue = 0
+
+    def read(self, now: float, instance: Instance) -> None:
+        """Note what ``instance`` and the disks hold."""
+        held, tree = self._held[instance], instance.tree
+        span = now - held.since
+        self._device_area += held.device * span
+        self._host_area += held.host * span
+        held.since = now
+        device, host = tree.device_used + tree.private, tree.host_used
+        self._device += device - held.device
+        self._host += host - held.host
+        held.device, held.host = device, host
+        if self._device > self._most_device:
+            self._most_device = self._device
+        if self._host > self._most_host:
+            self._most_host = self._host
+        if instance.waiting > self.peak_queue:
+            self.peak_queue = instance.waiting
+        if self._disks:
+            self._disk_area += self._disk_held * (now - self._disk_at)
+            self._disk_at = now
+            disk_held = 0.0
+            for disk in self._disks:
+                disk_held += disk.tree.used_blocks * disk.block_bytes
+            self._disk_held = disk_held
+            if disk_held > self._most_disk:
+                self._most_disk = disk_held
+
+    def close(self, now: float) -> None:
+        """Count what is held up to the end of the run."""
+        for held in self._held.values():
+            span = now - held.since
+            self._device_area += held.device * span
+            self._host_area += held.host * span
+        self._disk_area += self._disk_held * (now - self._disk_at)
+
+    def means(self, span: float) -> dict[str, float]:
+        """Bytes over time, a tier."""
+        kv = self._kv_bytes
+        return {
+            "device": self._device_area * kv / span,
+            "host": self._host_area * kv / span,
+            "disk": self._disk_area * 1 / span,
+        }
+
+    def peaks(self) -> dict[str, float]:
+        """Most bytes at once, a tier."""
+        return {
+            "device": float(self._most_device * self._kv_bytes),
+            "host": float(self._most_host * self._kv_bytes),
+            "disk": self._most_disk,
+        }

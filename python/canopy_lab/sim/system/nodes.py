@@ -1,0 +1,382 @@
+"""The nodes of one instance's tree: their tiers, their locks and the policies that rank them.
+
+A node is on the device, on the host, or on both. What is on the device is closed towards the root,
+so a node without children on the device may leave it; a node that is on the host alone and has no
+children may leave the host. The policy of each tier sees exactly those leaves, as in a live server
+(``radix/core.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from canopy_lab.sim.system.expiry import Expiry
+from canopy_lab.sim.system.session_refs import SessionRefs
+from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.block_tree import below
+from sglang_canopy.records import Leaf
+
+NOWHERE, DEVICE, HOST = 0, 1, 2
+"""Whose policy ranks a node."""
+
+
+class TierNode(Leaf):
+    """A run of blocks below ``parent`` and the tiers it is on."""
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "device",
+        "device_children",
+        "host",
+        "locks",
+        "parent",
+        "pins",
+        "ranked",
+        "ranker",
+        "served",
+    )
+
+    def __init__(self, parent: TierNode | None, blocks: tuple[int, ...], offset: int, length: int):
+        super().__init__(offset, length)
+        self.parent: Any = parent
+        self.blocks = blocks
+        self.children: dict[int, TierNode] = {}
+        self.device = False
+        self.host = False
+        self.device_children = 0
+        self.locks = 0
+        """Requests in flight whose path runs through this node."""
+        self.pins = 0
+        """Prefetches under way that begin at the end of this node, and writes under way from it to
+        the disk: the host keeps it for them (SGLang's ``host_lock_ref``)."""
+        self.ranked = NOWHERE
+        """The tier whose policy ranks this node at the moment."""
+        self.ranker = NOWHERE
+        """The tier whose policy ``slot`` belongs to: the last one that ranked this node."""
+        self.served = -1
+        """Number of the last request counted in ``hits``."""
+
+
+class Match(NamedTuple):
+    """How far a path is cached: on the device, and on device and host together."""
+
+    device: TierNode
+    device_blocks: int
+    device_tokens: int
+    node: TierNode
+    blocks: int
+    tokens: int
+
+
+def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
+    """How many of ``blocks``, of which the first is ``path[at]``, are those of ``path``."""
+    low, high = 1, min(len(blocks), stop - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] == path[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class TierNodes:
+    """The tree of device and host, without what moves between them (``tree.py``).
+
+    Lengths are in tokens and exact; cuts fall on block boundaries. The last block of a leaf may be
+    partial, and grows when a request brings the rest of it.
+    """
+
+    def __init__(
+        self,
+        device_policy: Policy,
+        device_tokens: int,
+        block_tokens: int,
+        host_policy: Policy | None,
+        host_tokens: int,
+        host_expiry: Expiry | None,
+    ) -> None:
+        self.device_policy = device_policy
+        self.host_policy = host_policy
+        self.device_tokens = device_tokens
+        self.host_tokens = host_tokens if host_policy is not None else 0
+        self.block_tokens = block_tokens
+        self.expiry = host_expiry
+        self.root = TierNode(None, (), 0, 0)
+        self.root.device = True
+        self.device_used = 0
+        self.host_used = 0
+        self._outlived: dict[TierNode, int] = {}
+        """Host tokens of nodes that left the host while something pinned them: they are in use
+        until the last pin goes."""
+        self.private = 0
+        """Device tokens of running requests that are not in the tree (yet)."""
+        self.evictable = 0
+        """Tokens of the tree on the device that no request holds."""
+        self.now = 0.0
+        self.awaited = Awaited(device_tokens)
+        """Nodes that are protected for requests that wait."""
+        self.sessions: SessionRefs | None = None
+        """What counts the sessions of each node, where SGLang's session-aware cache is on."""
+        device_policy.sized(device_tokens)
+        if host_policy is not None:
+            host_policy.sized(host_tokens)
+
+    @property
+    def free(self) -> int:
+        """Device tokens that nothing occupies."""
+        return self.device_tokens - self.device_used - self.private
+
+    def match(
+        self, path: tuple[int, ...], since: TierNode | None = None, stop: int | None = None
+    ) -> Match:
+        """The cached run of ``path``, or of its first ``stop`` blocks; a node matched in part is
+        split.
+
+        ``since`` is a device node known to be on the path: the search begins there. Ids are
+        chained, so that a run of blocks is the path's if its last one is.
+        """
+        node = device = self.root if since is None else since
+        at = device_at = -(-(node.offset + node.length) // self.block_tokens)
+        if stop is None or stop > len(path):
+            stop = len(path)
+        expiry = self.expiry
+        while at < stop:
+            child = node.children.get(path[at])
+            if child is None:
+                break
+            if expiry is not None and not child.device and self._expired(child):
+                break
+            blocks = child.blocks
+            end = at + len(blocks)
+            whole = end <= stop and path[end - 1] == blocks[-1]
+            if not whole:
+                shared = _shared(blocks, path, at, stop)
+                child = self._split(child, shared)
+                end = at + shared
+            node, at = child, end
+            if child.device:
+                device, device_at = child, end
+            if not whole:
+                break
+        return Match(
+            device, device_at, device.offset + device.length, node, at, node.offset + node.length
+        )
+
+    def lock(self, node: TierNode, held: TierNode | None = None) -> None:
+        """Keep ``node`` and its ancestors until ``unlock``. Nests.
+
+        A lock on ``held``, an ancestor, is turned into one on ``node``.
+        """
+        stop = self.root if held is None else held
+        while node is not stop:
+            node.locks += 1
+            if node.locks == 1:
+                if node.device:
+                    self.evictable -= node.length
+                if node.ranked:
+                    self._unrank(node)
+            node = node.parent
+
+    def unlock(self, node: TierNode) -> None:
+        """Undo one ``lock``."""
+        root = self.root
+        while node is not root:
+            node.locks -= 1
+            if not node.locks:
+                if node.device:
+                    self.evictable += node.length
+                    if not node.device_children:
+                        self._reconsider(node)
+                elif not node.children:
+                    self._reconsider(node)
+            node = node.parent
+
+    def pin(self, node: TierNode) -> None:
+        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch and for a write
+        to the disk. Nests."""
+        node.pins += 1
+        if node.ranked == HOST:
+            self._unrank(node)
+
+    def unpin(self, node: TierNode) -> None:
+        """Undo one ``pin``."""
+        node.pins -= 1
+        if self._outlived and not node.pins:
+            self.host_used -= self._outlived.pop(node, 0)
+        if node is not self.root and node.parent.children.get(node.blocks[0]) is node:
+            self._reconsider(node)
+
+    def protect(self, node: TierNode, tenant: str | None) -> None:
+        """A request that waits will use the path to ``node`` (as ``radix/core.py`` does)."""
+        now = self.now
+        if node is self.root or node.last_access >= now or self.awaited.is_fresh(node, now):
+            return
+        self._protect(node, tenant)
+
+    def protect_anew(self, wanted: Sequence[tuple[TierNode, str | None]]) -> None:
+        """Protect these nodes, each for its tenant, the first ones first, and no others (as
+        ``radix/core.py``, ``protect_queue``)."""
+        for leaf in self.awaited:
+            assert isinstance(leaf, TierNode)
+            if leaf.ranked:
+                self._unrank(leaf)
+            self.awaited.served(leaf)
+            self._reconsider(leaf)
+        for node, tenant in wanted:
+            if node is not self.root and node.awaited_until is None:
+                self._protect(node, tenant)
+
+    def _protect(self, node: TierNode, tenant: str | None) -> None:
+        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        now, above = self.now, node
+        while above is not self.root and not above.device:
+            above = above.parent
+        ends = [node] if above in (node, self.root) else [node, above]
+        for end in ends:
+            if end.ranked:
+                self._unrank(end)
+            end.last_access = max(end.last_access, now)
+        self.awaited.protect(node, tenant, now, *ends[1:])
+        for end in ends:
+            self._reconsider(end)
+        self._awaited(node)
+
+    def _awaited(self, node: TierNode) -> None:
+        """A request that waits will use the path to ``node``."""
+
+    def touch(self, node: TierNode) -> None:
+        """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""
+        now = self.now
+        while node is not self.root:
+            if node.ranked:
+                self._unrank(node)
+            node.last_access = max(node.last_access, now)
+            self._reconsider(node)
+            node = node.parent
+
+    def nodes(self) -> Iterator[TierNode]:
+        """Every node but the root, parents first."""
+        return below(self.root)
+
+    def verify(self) -> None:
+        """Recount everything; raises ``AssertionError`` naming what disagrees."""
+        device = host = evictable = 0
+        for node in self.nodes():
+            name = (node.offset, node.blocks[:4])
+            assert node.device or node.host, f"{name} is nowhere"
+            assert not node.device or node.parent.device, f"{name} hangs below a hole"
+            full = len(node.blocks) * self.block_tokens
+            assert full - self.block_tokens < node.length <= full, f"length of {name}"
+            assert node.length == full or not node.children, f"partial block inside: {name}"
+            assert node.offset == node.parent.offset + node.parent.length, f"offset of {name}"
+            children = sum(child.device for child in node.children.values())
+            assert node.device_children == children, f"device children of {name}"
+            device += node.length * node.device
+            host += node.length * node.host
+            evictable += node.length * (node.device and not node.locks)
+            assert node.ranked == self._place(node), f"{name} is ranked in the wrong tier"
+        assert device == self.device_used, f"device: {device} counted, {self.device_used} noted"
+        assert host <= self.host_used, f"host: {host} counted, {self.host_used} noted"
+        assert evictable == self.evictable, f"evictable: {evictable}, {self.evictable} noted"
+        assert self.free >= 0, f"the device is over full by {-self.free}"
+        assert self.host_used <= self.host_tokens, "the host is over full"
+
+    # ---- private ----
+
+    def _place(self, node: TierNode) -> int:
+        if node.locks or node is self.root:
+            return NOWHERE
+        if node.device:
+            return NOWHERE if node.device_children else DEVICE
+        return HOST if node.host and not node.children and not node.pins else NOWHERE
+
+    def _reconsider(self, node: TierNode) -> None:
+        # ``_place``, without the call: this runs a dozen times a request.
+        if node.locks or node is self.root:
+            place = NOWHERE
+        elif node.device:
+            place = NOWHERE if node.device_children else DEVICE
+        else:
+            place = HOST if node.host and not node.children and not node.pins else NOWHERE
+        if place == node.ranked:
+            return
+        if node.ranked:
+            self._unrank(node)
+        if place:
+            node.ranked = place
+            if node.ranker != place:
+                node.ranker, node.slot = place, None
+            policy = self.device_policy if place == DEVICE else self.host_policy
+            policy.admit(node, self.now)  # type: ignore[union-attr]
+
+    def _unrank(self, node: TierNode) -> None:
+        policy = self.device_policy if node.ranked == DEVICE else self.host_policy
+        policy.drop(node)  # type: ignore[union-attr]
+        node.ranked = NOWHERE
+
+    def _delete(self, node: TierNode) -> None:
+        """Take ``node`` and all below it out of the tree; nothing of it is on the device."""
+        if self.sessions is not None:
+            for gone in (*reversed(list(below(node))), node):
+                self.sessions.deleted(gone)
+        del node.parent.children[node.blocks[0]]
+        stack = [node]
+        while stack:
+            gone = stack.pop()
+            if gone.awaited_until is not None:
+                self.awaited.served(gone)
+            if gone.host:
+                self._free_host(gone)
+            if gone.ranked:
+                self._unrank(gone)
+            stack.extend(gone.children.values())
+
+    def _free_host(self, node: TierNode) -> None:
+        """``node`` is on the host no longer; what pins it keeps its room for as long."""
+        node.host = False
+        if node.pins:
+            self._outlived[node] = self._outlived.get(node, 0) + node.length
+        else:
+            self.host_used -= node.length
+
+    def _expired(self, node: TierNode) -> bool:
+        """Whether ``node`` is past its time; if nothing holds it, it is gone then."""
+        assert self.expiry is not None
+        if not self.expiry.over(node, self.now):
+            return False
+        stack = [node]
+        while stack:
+            lower = stack.pop()
+            if lower.locks or lower.pins or lower.device:
+                return False
+            stack.extend(lower.children.values())
+        parent = node.parent
+        self._delete(node)
+        self._reconsider(parent)
+        return True
+
+    def _split(self, node: TierNode, at: int) -> TierNode:
+        """Give ``node``'s first ``at`` blocks to a new parent, which is returned."""
+        parent, tokens = node.parent, at * self.block_tokens
+        head = TierNode(parent, node.blocks[:at], node.offset, tokens)
+        head.inherit(node)
+        head.device, head.host = node.device, node.host
+        head.locks, head.served = node.locks, node.served
+        head.device_children = int(node.device)
+        parent.children[head.blocks[0]] = head
+        node.blocks = node.blocks[at:]
+        node.parent = head
+        node.offset += tokens
+        node.length -= tokens
+        head.children[node.blocks[0]] = node
+        head.ranker = node.ranker
+        if node.ranker:
+            policy = self.device_policy if node.ranker == DEVICE else self.host_policy
+            policy.split(node, head)  # type: ignore[union-attr]
+        if self.sessions is not None:
+            self.sessions.split(node, head)
+        return head

@@ -1,0 +1,124 @@
+"""Store the KV that an instance has computed: in its tree, in host memory, on disk.
+
+A write to the disk reads host memory, which stays as it is until the write is over: so what waits
+to be written is never more than the host holds, and what finds no room beside it is not copied to
+the host, nor written, before it is used again (SGLang's ``write_backup_storage``, which locks the
+node, and ``_execute_kv_backup``, which gives up where ``evict_host`` frees too little).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+
+from canopy_lab.sim.system.channel import Link
+from canopy_lab.sim.system.disk import Disk
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.nodes import TierNode
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.sim.system.waiting import WaitingPrefixes
+from canopy_lab.sim.system.write_policy import WritePolicy
+from sglang_canopy.records import Request
+
+
+class Placement:
+    """Copies one instance's KV to host and disk. ``span`` is called for every copy."""
+
+    def __init__(
+        self,
+        tree: TieredTree,
+        host_link: Link | None,
+        disk: Disk | None,
+        kv_bytes: float,
+        page_tokens: int,
+        span: Callable[..., None],
+        write_policy: WritePolicy,
+        waiting: WaitingPrefixes,
+    ) -> None:
+        self.tree = tree
+        self.host_link = host_link
+        self.disk = disk
+        self.kv_bytes = kv_bytes
+        self.page_tokens = page_tokens
+        self.span = span
+        self.write_policy = write_policy
+        self.waiting = waiting
+        tree.pins_demoted = disk is not None
+
+    def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
+        """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
+        tree, page = self.tree, self.page_tokens
+        # Of an output that the next turn does not repeat whole, the rest has no name.
+        tokens = min(tokens, len(job.path) * tree.block_tokens) // page * page
+        if not tokens:
+            return
+        blocks = job.blocks_of(tokens, tree.block_tokens)
+        leaf, added = tree.insert(job.path, blocks, tokens, job.leaf)
+        job.private -= added
+        tree.lock(leaf, job.leaf)
+        job.leaf = leaf
+        tree.stamp(leaf, job.request, job.index)
+        self.waiting.used(leaf, job.request)
+        copied = 0
+        if self.host_link is not None:
+            node = self.write_policy.used(tree, leaf)
+            if node is not None:
+                copied = self._back_up(node, now)
+        if self.disk is not None:
+            whole = job.path[: tokens // tree.block_tokens]
+            if job.on_disk < 0:
+                prompt = job.path[: job.prompt // page * page // tree.block_tokens]
+                job.on_disk = self.disk.used(prompt, job.request, now)
+            if leaf.host and (copied or len(whole) > job.on_disk):
+                tree.pin(leaf)
+                self.disk.write(whole, job.on_disk, job.request, now, partial(tree.unpin, leaf))
+                job.on_disk = max(job.on_disk, len(whole))
+
+    def copy_ahead(self, now: float) -> None:
+        """Copy what the write policy wants copied in the background."""
+        if self.host_link is not None:
+            for node in self.write_policy.ahead(self.tree, self.host_link, now):
+                self._back_up(node, now, alone=self.write_policy.at_eviction)
+
+    def copies_end(self, now: float) -> float:
+        """When the copies ahead that are in flight end, and others may begin; infinity: none."""
+        link = self.host_link
+        if link is None or self.write_policy.copies is None or link.idle(now):
+            return math.inf
+        return link.copied_at
+
+    def _back_up(self, node: TierNode, now: float, alone: bool = False) -> int:
+        assert self.host_link is not None
+        copied = self.tree.back_up(node, alone)
+        if copied:
+            begin, end = self.host_link.write(now, copied * self.kv_bytes)
+            self.span("host writes", "back up", begin, end, tokens=copied)
+        return copied
+
+    def write_demoted(self, now: float) -> float:
+        """Copy the victims that ``write_back`` keeps to the host; from there they go on to the
+        disk. Returns when the last copy ends, which the next step waits for."""
+        assert self.host_link is not None
+        done = max(now, self.host_link.copied_at) if self.tree.overtaken else now
+        self.tree.overtaken = False
+        for node in self.tree.demoted:
+            begin, done = self.host_link.write(now, node.length * self.kv_bytes)
+            self.span("host writes", "write back", begin, done, tokens=node.length)
+            if self.disk is None:
+                continue
+            runs, above = [], node
+            while above is not self.tree.root and above is not None:
+                runs.append(above.blocks)
+                above = above.parent
+            path = tuple(itertools.chain.from_iterable(reversed(runs)))
+            request = Request(
+                time=node.last_access, category=node.category, conversation=node.conversation,
+                block_tokens=self.tree.block_tokens, turn=node.turn, tenant=node.tenant,
+            )  # fmt: skip
+            path = path[: (node.offset + node.length) // self.tree.block_tokens]
+            have = self.disk.used(path, request, now)
+            self.disk.write(path, have, request, now, partial(self.tree.unpin, node))
+        self.tree.demoted.clear()
+        return done

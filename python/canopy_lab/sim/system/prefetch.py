@@ -1,0 +1,129 @@
+"""Reading from the disk for requests that have to queue, as HiCache prefetches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.disk import Disk
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.sim.system.waiting import WaitingPrefixes
+
+PREFETCH_BATCH_PAGES = 128
+"""Pages that SGLang reads from storage at a time; a prefetch that is stopped keeps whole batches."""
+PREFETCH_HOST_SHARE = 0.5
+"""SGLang begins no prefetch while those under way ask for so much of the host pool or more
+(``prefetch_capacity_limit``); the rest of the pool is left for what the device writes."""
+
+
+class Prefetcher:
+    """The prefetches of one instance from ``disk`` into the host part of ``tree``."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        tree: TieredTree,
+        config: SystemConfig,
+        kv_bytes: int,
+        waiting: WaitingPrefixes,
+    ) -> None:
+        self.disk = disk
+        self.tree = tree
+        self.config = config
+        self.kv_bytes = kv_bytes
+        self.occupied_most = PREFETCH_HOST_SHARE * tree.host_tokens
+        self.waiting = waiting
+        self.asking: list[SimulatedRequest] = []
+        """Jobs whose prefetch begins at the next step."""
+        self.occupied = 0
+        """Tokens asked for by the prefetches under way, found on the disk or not."""
+        self.late_bytes = 0.0
+        """Read for requests that had begun without it, or had been computed meanwhile."""
+
+    def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
+        """When an idle instance should look again at the requests that wait for the disk."""
+        due = math.inf
+        for job in waiting:
+            if job.fetch is not None:
+                due = min(due, self.disk.channel.estimate(job.fetch, now), job.fetch_deadline)
+        return max(due, now + 1e-6)
+
+    def ask(self, now: float) -> None:
+        """Begin the prefetch of requests that came during the last step.
+
+        SGLang looks them up when they come and gets the answer in its next round; under
+        ``best_effort`` a request that this round lets in gets nothing.
+        """
+        disk, tree = self.disk, self.tree
+        size = tree.block_tokens
+        limit = self.occupied_most
+        asking, self.asking = self.asking, []
+        for at, job in enumerate(asking):
+            if self.occupied >= limit:
+                # As SGLang's limiter: they ask again, and those that have begun meanwhile do not.
+                self.asking = asking[at:]
+                return
+            if not math.isnan(job.start):
+                continue
+            path = job.path[: (job.prompt - 1) // size]
+            found = tree.match(path)
+            self.waiting.looked_up(job, found.node)
+            here = found.tokens
+            if found.node is not tree.root and not found.node.host:
+                continue
+            if job.prompt - 1 - here < self.config.prefetch_threshold_tokens:
+                continue
+            blocks = disk.leading(path, now)
+            tokens = blocks * size - here
+            if tokens < max(1, self.config.prefetch_threshold_tokens):
+                continue
+            room = tree.claim_host(tokens) // size * size
+            if room < max(1, self.config.prefetch_threshold_tokens):
+                continue
+            tree.host_used += room
+            job.asked = job.prompt - 1 - here
+            self.occupied += job.asked
+            job.fetched_from = found.blocks
+            job.anchor = found.node
+            tree.pin(found.node)
+            job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
+
+    def settle(self, job: SimulatedRequest, now: float) -> bool:
+        """Whether a request may go on: its prefetch is done, or is stopped now."""
+        disk, tree, policy = self.disk, self.tree, self.config.prefetch_policy
+        fetch = job.fetch
+        assert fetch is not None
+        disk.channel.advance(now)
+        done = fetch.end_s <= now
+        if not done and policy == "wait_complete":
+            return False
+        tokens = fetch.payload
+        if not done and policy == "timeout":
+            if job.fetch_deadline == math.inf:
+                ki = (job.prompt - job.fetched_from * tree.block_tokens) / 1024
+                job.fetch_deadline = (
+                    now
+                    + self.config.prefetch_timeout_base_s
+                    + ki * self.config.prefetch_timeout_per_ki_token_s
+                )
+            if now < job.fetch_deadline:
+                return False
+        job.fetch = None
+        self.occupied -= job.asked
+        anchor, job.anchor = job.anchor, None
+        tree.host_used -= tokens
+        if not done:
+            disk.channel.cancel(fetch, now)
+            batch = PREFETCH_BATCH_PAGES * self.config.page_tokens
+            tokens = int(fetch.done_share * tokens) // batch * batch
+        blocks = job.fetched_from + tokens // tree.block_tokens
+        if tokens:
+            path = job.path[:blocks]
+            came = tree.add_to_host(path, job.fetched_from, blocks, disk.like(path))
+            job.disk_hit = came
+            job.disk_start = blocks * tree.block_tokens - came
+            self.late_bytes += (fetch.payload * fetch.done_share - came) * self.kv_bytes
+        tree.unpin(anchor)  # type: ignore[arg-type]  # set with the fetch
+        return True

@@ -1,0 +1,197 @@
+"""Who is let into the next prefill step of an instance, and with how many tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.costs import Costs
+from canopy_lab.sim.system.decode import RunningBatch
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.prefetch import Prefetcher
+from canopy_lab.sim.system.queue import Queue
+from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS, reserved_output
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.sim.system.waiting import WaitingPrefixes
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.copy_window import LOOKED_AHEAD, STEPS_AHEAD
+
+
+class PrefillStep(NamedTuple):
+    """A step that was planned."""
+
+    compute_s: float
+    tokens: int
+    load_tokens: int
+    """Tokens that come from the host for it."""
+
+
+class PrefillBatch:
+    """The prefill step under way, and the prompt that is in the middle of its chunks."""
+
+    def __init__(
+        self,
+        config: SystemConfig,
+        costs: Costs,
+        tree: TieredTree,
+        queue: Queue,
+        running: RunningBatch,
+        prefetcher: Prefetcher | None,
+        prefixes: WaitingPrefixes,
+    ) -> None:
+        self.costs = costs
+        self._config = config
+        self._tree = tree
+        self._queue = queue
+        self._running = running
+        self._prefetcher = prefetcher
+        self._prefixes = prefixes
+        self.batch: list[tuple[SimulatedRequest, int]] = []
+        """The step under way: jobs and their new tokens."""
+        self._chunked: SimulatedRequest | None = None
+        self.full = False
+        """No request was let in for lack of room, and none has left since."""
+
+    def plan(self, now: float) -> PrefillStep | None:
+        """Choose the next step and take its room; ``None`` if there is nothing to prefill."""
+        running = len(self._running)
+        if not running:
+            self.full = False
+        if (self.full or not self._queue.jobs) and self._chunked is None:
+            return None
+        config = self._config
+        self._queue.sort(now)
+        input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
+        page, beside = config.page_tokens, 0
+        reserved = self._running.reserved()
+        batch: list[tuple[SimulatedRequest, int]] = []
+        load_tokens = 0
+        let_in: set[SimulatedRequest] = set()
+        if self._chunked is not None:
+            job = self._chunked
+            new = min(job.target - job.done, chunk_left)
+            self._claim(job, new)
+            batch.append((job, new))
+            chunk_left -= new
+            input_left -= new
+            # What the batch takes is private already; what it will generate is reserved, and a page.
+            beside += -new % page + page
+            if job.done + new >= job.target:
+                self._chunked = None
+                reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
+        for job in self._queue.jobs:
+            if input_left <= 0 or chunk_left <= 0:
+                break
+            if running + len(batch) >= config.max_running:
+                self.full = True
+                break
+            if job in self._queue.deferred:
+                continue
+            if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
+                continue
+            taken = self._admit(job, reserved + beside, chunk_left)
+            if taken is None:
+                self.full = bool(batch) or running > 0
+                if not self.full:
+                    self._refuse(job)
+                break
+            new, loaded = taken
+            load_tokens += loaded
+            if math.isnan(job.start):
+                job.start = now
+            batch.append((job, new))
+            let_in.add(job)
+            chunk_left -= new
+            input_left -= new
+            beside += -new % page + page
+            if job.done + new < job.target:
+                self._chunked = job
+                break
+            reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
+            if self._tree.free + self._tree.evictable <= reserved + beside:
+                self.full = True
+                break
+        if not batch:
+            if self._queue.deferred and not running:
+                self._queue.nothing_to_do()
+                return self.plan(now)
+            return None
+        if let_in:
+            self._queue.remove(let_in)
+        self.batch = batch
+        tokens = sum([new for _, new in batch])
+        self._queue.processed_tokens += tokens
+        compute = self.costs.prefill([(new, job.done) for job, new in batch])
+        return PrefillStep(compute, tokens, load_tokens)
+
+    def due(self) -> int:
+        """Tokens that the next ``STEPS_AHEAD`` steps take, as far as they are known."""
+        most = STEPS_AHEAD * self._config.chunked_prefill_tokens
+        tree, job = self._tree, self._chunked
+        due = 0 if job is None else job.target - job.done
+        for job in self._queue.jobs[:LOOKED_AHEAD]:
+            if due >= most:
+                break
+            found = tree.match(job.path_of_prompt(tree.block_tokens))
+            due += max(job.target - found.device_tokens, 0)
+        return int(min(due, most))
+
+    def _admit(
+        self, job: SimulatedRequest, reserved: float, chunk_left: int
+    ) -> tuple[int, int] | None:
+        """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
+        tree, page = self._tree, self._config.page_tokens
+        found = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
+        # The last token is always computed, and only whole pages are found.
+        limit = (job.target - 1) // page * page
+        tree.lock(found.node)
+        device = min(found.device_tokens // page * page, limit)
+        hit = min(found.tokens // page * page, limit)
+        load = found.tokens - found.device_tokens if hit > device else 0
+        if load < max(1, self._config.load_back_threshold_tokens):
+            hit, load = device, 0
+        need = load + job.target - hit
+        if need + reserved_output(job) + page >= tree.free + tree.evictable - reserved:
+            tree.unlock(found.node)
+            self._prefixes.looked_up(job, found.node)
+            return None
+        if load:
+            short = load - tree.free
+            if short > 0:
+                tree.evict_device(short)
+            tree.load(found.node)
+            anchor = found.node
+        else:
+            anchor = found.device
+            if anchor is not found.node:
+                tree.lock(anchor)
+                tree.unlock(found.node)
+        job.leaf = anchor
+        new = min(job.target - hit, chunk_left)
+        if hit + new < job.target:
+            new = max((hit + new) // page * page - hit, min(page, new))
+        if job.target == job.prompt:
+            job.device_hit, job.host_hit = device, hit - device
+            if job.disk_hit:
+                # Of what came from the host, the part that the disk had given.
+                job.disk_hit = max(
+                    0, min(job.disk_start + job.disk_hit, hit) - max(job.disk_start, device)
+                )
+        job.done = hit
+        self._claim(job, new)
+        return new, load
+
+    def _claim(self, job: SimulatedRequest, tokens: int) -> None:
+        self._tree.claim(tokens)
+        job.private += tokens
+
+    def _refuse(self, job: SimulatedRequest) -> None:
+        """Nothing runs and the first request still does not fit: it never will."""
+        need = job.target + reserved_output(job) + self._config.page_tokens
+        if need < self._config.device_tokens:
+            return
+        raise CanopyError(
+            f"request {job.index + 1} needs {need} tokens of device memory (prompt and output), "
+            f"device_tokens is {self._config.device_tokens}; give more, or leave the request out"
+        )

@@ -1,0 +1,143 @@
+"""The requests that wait for one instance: at its door, and in its queue."""
+
+from __future__ import annotations
+
+import math
+
+from canopy_lab.sim.system.channel import Link
+from canopy_lab.sim.system.costs import Costs
+from canopy_lab.sim.system.gate import SessionGate, Turn
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.queue_order import Cached, QueueOrder, ResponseRatioInSeconds
+from canopy_lab.sim.system.tree import TieredTree
+from canopy_lab.sim.system.waiting import WaitingPrefixes
+
+
+class Queue:
+    """The waiting jobs in order, and what an order may ask (``QueueView``)."""
+
+    def __init__(
+        self,
+        tree: TieredTree,
+        costs: Costs,
+        host_link: Link | None,
+        page_tokens: int,
+        order: QueueOrder,
+        gate: SessionGate,
+        prefixes: WaitingPrefixes,
+        step_tokens: int,
+    ) -> None:
+        self._step_tokens = step_tokens
+        self._tree = tree
+        self._costs = costs
+        self._host_link = host_link
+        self._page = page_tokens
+        self._order = order
+        self._gate = gate
+        self._prefixes = prefixes
+        self._asked = False
+        self.jobs: list[SimulatedRequest] = []
+        self.deferred: frozenset[SimulatedRequest] = frozenset()
+        """Jobs that the order leaves out of this step."""
+        self.at_door: list[SimulatedRequest] = []
+        """Jobs that the gate has not let in, longest there first."""
+        self.now = 0.0
+        self.processed_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    # ---- coming and going ----
+
+    def arrive(self, job: SimulatedRequest, now: float) -> bool:
+        """A job comes to the door; whether it is in the queue."""
+        if not self._gate.enter(_turn(job), now):
+            self.at_door.append(job)
+            return False
+        self._append(job, now)
+        return True
+
+    def ask_gate(self, now: float) -> list[SimulatedRequest]:
+        """Ask again for those at the door; returns who has come into the queue."""
+        entered, still = [], []
+        for job in self.at_door:
+            if self._gate.enter(_turn(job), now):
+                self._append(job, now)
+                entered.append(job)
+            else:
+                still.append(job)
+        self.at_door = still
+        return entered
+
+    def gate_due(self, now: float) -> float:
+        """When those at the door have to be asked again; infinity if nobody waits there."""
+        return self._gate.wake_at(now) if self.at_door else math.inf
+
+    def ended(self, job: SimulatedRequest, now: float) -> None:
+        """A job that was in the queue is answered."""
+        self._gate.ended(_turn(job), job.prompt + job.output, now)
+
+    def back(self, job: SimulatedRequest) -> None:
+        """A running job lost its place: it waits again, at the end."""
+        self.jobs.append(job)
+
+    def remove(self, gone: set[SimulatedRequest]) -> None:
+        """Jobs that run now."""
+        self.jobs = [job for job in self.jobs if job not in gone]
+
+    def _append(self, job: SimulatedRequest, now: float) -> None:
+        job.entered = now
+        job.tokens_before = self.processed_tokens
+        self.jobs.append(job)
+
+    # ---- the order ----
+
+    def sort(self, now: float) -> None:
+        """Put the waiting jobs in order for a step that may let somebody in."""
+        self.now, self._asked = now, False
+        self.deferred = frozenset()
+        if self.jobs:
+            self._oldest_sessions_first()
+            self.jobs = list(self._order.order(self.jobs, self))
+            if isinstance(self._order, ResponseRatioInSeconds):
+                self.deferred = frozenset(self._order.deferred())
+        self._prefixes.before_step(self.jobs, self._asked)
+
+    def nothing_to_do(self) -> None:
+        """Without the deferred there was nothing to prefill: they are not deferred again."""
+        if isinstance(self._order, ResponseRatioInSeconds):
+            self._order.nothing_to_do()
+
+    def _oldest_sessions_first(self) -> None:
+        """If the gate says so. Jobs of one rank stay in their order."""
+        rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
+        self.jobs.sort(key=lambda job: rank[job.index] or 0)
+
+    def cached(self, job: SimulatedRequest) -> Cached:
+        """``QueueView.cached``."""
+        self._asked = True
+        tree, page = self._tree, self._page
+        found = tree.match(job.path_of_prompt(tree.block_tokens))
+        self._prefixes.looked_up(job, found.node)
+        limit = (job.target - 1) // page * page
+        device = min(found.device_tokens // page * page, limit)
+        return Cached(device, min(found.tokens // page * page, limit) - device)
+
+    def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
+        """``QueueView.marginal_s``."""
+        return self._costs.marginal(new_tokens, context_tokens, self._step_tokens)
+
+    def step_tokens_worth(self) -> float:
+        """``QueueView.step_tokens_worth``."""
+        return self._costs.step_tokens_worth(self._step_tokens)
+
+    def load_s(self, tokens: int) -> float:
+        """``QueueView.load_s``."""
+        if self._host_link is None:
+            return 0.0
+        return self._host_link.read_s(tokens * self._costs.kv_bytes)
+
+
+def _turn(job: SimulatedRequest) -> Turn:
+    request = job.request
+    return Turn(job.index, request.conversation, request.tenant, job.prompt, job.arrival, request)

@@ -1,0 +1,95 @@
+"""An engine profile from published figures: FLOPs, memory bandwidth and a model's dimensions.
+
+A step takes the longer of its arithmetic and its memory traffic, at the share of the peak that
+such kernels are known to reach. It says what hardware could do, not what a server does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from canopy_lab.sim.model import ModelShape
+from canopy_lab.sim.system.engine_profile import PUBLISHED, Bandwidth, EngineProfile
+
+_PREFILL = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CONTEXT = (0, 1024, 4096, 16384, 65536, 131072)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Published peak figures of one accelerator, and of its host link."""
+
+    name: str
+    flops: float
+    """Dense BF16 FLOP/s."""
+    bytes_per_s: float
+    """Device memory."""
+    host_bytes_per_s: float
+    """Host link, one direction."""
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What share of the peak is taken to be reached. Assumptions, written into the profile."""
+
+    compute: float = 0.55
+    attention: float = 0.4
+    memory: float = 0.75
+    host: float = 0.8
+    step_overhead_s: float = 0.003
+    """Scheduling, launching and sampling of one step."""
+
+
+def roofline_profile(
+    name: str,
+    model: str,
+    shape: ModelShape,
+    weight_bytes: float,
+    device: Device,
+    date: str,
+    *,
+    efficiency: Efficiency | None = None,
+    sources: tuple[str, ...] = (),
+) -> EngineProfile:
+    """A profile of ``model`` on ``device`` from figures alone."""
+    e = efficiency or Efficiency()
+    kv = shape.kv_bytes_per_token()
+    weights_s = weight_bytes / (device.bytes_per_s * e.memory)
+
+    def linear(tokens: float) -> float:
+        compute = shape.flops_per_token() * tokens / (device.flops * e.compute)
+        return max(compute, weights_s) + e.step_overhead_s
+
+    def attention(new: float, context: float) -> float:
+        pairs = new * context + new * (new + 1) / 2
+        flops = 4 * shape.layers * shape.heads * shape.head_dim * pairs
+        read_s = kv * (context + new) / (device.bytes_per_s * e.memory)
+        return max(flops / (device.flops * e.attention), read_s)
+
+    def decode(batch: float, context: float) -> float:
+        return linear(batch) + kv * batch * context / (device.bytes_per_s * e.memory)
+
+    host = device.host_bytes_per_s * e.host
+    return EngineProfile(
+        name=name,
+        model=model,
+        device=device.name,
+        date=date,
+        source=PUBLISHED,
+        sources=(*device.sources, *sources),
+        kv_bytes_per_token=kv,
+        layers=shape.layers,
+        prefill_tokens=_PREFILL,
+        prefill_linear_s=tuple(linear(n) for n in _PREFILL),
+        attention_new_tokens=_PREFILL,
+        attention_context_tokens=_CONTEXT,
+        attention_s=tuple(tuple(attention(n, c) for c in _CONTEXT) for n in _PREFILL),
+        decode_batch=_BATCH,
+        decode_context_tokens=_CONTEXT,
+        decode_step_s=tuple(tuple(decode(b, c) for c in _CONTEXT) for b in _BATCH),
+        host=Bandwidth(host, host),
+        disk=None,
+        notes={"efficiency": {n: getattr(e, n) for n in Efficiency.__slots__}},
+    )

@@ -1,0 +1,320 @@
+"""Simulate a whole system over a trace: the event loop and its totals."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.sim.system.arrivals import Arrivals, OpenLoop, TurnsWait
+from canopy_lab.sim.system.config import SystemConfig
+from canopy_lab.sim.system.costs import Costs
+from canopy_lab.sim.system.disk import Disk
+from canopy_lab.sim.system.engine_profile import EngineProfile
+from canopy_lab.sim.system.events import EventLog
+from canopy_lab.sim.system.instance import Instance
+from canopy_lab.sim.system.job import SimulatedRequest
+from canopy_lab.sim.system.meter import Meter
+from canopy_lab.sim.system.result import SystemResult
+from canopy_lab.sim.system.routing import Router
+from canopy_lab.sim.system.session_refs import SessionAwareLRU, SessionRefs
+from canopy_lab.sim.system.workload import Workload
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+
+_ARRIVAL, _STEP = 0, 1
+"""A request that comes at the moment a step ends is seen by the next one."""
+_SWEEPS = 256
+"""How often a run looks for what has expired."""
+_COLLECT_EVERY = 100_000
+"""New objects before Python looks for cycles."""
+
+
+def simulate_system(
+    trace: Iterable[TraceRequest] | Workload,
+    config: SystemConfig,
+    profile: EngineProfile,
+    *,
+    seed: int = 0,
+    events: EventLog | None = None,
+    turns_wait: bool = False,
+    arrivals: Arrivals | None = None,
+) -> SystemResult:
+    """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
+
+    ``seed`` breaks ties of the routing; the same arguments give the same result. ``events`` takes
+    a log of what happened. With ``turns_wait`` a turn comes no earlier than the one before it was
+    answered, as a replay does; else each comes at its time in the trace. ``arrivals`` says so
+    itself (``arrivals.py``): closed-loop agents, a trace at another load.
+
+    Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a
+    request that does not fit on the device.
+    """
+    started = time.perf_counter()
+    if config.model is not None:
+        profile.require_model(config.model)
+    workload = trace if isinstance(trace, Workload) else Workload(trace)
+    if arrivals is None:
+        arrivals = TurnsWait(workload) if turns_wait else OpenLoop(workload)
+    run = _SystemRun(workload, config, profile, seed, events, arrivals)
+    with _rare_collections():
+        run.serve()
+    return run.result(time.perf_counter() - started)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Python looks for cycles after every 700 new objects, in vain here: a tenth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(max(before[0], _COLLECT_EVERY), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _SystemRun:
+    """One simulation: its instances, its clock, its sums."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: SystemConfig,
+        profile: EngineProfile,
+        seed: int,
+        events: EventLog | None,
+        arrivals: Arrivals,
+    ) -> None:
+        self.workload = workload
+        self.config = config
+        self.profile = profile
+        self.arrivals = arrivals
+        self.disks = _disks(config, profile, workload.block_tokens, events)
+        costs = Costs(profile)
+        self.instances = [
+            Instance(
+                number + 1,
+                config,
+                costs,
+                workload.block_tokens,
+                *_policies(config),
+                self.disks[number % len(self.disks)] if self.disks else None,
+                events,
+            )
+            for number in range(config.instances)
+        ]
+        self.router = Router(config.routing, self.instances, seed)
+        self.heap: list[tuple[float, int, int, Any]] = []
+        self.sequence = 0
+        self.events = 0
+        count = len(workload)
+        self.ttft = array("d", [0.0]) * count
+        self.e2e = array("d", [0.0]) * count
+        self.tpot_sum, self.tpot_count = 0.0, 0
+        self.queued = 0.0
+        self.cached = array("q", [0]) * count
+        self.due = array("d", [0.0]) * count
+        self.prompts = array("q", [0]) * count
+        self.hits = {"device": 0, "host": 0, "disk": 0}
+        self.saved = dict.fromkeys(self.hits, 0.0)
+        self.costs = costs
+        self.prompt = self.output = 0
+        self.fixed = arrivals.begin()
+        self.first = self.last = self.fixed[0][0]
+        self.clock = -math.inf
+        self.meter = Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
+
+    def serve(self) -> None:
+        """From the first arrival to the last token."""
+        heap, fixed = self.heap, self.fixed
+        count, at = len(fixed), 0
+        span = max(self.workload.times[-1] - self.workload.times[0], 1.0)
+        sweep_every = span / _SWEEPS if self._expires() else math.inf
+        next_sweep = self.first + sweep_every
+        while at < count or heap:
+            if at < count and (not heap or (fixed[at][0], _ARRIVAL) <= heap[0][:2]):
+                now, number = fixed[at]
+                at += 1
+                self.events += 1
+                self._arrive(number, now)
+                continue
+            now, kind, _, what = heapq.heappop(heap)
+            if kind == _ARRIVAL:
+                self.events += 1
+                self._arrive(what, now)
+                continue
+            instance, version = what
+            if version != instance.version:
+                continue
+            self.events += 1
+            if now >= next_sweep:
+                next_sweep = now + sweep_every
+                self._sweep(now)
+            self._step(instance, now)
+        for instance in self.instances:
+            instance.check_empty()
+
+    def _arrive(self, number: int, now: float) -> None:
+        made = self.workload.request(number)
+        # Policies see when a request came, not when it stands in the trace; never two at once.
+        self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
+        made[0].time = self.clock
+        job = SimulatedRequest(number, now, made)
+        instance = self.instances[self.router.choose(job.request.path)]
+        version = instance.version
+        instance.arrive(job, now)
+        if instance.idle():
+            self._step(instance, now)
+        elif instance.version != version:
+            self._push(instance.end, _STEP, (instance, instance.version))
+
+    def _step(self, instance: Instance, now: float) -> None:
+        instance.advance(now)
+        if instance.finished:
+            for job, end in instance.finished:
+                self._account(job, end)
+                if self.config.session_refs == "closed" and self.workload.next_turn[job.index] < 0:
+                    instance.close_session(job)
+                for due, following in self.arrivals.answered(job.index, end):
+                    self._push(due, _ARRIVAL, following)
+            instance.finished.clear()
+        self.meter.read(now, instance)
+        if instance.end < math.inf:
+            self._push(instance.end, _STEP, (instance, instance.version))
+        elif instance.waiting or instance.copying(now):
+            wake = instance.wake_at(now)
+            if wake < math.inf:
+                self._push(wake, _STEP, (instance, instance.version))
+
+    def _push(self, when: float, kind: int, what: Any) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (when, kind, self.sequence, what))
+
+    def _expires(self) -> bool:
+        tiers = (self.config.host, self.config.disk)
+        return any(tier is not None and tier.ttl is not None for tier in tiers)
+
+    def _sweep(self, now: float) -> None:
+        for instance in self.instances:
+            instance.tree.expire()
+        for disk in self.disks:
+            disk.sweep(now)
+
+    def _account(self, job: SimulatedRequest, end: float) -> None:
+        index, extra = job.index, self.profile.arrival_s
+        self.ttft[index] = job.first_token - job.arrival + extra
+        self.e2e[index] = end - job.arrival + extra
+        if job.output > 1:
+            self.tpot_sum += (end - job.first_token) / (job.output - 1)
+            self.tpot_count += 1
+        self.queued += job.start - job.arrival
+        disk = job.disk_hit
+        self.cached[index] = job.device_hit + job.host_hit
+        self.hits["device"] += job.device_hit
+        self.hits["host"] += job.host_hit - disk
+        self.hits["disk"] += disk
+        self.due[index], self.prompts[index] = job.arrival, job.prompt
+        context, cost = 0, self.costs.prefill([(job.prompt, 0)])
+        for tier, hit in zip(self.hits, (job.device_hit, job.host_hit - disk, disk), strict=True):
+            if hit:
+                context += hit
+                left = self.costs.prefill([(job.prompt - context, context)])
+                self.saved[tier] += cost - left
+                cost = left
+        self.prompt += job.prompt
+        self.output += job.output
+        self.last = max(self.last, end)
+
+    def result(self, seconds: float) -> SystemResult:
+        """The sums, as a ``SystemResult``."""
+        begin, kv = self.first, self.profile.kv_bytes_per_token
+        span = max(self.last - begin, 1e-9)
+        self.meter.close(self.last)
+        for disk in self.disks:
+            disk.channel.advance(self.last)
+        ttft = np.frombuffer(self.ttft)
+        e2e = np.frombuffer(self.e2e)
+        p50, p90, p99 = (float(p) for p in np.percentile(ttft, (50, 90, 99)))
+        links = [i.host_link for i in self.instances if i.host_link is not None]
+        return SystemResult(
+            requests=len(ttft),
+            mean_ttft_s=float(ttft.mean()),
+            p50_ttft_s=p50,
+            p90_ttft_s=p90,
+            p99_ttft_s=p99,
+            mean_tpot_s=self.tpot_sum / self.tpot_count if self.tpot_count else 0.0,
+            mean_e2e_s=float(e2e.mean()),
+            throughput_tokens_per_s=(self.prompt + self.output) / span,
+            output_tokens_per_s=self.output / span,
+            makespan_s=span,
+            token_hit_ratio=sum(self.hits.values()) / self.prompt,
+            token_hit_ratio_by_tier={t: n / self.prompt for t, n in self.hits.items()},
+            mean_bytes_by_tier=self.meter.means(span),
+            peak_bytes_by_tier=self.meter.peaks(),
+            host_read_bytes=sum(link.read_bytes for link in links),
+            host_written_bytes=sum(i.tree.host_written for i in self.instances) * float(kv),
+            disk_read_bytes=sum(disk.channel.read_bytes for disk in self.disks),
+            disk_written_bytes=sum(disk.channel.written_bytes for disk in self.disks),
+            prefill_s_saved_by_tier=self.saved,
+            prefetch_late_bytes=sum(
+                (i.prefetcher.late_bytes for i in self.instances if i.prefetcher is not None), 0.0
+            ),
+            mean_queue_s=self.queued / len(ttft),
+            mean_queue_length=self.queued / span,
+            peak_queue_length=self.meter.peak_queue,
+            busy_share=sum(i.busy_s for i in self.instances) / span / len(self.instances),
+            retracted=sum(i.decoding.retracted for i in self.instances),
+            events=self.events,
+            seconds=seconds,
+            ttft_s=ttft,
+            e2e_s=e2e,
+            cached_tokens=np.frombuffer(self.cached, dtype=np.int64),
+            due_s=np.frombuffer(self.due),
+            prompt_tokens=np.frombuffer(self.prompts, dtype=np.int64),
+        )
+
+
+def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
+    host = config.host
+    if config.session_refs != "off":
+        sessions = SessionAwareLRU(SessionRefs())
+        return sessions, None if host is None else sessions.twin()
+    device = make_policy(config.device_policy, config.device_policy_config)
+    if host is None:
+        return device, None
+    if (host.policy, dict(host.policy_config)) == (
+        config.device_policy,
+        dict(config.device_policy_config),
+    ):
+        return device, device.twin()
+    return device, make_policy(host.policy, host.policy_config)
+
+
+def _disks(
+    config: SystemConfig, profile: EngineProfile, block_tokens: int, events: EventLog | None
+) -> list[Disk]:
+    spec = config.disk
+    if spec is None:
+        return []
+    count = config.instances if config.disk_per_instance else 1
+    config_of: Mapping[str, Any] = spec.policy_config
+    return [
+        Disk(
+            spec,
+            make_policy(spec.policy, config_of),
+            block_tokens,
+            block_tokens * profile.kv_bytes_per_token,
+            name=f"disk {number + 1}" if count > 1 else "disk",
+            events=events,
+            whole_nodes=config.whole_nodes,
+        )
+        for number in range(count)
+    ]

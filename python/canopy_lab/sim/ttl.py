@@ -1,0 +1,88 @@
+"""Convert traces for the TTL allocator, and simulate TTLs on them (``ttl/replay.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.categories import features
+from sglang_canopy.ttl.learn import Learning, Learnt, learn
+from sglang_canopy.ttl.path_log import PathLog, PathSnapshot
+from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
+from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+
+__all__ = [
+    "TTLOutcome",
+    "fixed_ttls",
+    "observe",
+    "online_schedule",
+    "path_snapshot",
+    "simulate_ttl",
+    "window_snapshots",
+]
+
+
+def path_snapshot(trace: Iterable[TraceRequest]) -> PathSnapshot:
+    """The whole trace as a ``PathSnapshot``. Raises ``CanopyError`` for an empty one."""
+    log: PathLog | None = None
+    for record in trace:
+        if log is None:
+            log = PathLog(
+                block_tokens=record.block_tokens, max_requests=1 << 40, max_blocks=1 << 40
+            )
+        observe(log, record)
+    if log is None:
+        raise CanopyError("the trace has no requests; give one that has")
+    return log.snapshot()
+
+
+def observe(log: PathLog, record: TraceRequest) -> None:
+    """Note one request of a trace, labelled as the policy ``wa`` labels it on a server."""
+    names = features(record.category, record.stop, record.turn, record.output_tokens, None)
+    log.observe(record.blocks, record.time_s, record.input_tokens, "|".join(names))
+
+
+def window_snapshots(
+    trace: Iterable[TraceRequest], window_s: float, refresh_s: float
+) -> list[tuple[float, PathSnapshot]]:
+    """(time, what a server's window of ``window_s`` held then), every ``refresh_s`` seconds.
+
+    None holds a request that came after its time.
+    """
+    snapshots: list[tuple[float, PathSnapshot]] = []
+    log: PathLog | None = None
+    due_s = inf
+    for record in trace:
+        if log is None:
+            due_s = record.time_s + refresh_s
+            log = PathLog(
+                window_s=window_s,
+                block_tokens=record.block_tokens,
+                max_requests=1 << 40,
+                max_blocks=1 << 40,
+            )
+        while record.time_s > due_s:
+            snapshots.append((due_s, log.snapshot()))
+            due_s += refresh_s
+        observe(log, record)
+    return snapshots
+
+
+def online_schedule(
+    snapshots: Iterable[tuple[float, PathSnapshot]],
+    budget_tokens: float | None,
+    learning: Learning,
+    first: TTLTable,
+) -> tuple[list[tuple[float, TTLTable]], list[Learnt]]:
+    """The tables a server would have had: ``first``, then one from each of the snapshots.
+
+    ``learning.refresh_s`` ought to be that of ``window_snapshots``.
+    """
+    schedule, tables = [(-inf, first)], []
+    for time_s, log in snapshots:
+        learnt = learn(log, budget_tokens, learning, TRACE_HASH)
+        schedule.append((time_s, learnt.table))
+        tables.append(learnt)
+    return schedule, tables

@@ -1,0 +1,295 @@
+"""Agentic coding conversations (the ``kv-cache-tester`` format) and overlays of them.
+
+Three things are read, told apart by their content:
+
+- one conversation, a JSON object: ``block_size``, and ``requests[{t, in, out, hash_ids, stop,
+  ...}]``, among them sub-agents (``type: "subagent"``) with a start ``t`` and ``requests`` of
+  their own, timed from it;
+- a tar archive (compressed or not) or a folder of such files. They have no common clock, so they
+  are read one after the other in archive order, each from where the one before it ended;
+  ``canopy overlay`` makes them run side by side;
+- an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
+  ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
+  plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and
+  ``user`` (the archive's file, which parent and sub-agents share).
+
+A conversation, and each sub-agent, says how many tokens its tools (``tool_tokens``) and its system
+prompt (``system_tokens``) have; prompts begin with them, in this order.
+
+``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
+block, has no id. They are local to a file, so the reader renumbers them file by file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+STOPS = {
+    "tool_use": "tool",
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "max_tokens": "length",
+    "tool": "tool",
+    "end": "end",
+    "length": "length",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One file: its requests sorted by time (seconds from its start), block ids from 0 or 1."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+    most_id: int
+    """The largest block id used."""
+
+
+def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
+    """Yield the requests of a conversation, an archive or an overlay."""
+    if path.is_dir() or is_archive(path) or path.suffix == ".json":
+        yield from _end_to_end(conversations(path, tolerance))
+        return
+    clock = lines.Clock()
+    end_s, shift = 0.0, 0
+    for line, text in lines.read_lines(path):
+        try:
+            record = lines.parse_object(text)
+            if "requests" in record:
+                conversation = parse_conversation(record, f"line {line}", line)
+                yield from _placed(conversation, end_s, shift)
+                end_s, shift = _after(conversation, end_s, shift)
+                continue
+            request = _parse_flat(record, line)
+            clock.check(request.time_s)
+        except lines.BadLine as error:
+            tolerance.bad(line, str(error))
+            continue
+        yield request
+
+
+def is_archive(path: Path) -> bool:
+    """Whether ``path`` is named like a tar archive."""
+    names = path.name.lower()
+    return names.endswith((".tar", ".tgz", ".txz")) or any(
+        names.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
+    )
+
+
+def conversations(path: Path, tolerance: lines.Tolerance) -> Iterator[Conversation]:
+    """Yield the conversations of an archive, a folder or one file, one in memory at a time.
+
+    A file that is broken counts as one broken line of ``tolerance``.
+    """
+    for ordinal, (name, text) in enumerate(documents(path), 1):
+        try:
+            yield parse_conversation(lines.parse_object(text), name, ordinal)
+        except lines.BadLine as error:
+            tolerance.bad(ordinal, str(error), where=name)
+
+
+def documents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and text of every conversation file of an archive, a folder or one file."""
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))
+        if not files:
+            raise CanopyError(f"folder {str(path)!r} holds no .json file of a conversation")
+        for file in files:
+            yield file.stem, file.read_bytes()
+    elif is_archive(path):
+        try:
+            with lines.open_binary(path) as raw, tarfile.open(fileobj=raw, mode="r|*") as archive:
+                for member in archive:
+                    stream = archive.extractfile(member) if member.isfile() else None
+                    if stream is not None and member.name.endswith(".json"):
+                        yield PurePosixPath(member.name).stem, stream.read()
+        except tarfile.TarError as error:
+            raise CanopyError(f"cannot read archive {str(path)!r}: {error}") from None
+    else:
+        with lines.open_binary(path) as raw:
+            yield path.stem, raw.read()
+
+
+def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
+    """One conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
+    block_tokens = lines.count(document, "block_size", least=1)
+    identity = document.get("id")
+    name = identity if isinstance(identity, str) and identity else name
+    agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(document))
+    runs = _runs(document.get("requests"), agent, 0.0)
+    # JSON makes an int of its own of every number; a long conversation repeats each by the dozen.
+    share = {}.setdefault  # type: ignore[var-annotated]
+    requests = tuple(
+        replace(r, blocks=tuple(map(share, r.blocks, r.blocks)))
+        for r in heapq.merge(*runs, key=lambda r: r.time_s)
+    )
+    if not requests:
+        raise lines.BadLine("'requests' is empty")
+    return Conversation(
+        name, requests, max((max(r.blocks, default=0) for r in requests), default=0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """What all requests of one agent have in common."""
+
+    conversation: str | None
+    user: str | None
+    block_tokens: int
+    line: int
+    category: str
+    tool_tokens: int
+    system_tokens: int
+
+
+def _head_tokens(record: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the tools and of the system prompt; 0 where the record is silent."""
+    names = ("tool_tokens", "system_tokens")
+    tools, system = (0 if record.get(n) is None else lines.count(record, n) for n in names)
+    return tools, system
+
+
+def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest]]:
+    """The requests of one agent and, each as a list of its own, of its sub-agents."""
+    if not isinstance(entries, list):
+        raise lines.BadLine("'requests' must be a list")
+    own: list[TraceRequest] = []
+    nested: list[list[TraceRequest]] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise lines.BadLine("an entry of 'requests' is not an object")
+        time_s = start_s + lines.number(entry, "t")
+        if "requests" in entry:
+            tools, system = _head_tokens(entry)
+            child = replace(
+                agent,
+                conversation=f"{agent.conversation}/{entry.get('agent_id') or len(nested) + 1}",
+                category="subagent",
+                tool_tokens=tools,
+                system_tokens=system,
+            )
+            nested += _runs(entry["requests"], child, time_s)
+            continue
+        own.append(_parse_request(entry, time_s, len(own) + 1, agent))
+    own.sort(key=lambda r: r.time_s)
+    return [own, *nested]
+
+
+def _parse_request(entry: dict[str, Any], time_s: float, turn: int, agent: _Agent) -> TraceRequest:
+    tokens, block_tokens = lines.count(entry, "in"), agent.block_tokens
+    blocks = lines.block_ids(entry)
+    if len(blocks) > -(-tokens // block_tokens):
+        raise lines.BadLine(
+            f"'hash_ids' has {len(blocks)} blocks of {block_tokens} tokens, "
+            f"more than {tokens} tokens fill"
+        )
+    stop, model = entry.get("stop"), entry.get("model")
+    return TraceRequest(
+        time_s, tokens, lines.count(entry, "out"), blocks, block_tokens,
+        category=agent.category, turn=turn, conversation=agent.conversation,
+        stop=STOPS.get(stop) if isinstance(stop, str) else None, user=agent.user,
+        think_s=_seconds(entry, "think_time"), api_s=_seconds(entry, "api_time"),
+        model=model if isinstance(model, str) and model else None,
+        input_types=_kinds(entry, "input_types"), output_types=_kinds(entry, "output_types"),
+        tool_tokens=agent.tool_tokens, system_tokens=agent.system_tokens, line=agent.line,
+    )  # fmt: skip
+
+
+def _seconds(entry: dict[str, Any], name: str) -> float | None:
+    return lines.number(entry, name) if entry.get(name) is not None else None
+
+
+def _kinds(entry: dict[str, Any], name: str) -> tuple[str, ...]:
+    given = entry.get(name)
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(kind, str) for kind in given):
+        raise lines.BadLine(f"{name!r} must be a list of strings, got {given!r:.80}")
+    return tuple(map(sys.intern, given))
+
+
+def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
+    for key in ("conversation", "user", "category"):
+        if not isinstance(record.get(key, ""), str):
+            raise lines.BadLine(f"{key!r} must be a string, got {record[key]!r}")
+    agent = _Agent(
+        record.get("conversation"),
+        record.get("user"),
+        lines.count(record, "block_size", least=1),
+        line,
+        record.get("category", "agent"),
+        *_head_tokens(record),
+    )
+    turn = lines.count(record, "turn", least=1) if "turn" in record else 1
+    return _parse_request(record, lines.number(record, "t"), turn, agent)
+
+
+def flat_line(request: TraceRequest) -> str:
+    """``request`` as one line of an overlay; ``read`` gives the same request back."""
+    record: dict[str, Any] = {
+        "t": request.time_s,
+        "in": request.input_tokens,
+        "out": request.output_tokens,
+        "stop": request.stop or "",
+        "block_size": request.block_tokens,
+        "category": request.category,
+        "turn": request.turn,
+    }
+    if request.conversation is not None:
+        record["conversation"] = request.conversation
+    if request.user is not None:
+        record["user"] = request.user
+    said: dict[str, Any] = {
+        "think_time": request.think_s,
+        "api_time": request.api_s,
+        "model": request.model,
+        "input_types": request.input_types or None,
+        "output_types": request.output_types or None,
+        "tool_tokens": request.tool_tokens or None,
+        "system_tokens": request.system_tokens or None,
+    }
+    record.update((name, value) for name, value in said.items() if value is not None)
+    record["hash_ids"] = request.blocks
+    return json.dumps(record, separators=(",", ":"))
+
+
+def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:
+    """``request`` begun at ``start_s`` with its block ids moved up by ``first_id``.
+
+    ``suffix`` is put behind the names of conversation and user.
+    """
+    return replace(
+        request,
+        # A nanosecond is far below the traces' own grain, and prints the same everywhere.
+        time_s=round(request.time_s + start_s, 9),
+        blocks=tuple([b + first_id for b in request.blocks]) if first_id else request.blocks,
+        conversation=None if request.conversation is None else request.conversation + suffix,
+        user=None if request.user is None else request.user + suffix,
+    )
+
+
+def _placed(conversation: Conversation, start_s: float, first_id: int) -> Iterator[TraceRequest]:
+    return (shifted(r, start_s, first_id) for r in conversation.requests)
+
+
+def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
+    return start_s + conversation.requests[-1].time_s, first_id + conversation.most_id + 1
+
+
+def _end_to_end(found: Iterable[Conversation]) -> Iterator[TraceRequest]:
+    start_s, first_id = 0.0, 0
+    for conversation in found:
+        yield from _placed(conversation, start_s, first_id)
+        start_s, first_id = _after(conversation, start_s, first_id)

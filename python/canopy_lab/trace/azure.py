@@ -1,0 +1,63 @@
+"""The Azure LLM inference traces: csv with an arrival time and two lengths.
+
+    TIMESTAMP,ContextTokens,GeneratedTokens
+    2023-11-16 18:17:03.9799600,4808,10
+
+They say nothing about content, so every request gets blocks of its own: nothing is ever reused.
+Good for arrival times and lengths, and as the case where no policy can win anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.record import TraceRequest
+
+BLOCK_TOKENS = 64
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
+    """Yield the requests of ``path``, in constant memory."""
+    clock, next_block = lines.Clock(), 0
+    start: datetime.datetime | None = None
+    for line, raw in lines.read_lines(path):
+        cells = raw.decode("utf-8-sig", "replace").strip().split(",")
+        if line == 1:
+            if tuple(cells) != COLUMNS:
+                tolerance.bad(line, f"the header must be {','.join(COLUMNS)}, got {raw[:60]!r}")
+            continue
+        try:
+            if len(cells) != 3:
+                raise lines.BadLine(f"must have 3 cells ({', '.join(COLUMNS)}), got {len(cells)}")
+            when = _instant(cells[0])
+            tokens, output = (_tokens(c, n) for c, n in zip(cells[1:], COLUMNS[1:], strict=True))
+            start = start or when
+            time_s = clock.check((when - start).total_seconds())
+        except lines.BadLine as error:
+            tolerance.bad(line, str(error))
+            continue
+        blocks = range(next_block, next_block + -(-tokens // BLOCK_TOKENS))
+        next_block = blocks.stop
+        yield TraceRequest(
+            time_s, tokens, output, tuple(blocks), BLOCK_TOKENS, conversation=str(line), line=line
+        )
+
+
+def _instant(text: str) -> datetime.datetime:
+    # Seven digits of a second: one more than datetime takes.
+    short = re.sub(r"(\.\d{6})\d+", r"\1", text)
+    try:
+        return datetime.datetime.fromisoformat(short)
+    except ValueError:
+        raise lines.BadLine(f"TIMESTAMP must be a date and time, got {text!r}") from None
+
+
+def _tokens(text: str, name: str) -> int:
+    if not text.isdecimal():
+        raise lines.BadLine(f"{name} must be a whole number of tokens, got {text!r}")
+    return int(text)

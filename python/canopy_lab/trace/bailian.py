@@ -1,0 +1,78 @@
+"""The Qwen-Bailian anonymised usage traces: JSON lines with 16-token blocks.
+
+    {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521,
+     "output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090, 1091, 6326]}
+
+Times are seconds from the start of the trace; ``parent_chat_id`` is -1 for a first turn; ``type``
+(text, search, image, file, ...) is the workload category of the ATC 2025 paper. The conversation
+is the root of the chain of parents.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.record import TraceRequest
+
+BLOCK_TOKENS = 16
+REMEMBERED_CHATS = 1_000_000
+
+
+class Roots:
+    """The first chat of every conversation, for the ``limit`` chats used last.
+
+    A parent that was forgotten, or lies before the trace, becomes a root itself.
+    """
+
+    def __init__(self, limit: int = REMEMBERED_CHATS) -> None:
+        self._root: OrderedDict[int, int] = OrderedDict()
+        self._limit = limit
+
+    def add(self, chat: int, parent: int) -> int:
+        """The root chat of ``chat``, whose predecessor is ``parent`` (below 0: none)."""
+        if parent < 0:
+            root = chat
+        elif parent in self._root:
+            root = self._root[parent]
+            self._root.move_to_end(parent)
+        else:
+            root = self._root[parent] = parent
+        self._root[chat] = root
+        while len(self._root) > self._limit:
+            self._root.popitem(last=False)
+        return root
+
+
+def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
+    """Yield the requests of ``path``, in constant memory."""
+    clock, roots, trimmed = lines.Clock(), Roots(), 0
+    for line, text in lines.read_lines(path):
+        try:
+            record = lines.parse_object(text)
+            chat = lines.count(record, "chat_id")
+            parent = lines.count(record, "parent_chat_id", least=-1)
+            tokens = lines.count(record, "input_length")
+            output = lines.count(record, "output_length")
+            turn = lines.count(record, "turn", least=1)
+            blocks = lines.block_ids(record)
+            kind = record.get("type")
+            if not isinstance(kind, str) or not kind:
+                raise lines.BadLine(f"'type' must be a word (text, search, ...), got {kind!r}")
+            time_s = clock.check(lines.number(record, "timestamp"))
+        except lines.BadLine as error:
+            tolerance.bad(line, str(error))
+            continue
+        most = -(-tokens // BLOCK_TOKENS)
+        if len(blocks) > most:
+            # The publishers say that the last block may hold padding.
+            trimmed += 1
+            blocks = blocks[:most]
+        yield TraceRequest(
+            time_s, tokens, output, blocks, BLOCK_TOKENS,
+            category=kind, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
+        )  # fmt: skip
+    if trimmed:
+        lines.log.warning("%s: cut %d block lists longer than their prompt", path, trimmed)

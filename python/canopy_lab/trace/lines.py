@@ -1,0 +1,196 @@
+"""Read a trace file line by line, with a clear message for a broken line.
+
+Every reader goes through here, so that a trace of any size is read in the memory of one
+line (for an archive: of one conversation).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import logging
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from sglang_canopy.errors import CanopyError
+
+log = logging.getLogger("canopy_lab.trace")
+
+COMPRESSED = (".gz", ".xz", ".zst")
+
+
+class BadLine(Exception):
+    """One line cannot be used. The message is what is wrong with it, without its number."""
+
+
+class Tolerance:
+    """How many broken lines of one file may be passed over, and how many were.
+
+    ``skip_bad`` is the number allowed; the first line beyond it raises ``CanopyError`` with
+    the file, the line number and what is wrong.
+    """
+
+    def __init__(self, path: Path | str, skip_bad: int = 0) -> None:
+        if skip_bad < 0:
+            raise CanopyError(f"skip_bad must be 0 or more broken lines, got {skip_bad}")
+        self.path = path
+        self.allowed = skip_bad
+        self.skipped = 0
+        self.first = ""
+
+    def bad(self, line: int, why: str, where: str = "") -> None:
+        """Count one broken line, or raise ``CanopyError`` when no more are allowed."""
+        at = f"{self.path}{f' ({where})' if where else ''}, line {line}: {why}"
+        self.skipped += 1
+        self.first = self.first or at
+        if self.skipped <= self.allowed:
+            return
+        if self.allowed == 0:
+            raise CanopyError(f"{at}; --skip-bad N goes on past N broken lines")
+        raise CanopyError(f"{at}; that is one more than the {self.allowed} --skip-bad allows")
+
+    def report(self) -> None:
+        """Say how many lines were passed over (nothing when none were)."""
+        if self.skipped:
+            log.warning("%s: passed over %d broken, first: %s", self.path, self.skipped, self.first)
+
+
+def existing(path: Path | str) -> Path:
+    """``path`` as a readable file or folder. Raises ``CanopyError``."""
+    path = Path(path)
+    if not path.exists():
+        raise CanopyError(f"no trace at {str(path)!r}; give the path of an existing file")
+    return path
+
+
+@contextlib.contextmanager
+def open_binary(path: Path) -> Iterator[IO[bytes]]:
+    """A byte stream of ``path``, decompressed by its suffix (``.gz``, ``.xz``, ``.zst``).
+
+    Raises ``CanopyError`` when the file cannot be read or its compression is broken.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            raw: Any
+            if path.suffix == ".gz":
+                raw = stack.enter_context(gzip.open(path, "rb"))
+            elif path.suffix == ".xz":
+                raw = stack.enter_context(lzma.open(path, "rb"))
+            elif path.suffix == ".zst":
+                raw = _open_zst(path, stack)
+            else:
+                raw = stack.enter_context(path.open("rb"))
+            yield raw
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise CanopyError(f"cannot read trace {str(path)!r}: {error}") from None
+
+
+def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise CanopyError(
+            f"{str(path)!r} is zstd-compressed: pip install zstandard, or recompress with gzip or xz"
+        ) from None
+    raw = stack.enter_context(path.open("rb"))
+    return io.BufferedReader(
+        stack.enter_context(zstandard.ZstdDecompressor().stream_reader(raw)),
+        buffer_size=1 << 18,
+    )
+
+
+@contextlib.contextmanager
+def open_for_writing(path: Path) -> Iterator[IO[str]]:
+    """A text stream into ``path``, compressed by its suffix. Raises ``CanopyError``."""
+    try:
+        if path.suffix == ".gz":
+            # Not gzip.open: the header would carry the time, and equal traces differ in bytes.
+            with (
+                path.open("wb") as raw,
+                gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
+                io.TextIOWrapper(packed, encoding="utf-8") as out,
+            ):
+                yield out
+        elif path.suffix == ".xz":
+            with lzma.open(path, "wt", preset=1, encoding="utf-8") as out:
+                yield out
+        elif path.suffix == ".zst":
+            raise CanopyError(f"cannot write {str(path)!r}: write .jsonl, .jsonl.gz or .jsonl.xz")
+        else:
+            with path.open("w", encoding="utf-8") as out:
+                yield out
+    except OSError as error:
+        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield ``(1-based line number, line)`` of every line that is not blank."""
+    with open_binary(path) as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield number, line
+
+
+def parse_object(text: bytes | str) -> dict[str, Any]:
+    """One JSON object. Raises ``BadLine``."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadLine(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise BadLine(f"must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def number(record: dict[str, Any], key: str) -> float:
+    """A finite number of ``record``, 0 or more. Raises ``BadLine``."""
+    value = record.get(key)
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):  # type: ignore[operator]
+        raise BadLine(f"{key!r} must be a number of 0 or more, got {_shown(record, key)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def count(record: dict[str, Any], key: str, least: int = 0) -> int:
+    """A whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
+    value = record.get(key)
+    if type(value) is not int or value < least:
+        raise BadLine(
+            f"{key!r} must be a whole number of {least} or more, got {_shown(record, key)}"
+        )
+    return value
+
+
+def block_ids(record: dict[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
+    """The block ids of ``record``. Raises ``BadLine``."""
+    value = record.get(key)
+    if type(value) is not list or not set(map(type, value)) <= {int}:
+        raise BadLine(f"{key!r} must be a list of whole numbers, got {_shown(record, key)}")
+    return tuple(value)
+
+
+def _shown(record: dict[str, Any], key: str) -> str:
+    if key not in record:
+        return f"nothing (the line has: {', '.join(sorted(map(str, record)))[:200]})"
+    text = json.dumps(record[key])
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Clock:
+    """Checks that times never go back; a trace is read in one pass, so it must be sorted."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+
+    def check(self, time_s: float) -> float:
+        """``time_s`` again. Raises ``BadLine`` when it lies before the one seen last."""
+        if time_s < self.last:
+            raise BadLine(
+                f"its time {time_s:g} s lies before the line above it ({self.last:g} s); "
+                "sort the trace by time"
+            )
+        self.last = time_s
+        return time_s

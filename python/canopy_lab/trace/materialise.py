@@ -1,0 +1,211 @@
+"""Generate prompts and outputs, as token ids, from a trace's block ids.
+
+A trace says which blocks prompts share, not what is in them. Here every block gets token ids that
+depend on its id alone: equal ids give equal tokens, so that a server sees exactly the sharing the
+trace had, and nothing is stored. Lengths are exact. What a response generates is read off the
+next turn of its conversation (ATC 2025 paper, section 4.3): with it forced, a turn hits what the
+turn before it generated.
+
+For a small model lengths can be scaled down: a block of B tokens becomes one of b tokens under
+the same id, so blocks stay shared as they were.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_OPEN = 8
+"""Requests of one conversation that a later one may still continue (parallel branches)."""
+
+Key = tuple[int, int, int]
+"""What tokens are derived from: (0, block id, 0), or (1, request's ordinal, block index) where
+the trace has no id."""
+
+
+def usable_tokens(tokenizer: Any) -> np.ndarray:
+    """The token ids of a Hugging Face tokenizer that are plain text, sorted.
+
+    Left out: special and added tokens, and ids whose text is not printable ASCII. A piece of a
+    UTF-8 character decodes to nothing until the rest of it came, and a client that waits for
+    text would miss the moment of the first token.
+    """
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
+    ids = sorted(set(tokenizer.get_vocab().values()) - special)
+    texts = tokenizer.batch_decode([[i] for i in ids])
+    plain = [
+        i for i, t in zip(ids, texts, strict=True) if t.strip() and t.isascii() and t.isprintable()
+    ]
+    if len(plain) < 2:
+        raise CanopyError(
+            f"the tokenizer has {len(plain)} tokens of plain text, at least 2 are needed; "
+            "give another with --tokenizer"
+        )
+    return np.array(plain, dtype=np.int64)
+
+
+def middle_tokens(vocab_size: int) -> np.ndarray:
+    """Token ids for a model without a tokenizer at hand: special ones sit at either end."""
+    if vocab_size < 16:
+        raise CanopyError(f"the vocabulary must have 16 or more tokens, got {vocab_size}")
+    edge = min(1000, vocab_size // 8)
+    return np.arange(edge, vocab_size - edge, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Planned:
+    """One request ready to be sent. Token counts are scaled."""
+
+    request: TraceRequest
+    ordinal: int
+    prompt_tokens: int
+    output_tokens: int
+    previous: int | None
+    """Ordinal of the request of this conversation to be answered before this one is sent."""
+    continues: int | None = None
+    """Ordinal of the request whose prompt and output this prompt begins with."""
+
+
+class Materialiser:
+    """Turns a slice of a trace into prompts and outputs.
+
+    ``requests`` in order of time; ``vocabulary`` the token ids to use; ``scale`` the factor on
+    lengths, at most 1. The tokens of a block follow from its id, ``seed`` and the vocabulary.
+    Raises ``CanopyError``.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[TraceRequest],
+        vocabulary: np.ndarray,
+        scale: Fraction | float = 1,
+        seed: int = 0,
+    ) -> None:
+        self.scale = Fraction(scale).limit_denominator(1 << 20)
+        if not 0 < self.scale <= 1:
+            raise CanopyError(
+                f"lengths can be scaled by a factor above 0 and at most 1, got {scale}"
+            )
+        self._vocabulary = np.asarray(vocabulary, dtype=np.int64)
+        self._salt = _mix(seed)
+        self._alias: dict[Key, Key] = {}
+        self.planned = [self._plan(r, i) for i, r in enumerate(requests)]
+        self._connect()
+
+    def block_tokens(self, original: int) -> int:
+        """The scaled size of a block that has ``original`` tokens in the trace; at least 1."""
+        return max(1, round(original * self.scale))
+
+    def length(self, tokens: int, block_tokens: int) -> int:
+        """``tokens`` of the trace, scaled; never decreasing, exact when the scale is 1."""
+        small = self.block_tokens(block_tokens)
+        return tokens // block_tokens * small + -(-(tokens % block_tokens) * small // block_tokens)
+
+    def prompt(self, planned: Planned) -> list[int]:
+        """The ``prompt_tokens`` token ids of a request's prompt."""
+        return self._tokens(planned, 0, planned.prompt_tokens)
+
+    def output(self, planned: Planned) -> list[int]:
+        """The ``output_tokens`` token ids of its response.
+
+        As far as the conversation goes on they are what the next turn contains in their place,
+        then tokens of the request's own.
+        """
+        start = planned.prompt_tokens
+        return self._tokens(planned, start, start + planned.output_tokens)
+
+    def _plan(self, request: TraceRequest, ordinal: int) -> Planned:
+        size = request.block_tokens
+        prompt = max(1, self.length(request.input_tokens, size))
+        whole = self.length(request.input_tokens + request.output_tokens, size)
+        return Planned(request, ordinal, prompt, max(1, whole - prompt), None)
+
+    def _connect(self) -> None:
+        """Find who continues whom, and let the shorter one take the longer one's tokens."""
+        last: dict[str, int] = {}
+        open_: dict[str, deque[Planned]] = defaultdict(lambda: deque(maxlen=_OPEN))
+        for planned in self.planned:
+            conversation = planned.request.conversation
+            if conversation is None:
+                continue
+            planned.previous = last.get(conversation)
+            last[conversation] = planned.ordinal
+            candidates = open_[conversation]
+            fitting = [c for c in candidates if _continues(c.request, planned.request)]
+            if fitting:
+                before = max(fitting, key=lambda c: (c.request.input_tokens, c.ordinal))
+                candidates.remove(before)
+                planned.continues = before.ordinal
+                self._join(before, planned)
+            candidates.append(planned)
+
+    def _join(self, before: Planned, after: Planned) -> None:
+        size = before.request.block_tokens
+        first = min(before.request.input_tokens // size, len(before.request.blocks))
+        end = min(
+            before.request.input_tokens + before.request.output_tokens, after.request.input_tokens
+        )
+        for index in range(first, -(-end // size)):
+            short, long = self._key(before, index), self._key(after, index)
+            # An id that two requests end in has the tokens of the first continuation.
+            if short != self._resolved(long):
+                self._alias.setdefault(short, long)
+
+    def _key(self, planned: Planned, index: int) -> Key:
+        blocks = planned.request.blocks
+        return (0, blocks[index], 0) if index < len(blocks) else (1, planned.ordinal, index)
+
+    def _resolved(self, key: Key) -> Key:
+        while key in self._alias:
+            key = self._alias[key]
+        return key
+
+    def _tokens(self, planned: Planned, start: int, stop: int) -> list[int]:
+        small = self.block_tokens(planned.request.block_tokens)
+        first, last = start // small, -(-stop // small)
+        seeds = np.array(
+            [self._seed(self._resolved(self._key(planned, i))) for i in range(first, last)],
+            dtype=np.uint64,
+        )
+        places = np.arange(1, small + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        draws = _mix_array(seeds[:, None] + places[None, :]) % np.uint64(len(self._vocabulary))
+        tokens = self._vocabulary[draws.reshape(-1).astype(np.int64)]
+        return tokens[start - first * small : stop - first * small].tolist()
+
+    def _seed(self, key: Key) -> int:
+        kind, number, index = key
+        return _mix(_mix(_mix(self._salt ^ number) ^ index) + kind)
+
+
+def _continues(before: TraceRequest, after: TraceRequest) -> bool:
+    """Whether ``after`` is a longer prompt that begins with all full blocks of ``before``."""
+    full = min(before.input_tokens // before.block_tokens, len(before.blocks))
+    return (
+        after.input_tokens > before.input_tokens
+        and after.block_tokens == before.block_tokens
+        and after.blocks[:full] == before.blocks[:full]
+    )
+
+
+def _mix(x: int) -> int:
+    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014): 64 bits to 64 bits."""
+    x &= _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix_array(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

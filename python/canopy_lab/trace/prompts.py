@@ -1,0 +1,185 @@
+"""Prompts as text logs hold them, and their way to trace records: cut into blocks, put in order.
+
+A text is cut by a local tokenizer, or, without one, every four bytes of UTF-8 count as a token: equal
+texts give equal blocks either way. Only ids of blocks go on; no text does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.infer import ConversationIndex
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+BLOCK_TOKENS = 16
+BYTES_A_TOKEN = 4
+ORDER_WINDOW = 4096
+"""Requests that are held back to be put in order: logs are written when an answer ends."""
+
+_ID = array("q").itemsize
+
+
+@dataclass(slots=True)
+class LoggedPrompt:
+    """One request of a text log."""
+
+    time_s: float
+    """Seconds since 1970, or since the start of the log where it has no date."""
+    line: int
+    text: str = ""
+    token_ids: list[int] | None = None
+    """Instead of ``text``, where the log has them."""
+    opening: str | None = None
+    """The part of ``text`` that all turns of its conversation share, and few others: up to the
+    first user's message. ``None`` where the log has no messages."""
+    conversation: str | None = None
+    user: str | None = None
+    category: str = "default"
+    turn: int | None = None
+    """``None`` where the log does not say."""
+    stop: str | None = None
+    output_tokens: int = 0
+    logged_tokens: int | None = None
+    """Prompt tokens as the log's server counted them."""
+
+    def size(self) -> int:
+        """Tokens by the count of bytes, or of ids."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)
+
+
+class Cut(Protocol):
+    """Turns a prompt into chained block ids and its tokens."""
+
+    def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]: ...
+
+
+class Cutter:
+    """Cuts prompts into blocks of ``BLOCK_TOKENS`` tokens, by ``tokenizer`` or by bytes."""
+
+    def __init__(self, tokenizer: str | Path | None = None) -> None:
+        self._tokenizer = None if tokenizer is None else _load(Path(tokenizer))
+        self.method = (
+            f"{BYTES_A_TOKEN} bytes of UTF-8 count as a token"
+            if tokenizer is None
+            else f"tokenised by {Path(tokenizer).name}"
+        )
+
+    def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]:
+        ids = prompt.token_ids
+        if ids is None and self._tokenizer is not None:
+            ids = self._tokenizer.encode(prompt.text, add_special_tokens=False).ids
+        if ids is not None:
+            return chained(array("q", ids).tobytes(), BLOCK_TOKENS * _ID), len(ids)
+        raw = prompt.text.encode("utf-8", "surrogatepass")
+        return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN), -(-len(raw) // BYTES_A_TOKEN)
+
+
+def chained(raw: bytes, block_bytes: int) -> tuple[int, ...]:
+    """Ids (63 bits) of the blocks of ``raw``, the last one partial: equal id, equal prefix."""
+    ids, before = [], b""
+    for at in range(0, len(raw), block_bytes):
+        before = blake2b(raw[at : at + block_bytes], digest_size=8, key=before).digest()
+        ids.append(int.from_bytes(before, "little") >> 1)
+    return tuple(ids)
+
+
+def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
+    """The ids of blocks ``factor`` times as long: a chained id stands for all before it."""
+    if factor == 1:
+        return blocks
+    whole = blocks[factor - 1 :: factor]
+    return (*whole, blocks[-1]) if len(blocks) % factor else whole
+
+
+def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
+    """The requests by time, as far as none comes more than ``window`` requests late."""
+    heap: list[tuple[float, int, TraceRequest]] = []
+    number = count()
+    for request in prompts:
+        heapq.heappush(heap, (request.time_s, next(number), request))
+        if len(heap) > window:
+            yield heapq.heappop(heap)[2]
+    while heap:
+        yield heapq.heappop(heap)[2]
+
+
+def record(prompt: LoggedPrompt, cut: Cut) -> TraceRequest:
+    """A prompt as a trace record, its time still that of the log."""
+    blocks, tokens = cut(prompt)
+    return TraceRequest(
+        prompt.time_s,
+        tokens,
+        prompt.output_tokens,
+        blocks,
+        BLOCK_TOKENS,
+        category=prompt.category,
+        turn=prompt.turn or 0,
+        conversation=prompt.conversation,
+        stop=prompt.stop,
+        user=prompt.user,
+        line=prompt.line,
+    )
+
+
+def with_conversation(request: TraceRequest, index: ConversationIndex) -> TraceRequest:
+    """The request with conversation and turn, inferred from its blocks where it has none."""
+    if request.conversation is not None and request.turn:
+        return request
+    talk, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
+    return changed(
+        request, conversation=request.conversation or f"#{talk}", turn=request.turn or turn
+    )
+
+
+def changed(request: TraceRequest, **fields: Any) -> TraceRequest:
+    """A copy with other ``fields``; several times as fast as ``dataclasses.replace``."""
+    values = {name: getattr(request, name) for name in _FIELDS}
+    values.update(fields)
+    return TraceRequest(**values)
+
+
+_FIELDS = tuple(TraceRequest.__slots__)
+
+
+def to_trace(
+    prompts: Iterable[LoggedPrompt], tolerance: lines.Tolerance, cut: Cut
+) -> Iterator[TraceRequest]:
+    """Trace records of ``prompts``, by time, from 0 on. Out of order beyond the window: broken."""
+    index, start, clock = ConversationIndex(), None, lines.Clock()
+    for request in in_order(record(prompt, cut) for prompt in prompts):
+        start = request.time_s if start is None else start
+        try:
+            time_s = clock.check(max(request.time_s - start, 0.0) if start else request.time_s)
+        except lines.BadLine as error:
+            tolerance.bad(request.line, str(error))
+            continue
+        yield with_conversation(changed(request, time_s=time_s), index)
+
+
+def _load(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise CanopyError(
+            "--tokenizer needs the package tokenizers: pip install tokenizers, or leave it out "
+            f"({BYTES_A_TOKEN} bytes then count as a token)"
+        ) from None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise CanopyError(
+            f"cannot read a tokenizer from {str(file)!r} ({error}); give a tokenizer.json of "
+            "Hugging Face, or a folder that has one"
+        ) from None

@@ -1,0 +1,56 @@
+"""What belongs to one session, what follows what in it, and how long is thought in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from canopy_lab.trace.record import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLinks:
+    """Of each request of a trace, by its place in it."""
+
+    first: list[int]
+    """The first request of its session."""
+    before: list[int]
+    """The request whose answer it comes after; -1 for the first of a session."""
+    think_s: list[float]
+    """Seconds from that answer; 0 for the first of a session."""
+
+
+def session_links(
+    requests: Sequence[TraceRequest], think_cap_s: float | None = None
+) -> SessionLinks:
+    """Link the turns of a trace in order of time.
+
+    A turn follows the one before it in its conversation. A sub-agent, whose conversation is named
+    after its parent's (``parent/child``), follows the parent's last turn before it and belongs to
+    the parent's session. The time to think is ``TraceRequest.think_s`` between turns where the
+    trace has it, else the gap between the two arrivals, less the answer's own time where the trace
+    has that; at most ``think_cap_s``.
+    """
+    count = len(requests)
+    links = SessionLinks(list(range(count)), [-1] * count, [0.0] * count)
+    last: dict[str, int] = {}
+    times: list[float] = []
+    answers: list[float] = []
+    for index, request in enumerate(requests):
+        times.append(request.time_s)
+        answers.append(request.api_s or 0.0)
+        name = request.conversation
+        if name is None:
+            continue
+        before, think = last.get(name, -1), request.think_s
+        if before < 0 and "/" in name:
+            before, think = last.get(name.rsplit("/", 1)[0], -1), None
+        last[name] = index
+        if before < 0:
+            continue
+        links.before[index] = before
+        links.first[index] = links.first[before]
+        if think is None:
+            think = max(0.0, times[index] - times[before] - answers[before])
+        links.think_s[index] = think if think_cap_s is None else min(think, think_cap_s)
+    return links

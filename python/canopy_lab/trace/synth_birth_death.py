@@ -1,0 +1,111 @@
+"""Conversations that begin and end at random: the generator behind ``birth-death``.
+
+The model of arXiv 2510.15152, Section 5, that its Appendix F gives ShareGPT its arrival times
+with. Conversations begin as a Poisson process of rate ``conversations_per_s`` and last an
+exponential time of rate ``ends_per_s``; while one lasts, its turns are a Poisson process of rate
+``turns_per_s``; lengths are drawn independently of all that. So, in closed form:
+
+- conversations under way: Poisson with mean ``conversations_per_s / ends_per_s``;
+- requests: ``turns_per_s`` times that, a second;
+- a turn is followed by another with probability ``turns_per_s / (turns_per_s + ends_per_s)``, and
+  then after an exponential time of rate ``turns_per_s + ends_per_s``;
+- what has been silent for t seconds is still under way with probability
+  ``still_under_way(load, t)``.
+
+The trace starts in the steady state: those under way at its beginning are taken as new.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from random import Random
+
+from canopy_lab.trace.synth_blocks import DrawnRequest, Prompt
+from canopy_lab.trace.synth_draw import draw_tokens
+from canopy_lab.trace.synth_presets import BirthDeathLoad
+
+
+def still_under_way(load: BirthDeathLoad, silent_s: float) -> float:
+    """P(the conversation goes on | nothing came for ``silent_s`` seconds after a turn).
+
+    Bayes' rule: silence is likelier of what has ended, so this is below exp(-mu t), the paper's
+    belief (Section 5), which asks only whether the conversation has lasted. With one rate of turns
+    for all both order conversations by their silence; with several they can differ.
+    """
+    turns, ends = load.turns_per_s, load.ends_per_s
+    alive_and_silent = math.exp(-(turns + ends) * silent_s)
+    ended = ends / (turns + ends) * -math.expm1(-(turns + ends) * silent_s)
+    return alive_and_silent / (alive_and_silent + ended)
+
+
+class _Conversation:
+    """The times of the turns to come, last first, and the prompt as it stands."""
+
+    __slots__ = ("name", "prompt", "times_s", "turn")
+
+    def __init__(self, name: int, times_s: list[float], prompt: Prompt) -> None:
+        self.name, self.times_s, self.prompt = name, times_s, prompt
+        self.turn = 0
+
+
+_Running = list[tuple[float, int, _Conversation]]
+"""A heap by the time of the next turn."""
+
+
+class BirthDeathSource:
+    """Draws the conversations of a load; iterate it once."""
+
+    def __init__(
+        self, load: BirthDeathLoad, seconds: float, rng: Random, ids: itertools.count
+    ) -> None:
+        self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
+
+    def __iter__(self) -> Iterator[DrawnRequest]:
+        load, rng = self.load, self.rng
+        running: _Running = []
+        names = itertools.count()
+        # A Poisson number under way at 0: the arrivals of rate 1 within that mean.
+        mean, drawn = load.conversations_per_s / load.ends_per_s, rng.expovariate(1.0)
+        while drawn < mean:
+            self._begin(0.0, next(names), running)
+            drawn += rng.expovariate(1.0)
+        start = rng.expovariate(load.conversations_per_s)
+        while start < self.seconds:
+            while running and running[0][0] <= start:
+                yield self._serve(running)
+            self._begin(start, next(names), running)
+            start += rng.expovariate(load.conversations_per_s)
+        while running:
+            yield self._serve(running)
+
+    def _begin(self, start: float, name: int, running: _Running) -> None:
+        """Draw when the turns of a conversation come; one without any is seen by nobody."""
+        load, rng = self.load, self.rng
+        end = min(start + rng.expovariate(load.ends_per_s), self.seconds)
+        times = []
+        time_s = start + rng.expovariate(load.turns_per_s)
+        while time_s < end:
+            times.append(time_s)
+            time_s += rng.expovariate(load.turns_per_s)
+        if times:
+            times.reverse()
+            talk = _Conversation(name, times, Prompt(self.ids))
+            heapq.heappush(running, (times[-1], name, talk))
+
+    def _serve(self, running: _Running) -> DrawnRequest:
+        time_s, name, talk = heapq.heappop(running)
+        talk.times_s.pop()
+        talk.turn += 1
+        prompt, more = talk.prompt, bool(talk.times_s)
+        prompt.extend(draw_tokens(self.rng, self.load.prompt))
+        answer = draw_tokens(self.rng, self.load.answer)
+        request = DrawnRequest(
+            time_s, prompt.tokens, answer, prompt.blocks(), "text", talk.turn, name, name, more
+        )
+        prompt.extend(answer)
+        if more:
+            heapq.heappush(running, (talk.times_s[-1], name, talk))
+        return request

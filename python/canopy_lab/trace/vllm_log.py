@@ -1,0 +1,103 @@
+"""vLLM's own log of a server started with ``--enable-log-requests``.
+
+    INFO 09-10 19:10:44 [logger.py:41] Received request cmpl-1: prompt: 'Hello', params: ...
+
+Since vLLM 0.11.1 prompts are in the lines ``Request ID details: prompt: ...``, which want
+``VLLM_LOGGING_LEVEL=DEBUG``. Leave out ``--max-log-len``: it cuts prompts. Token ids are taken where
+they are logged, else the text. With ``--enable-log-outputs`` the answers' lengths are known, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.prompts import ORDER_WINDOW, Cutter, LoggedPrompt, to_trace
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+HOW_TO_LOG = "--enable-log-requests, from vLLM 0.11.1 on also with VLLM_LOGGING_LEVEL=DEBUG"
+_PROMPT = re.compile(
+    r"(?P<when>\d\d-\d\d \d\d:\d\d:\d\d).*?(?:Received request (?P<a>\S+): |Request (?P<b>\S+) details: )"
+    r"prompt: (?P<prompt>None|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"), (?P<rest>.*)$",
+    re.S,
+)
+_IDS = re.compile(r"prompt_token_ids: (\[[\d, ]*\])")
+_ANSWER = re.compile(
+    r"Generated response (?P<id>\S+?)(?: \(.*?\))?: output: .*output_token_ids: (?P<ids>None|\[[\d, ]*\])"
+    r".*finish_reason: (?P<why>\w+)",
+    re.S,
+)
+_STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
+
+
+def read(
+    path: Path, tolerance: lines.Tolerance, cutter: Cutter | None = None
+) -> Iterator[TraceRequest]:
+    """Yield the requests of ``path`` in order of arrival."""
+    yield from to_trace(prompts(path, tolerance), tolerance, cutter or Cutter())
+
+
+def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
+    """Yield the prompts of ``path``, each once its answer is known or ``ORDER_WINDOW`` later."""
+    waiting: OrderedDict[str, LoggedPrompt] = OrderedDict()
+    clock, seen = _Clock(), 0
+    for line, raw in lines.read_lines(path):
+        text = raw.decode("utf-8", "replace").rstrip()
+        answer = _ANSWER.search(text)
+        if answer is not None:
+            done = waiting.pop(answer["id"], None)
+            if done is not None:
+                done.output_tokens = answer["ids"].count(",") + 1 if "[" in answer["ids"] else 0
+                done.stop = _STOPS.get(answer["why"])
+                yield done
+            continue
+        found = _PROMPT.search(text)
+        if found is None:
+            continue
+        seen += 1
+        try:
+            prompt = _prompt(found, clock, line)
+        except lines.BadLine as error:
+            tolerance.bad(line, str(error))
+            continue
+        waiting[found["a"] or found["b"]] = prompt
+        if len(waiting) > ORDER_WINDOW // 2:
+            yield waiting.popitem(last=False)[1]
+    yield from waiting.values()
+    if not seen:
+        raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
+
+
+def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
+    prompt = LoggedPrompt(clock.seconds(found["when"]), line)
+    ids = _IDS.search(found["rest"])
+    if ids is not None and ids[1] != "[]":
+        prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
+    elif found["prompt"] != "None":
+        prompt.text = ast.literal_eval(found["prompt"])
+    else:
+        raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
+    return prompt
+
+
+class _Clock:
+    """Times without a year: one that falls back by half a year begins the next."""
+
+    def __init__(self) -> None:
+        self._year, self._last = 2000, ""
+
+    def seconds(self, when: str) -> float:
+        if self._last[:2] > "06" and when[:2] <= "06" and int(self._last[:2]) - int(when[:2]) > 5:
+            self._year += 1
+        self._last = max(self._last, when) if self._last[:2] <= when[:2] else when
+        try:
+            at = datetime.datetime.strptime(f"{self._year}-{when}", "%Y-%m-%d %H:%M:%S")
+        except ValueError:
+            raise lines.BadLine(f"its time must be month-day and time, got {when!r}") from None
+        return at.replace(tzinfo=datetime.timezone.utc).timestamp()
