@@ -345,8 +345,8 @@ def rooms_table() -> str:
 
 
 def journey(name: str) -> str:
-    """One journey as a numbered list, with the lines of today."""
+    """One journey as a numbered list."""
     lines = []
     for number, step in enumerate(JOURNEYS[name].steps, 1):
-        lines.append(f"{number}. `{step.module}.py:{line_of(step)}` `{step.name}`: {step.what}")
+        lines.append(f"{number}. `{step.module}.py` `{step.name}`: {step.what}")
     return "\n".join(lines) + "\n"
