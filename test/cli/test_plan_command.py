@@ -141,15 +141,6 @@ def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
     assert "Chosen (least cost)" in capsys.readouterr().out
 
 
-def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
-    status, _ = plan("--watch", "--last-hours", "1", "--rounds", "2", "--every", "0.001",
-                     "--no-checks")  # fmt: skip
-    said = capsys.readouterr().out
-    assert status == 0
-    assert "of the last 1 h: new plan" in said
-    assert "of the last 1 h: as before" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -173,7 +164,7 @@ def test_watching_says_when_nothing_changed(plan, tmp_path, capsys):
         (("--evaluations", "0"), "evaluations must be 1 or more"),
         (("--backend", "slurm"), "--backend must be one of local, ray"),
         (("--json", "/no/such/folder/out.json"), "its folder does not exist"),
-        (("--same-slot-last-week", "2"), "use --last-hours"),
+        (("--last-hours", "0"), "at most 168"),
         (("--jobs", "0"), "--jobs must be 1 or more"),
         (("--device-tokens", "600"), "device_tokens is 600"),
     ],
@@ -248,12 +239,3 @@ def test_two_gpus_an_instance_are_paid_for(plan):
     )
     gpu = two["baseline"]["cost_per_hour"] - one["baseline"]["cost_per_hour"]
     assert gpu == pytest.approx(3.9)
-
-
-def test_a_schedule_has_a_plan_for_each_slot(plan, capsys):
-    hours = 60 * 0.4 / 3600  # of 120 requests, one every 0.4 s
-    status, _ = plan("--schedule", str(hours), "--device-tokens", "30000", base=QUICK)
-    assert status == 0
-    said = capsys.readouterr().out
-    assert said.count("60 requests") == 2
-    assert "with the dearest of them all the time" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 
@@ -12,8 +11,7 @@ from canopy_lab.cli.main import main
 from canopy_lab.profiling.client import wait_until
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
-from sglang_canopy.config.plan_file import read_plan, write_plan
-from sglang_canopy.ttl.table import TTLTable
+from sglang_canopy.config.plan_file import read_plan
 from support.gateways import post, running
 
 PAGE = 64
@@ -164,56 +162,6 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     # The profile is a larger model's: its times are far off, and the hits are right all the same.
     print(found)
     assert abs(found["errors"]["token_hit_ratio"]) < 0.02
-
-
-@pytest.mark.long
-def test_another_plan_is_applied_while_it_runs_and_taken_back(client, plan, tmp_path, capsys):
-    def in_force():
-        return json.loads(client.get("/canopy/plan"))["now"]
-
-    def status():
-        return json.loads(client.get("/canopy/status"))["ranks"][0]
-
-    before, said = in_force(), read_plan(plan)
-    assert before["disk_bytes"] == said.disk_bytes
-    assert before["ttl"]["residual_ttl_s"] == 900
-    assert main(["apply", str(plan), "--url", client.url]) == 0  # it is in force
-    prompts = [list(range(at, at + 6 * PAGE)) for at in range(40_000, 44_000, 500)]
-    for prompt in prompts:
-        client.generate(prompt)
-    other = tmp_path / "other.json"
-    ttl = TTLTable(residual_ttl_s=60.0, categories={"generate": 30.0})
-    changed = {"radix_eviction": "canopy-lru", "ttl": ttl, "disk_bytes": said.disk_bytes // 4}
-    write_plan(other, dataclasses.replace(said, **changed, host_eviction="canopy-slru"))
-    assert main(["apply", str(other), "--url", client.url, "--yes"]) == 0
-    now = in_force()
-    assert (now["radix_eviction"], now["host_eviction"]) == ("canopy-lru", "canopy-slru")
-    assert now["ttl"] == ttl.to_json()
-    assert now["disk_bytes"] == said.disk_bytes // 4
-    assert wait_until(lambda: status()["running"] == "canopy-lru", 30)
-    assert wait_until(
-        lambda: (
-            status()["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes // 4
-            and status()["tiers"]["disk"]["used_bytes"] <= said.disk_bytes // 4
-        ),
-        30,
-    )
-    for _ in range(2):
-        for prompt in prompts[-3:]:
-            client.generate(prompt)
-    assert client.cached(prompts[-1])["total"] >= 5 * PAGE
-    log, profile = client.server.log, str(plan.parent / "profile.json")
-    assert wait_until(lambda: len(read_served(log)) >= 14, 30)
-    check = ["apply", f"{other}.applied.json", "--check", "--log", str(log), "--profile", profile]
-    # The profile is a larger model's: the time to the first token is not what was predicted.
-    assert (
-        main([*check, "--disk-mib-s", "500", "--limits", "1,1e6,100", "--least-requests", "10"])
-        == 3
-    )
-    assert "Undone." in capsys.readouterr().out
-    assert in_force() == before
-    assert wait_until(lambda: status()["tiers"]["disk"]["capacity_bytes"] == said.disk_bytes, 30)
-    assert client.cached(prompts[-1])["total"] >= 5 * PAGE
 
 
 @pytest.mark.long

@@ -22,8 +22,6 @@ READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/
 CHANGES = (
     ("POST", "/canopy/hint"),
     ("POST", "/canopy/policy"),
-    ("POST", "/canopy/plan"),
-    ("GET", "/canopy/plan"),
     ("POST", "/canopy/chunks"),
     ("DELETE", "/canopy/chunks/abc"),
     ("POST", "/canopy/chunks/abc/pin"),

@@ -78,18 +78,6 @@ def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(
     assert first["victims"][0] > 10
 
 
-def test_ranks_take_a_plan_and_undo_it_at_the_same_request(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
-    first, second = on_two_ranks("plans", tmp_path)
-    assert first == second
-    started, *_, last = first["seen"]
-    assert last == started
-    assert [now["radix_eviction"] for now in first["seen"][2:]] == ["s3fifo", "canopy-lru", "wa"]
-    assert [now["disk_bytes"] for now in first["seen"][2:]] == [600, 600, 10**7]
-    assert first["victims"][0] > 10
-
-
 def test_ranks_exchange_their_policies_at_the_same_request(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:

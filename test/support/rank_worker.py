@@ -241,39 +241,6 @@ def exchanges(rank: int, folder: Path) -> Any:
     }
 
 
-def plans(rank: int, folder: Path) -> Any:
-    """Plans come into force, and are undone, between the same requests on both ranks."""
-    from sglang_canopy.config.live_plan import part_of
-    from sglang_canopy.radix.live_plan import change, in_force
-
-    ballast = [object() for _ in range(1000 * rank)]
-    tree = tree_of(rank, folder, policy="wa")
-    rng, hits, seen = random.Random(3), [], [in_force(tree.core)]
-    bodies: list[dict[str, Any]] = [
-        {"radix_eviction": "s3fifo", "disk_bytes": 600, "ttl": {"residual_ttl_s": 5.0}},
-        {"radix_eviction": "canopy-lru", "host_ttl": {"residual_ttl_s": 3.0}},
-    ]
-    for i in range(160):
-        if i in (40, 80):
-            change(tree.core, part_of(bodies[i // 40 - 1]))
-        if i == 120:
-            change(tree.core, part_of(seen[0]))
-        if i % 40 == 0:
-            tree.storage.sweep()
-            seen.append(in_force(tree.core))
-        prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
-        request = tree.request(float(i), prompt_tokens=len(prompt), path=tuple(prompt), block_tokens=1)  # fmt: skip
-        hits.append(tree.match(prompt))
-        tree.core.finish(request)
-        request.done = True
-        tree.insert(prompt, request)
-        tree.settle()
-    victims = tree.core.counters.victims.sum
-    tree.close()
-    del ballast
-    return {"hits": hits, "victims": victims, "seen": seen}
-
-
 def run(scenario: str, rank: int, folder: Path) -> Any:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS

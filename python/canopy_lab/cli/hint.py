@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
     return int(any(answers))
 
 
-def worker_urls(text: str, option: str = "--workers", most: int = MAX_WORKERS) -> list[str]:
+def worker_urls(text: str) -> list[str]:
     """The addresses in a list with commas. Raises ``CanopyError`` for one that is none."""
     urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
     for url in urls:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise CanopyError(f"{option} must be like http://10.0.0.1:30000, got {url[:80]!r}")
-    if not 1 <= len(urls) <= most:
-        raise CanopyError(f"{option} must name 1 to {most} servers, got {len(urls)}")
+            raise CanopyError(f"--workers must be like http://10.0.0.1:30000, got {url[:80]!r}")
+    if not 1 <= len(urls) <= MAX_WORKERS:
+        raise CanopyError(f"--workers must name 1 to {MAX_WORKERS} servers, got {len(urls)}")
     return list(dict.fromkeys(urls))
 
 

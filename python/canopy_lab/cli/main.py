@@ -22,7 +22,6 @@ COMMANDS = {
     "characterize": "how a trace reuses KV, and which policy suits it",
     "plan": "how much DRAM and disk a workload should get, at what price",
     "validate": "what a plan predicted beside what its server's log says, and the error",
-    "apply": "what of a plan a running server can take: applied, held against its log, undone",
     "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "overlay": "make a multi-tenant trace from single conversations",
     "synth": "make a synthetic trace with published statistics",
@@ -35,7 +34,7 @@ COMMANDS = {
 }
 
 
-SIMULATES = ("plan", "simulate-system", "validate", "apply")
+SIMULATES = ("plan", "simulate-system", "validate")
 """Commands that take the compiled simulator where there is one."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments are another program's, options too."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,12 @@ from canopy_lab.cli.plan_options import (
     policy_configs,
     prices_of,
 )
-from canopy_lab.cli.plan_questions import compare, schedule
+from canopy_lab.cli.plan_questions import compare
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.cache import default_folder
-from canopy_lab.plan.choice import configuration_of, label_of
-from canopy_lab.plan.objective import Row
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
-from canopy_lab.plan.space import Configuration
-from canopy_lab.plan.watch import changed, cut
+from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.plan_html import write_figures, write_page, write_private
 from canopy_lab.report.plan_text import plan_text
@@ -49,16 +45,12 @@ def run(args: argparse.Namespace) -> int:
     command = check(args)
     if args.compare:
         return compare(args, read, plan_of, write_outputs)
-    if args.schedule is not None:
-        return schedule(command, read, plan_of)
-    if not args.watch:
-        plan, work, about = plan_of(command, *read(command))
-        print(plan_text(plan, work.prices.currency))
-        for line in remarks(command, work):
-            print(line)
-        write_outputs(command, plan, work, about)
-        return 0
-    return watch(command)
+    plan, work, about = plan_of(command, *read(command))
+    print(plan_text(plan, work.prices.currency))
+    for line in remarks(command, work):
+        print(line)
+    write_outputs(command, plan, work, about)
+    return 0
 
 
 def plan_of(
@@ -101,7 +93,7 @@ def plan_of(
         "routing": command.engine.routing,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
-        **({"slot": str(command.slot)} if command.slot else {}),
+        **({"last_hours": args.last_hours} if args.last_hours else {}),
         **({"validation": read_validation(args.validation)} if args.validation else {}),
     }
     return plan, work, about
@@ -130,8 +122,8 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
         )
     else:
         source = open_trace(command.path, command.format, skip_bad=args.skip_bad)
-    if command.slot is not None:
-        source = cut(source, command.slot)
+    if args.last_hours is not None:
+        source = last_hours(source, args.last_hours)
     if args.requests:
         source = (r for at, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
@@ -193,36 +185,3 @@ def write_outputs(
         made = {k: v for k, v in origin.items() if k != "price_sources"}
         write_plan(args.output, server_plan(plan.choice.row, work, made, args.disk_path))
         print(f"Start a server with it: --canopy-plan {args.output}")
-
-
-def watch(command: PlanCommand) -> int:
-    """Plan again and again; write the plan file when the change is worth a new start."""
-    args, before, before_row = command.args, None, None
-    done = 0
-    while True:
-        try:
-            plan, work, about = plan_of(command, *read(command))
-        except CanopyError as error:
-            if done == 0 and args.rounds == 1:
-                raise
-            print(f"no plan this time: {error}", flush=True)
-        else:
-            row = plan.choice.row
-            now = datetime.datetime.now().isoformat(timespec="seconds")
-            new = changed(before, row, args.gain, _now(plan, before, before_row))
-            verb = "new plan" if new else "as before"
-            print(f"{now} {about['requests']} requests of {command.slot}: {verb}: "
-                  f"{label_of(row)}", flush=True)  # fmt: skip
-            if new:
-                print(plan_text(plan, work.prices.currency), flush=True)
-                write_outputs(command, plan, work, about)
-                before, before_row = configuration_of(row), row
-        done += 1
-        if args.rounds and done >= args.rounds:
-            return 0
-        time.sleep(args.every)
-
-
-def _now(plan: CapacityPlan, before: Configuration | None, row: Row | None) -> Row | None:
-    """The configuration in use, evaluated on the new requests if the search has tried it."""
-    return plan.found.rows.get(before, row) if before is not None else row

@@ -187,12 +187,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the choice does at X times the traffic too (beside 0.8 and 1.2 times)",
     )
     add(
-        "--schedule",
-        type=float,
-        metavar="H",
-        help="a plan for every H hours of the trace, and what they cost together",
-    )
-    add(
         "--compare",
         metavar="PROFILE=USD,...",
         help="plan for each of these engine profiles (another GPU, another tensor parallelism), at "
@@ -225,42 +219,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=int, default=0, metavar="N", help="read only the first N requests")
     add_overlay_arguments(add)
     add("--seed", type=int, default=0, metavar="K", help="seed of the overlay")
-    watching = parser.add_argument_group("planning again and again, from the server's own log")
-    add = watching.add_argument
-    add("--watch", action="store_true", help="plan again every --every seconds")
-    add(
-        "--last-hours",
-        type=float,
-        metavar="H",
-        help="with --watch: plan from the last H hours of the log",
-    )
-    add(
-        "--same-slot-last-week",
-        type=float,
-        metavar="H",
-        help="with --watch: plan from the same H hours a week ago",
-    )
-    add(
-        "--every",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="with --watch: seconds between two plans",
-    )
-    add(
-        "--rounds",
-        type=int,
-        default=0,
-        metavar="N",
-        help="with --watch: stop after N plans (0: never)",
-    )
-    add(
-        "--gain",
-        type=float,
-        default=0.02,
-        metavar="SHARE",
-        help="with --watch: write the plan again only if cost or mean TTFT changes by more than this",
-    )
+    add("--last-hours", type=float, metavar="H", help="plan from the last H hours of the log")
 
 
 def _add_settings(add: Any) -> None:

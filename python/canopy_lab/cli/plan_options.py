@@ -20,7 +20,6 @@ from canopy_lab.plan.prices import GIB, Prices, load_prices
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP, TTL, Configuration
 from canopy_lab.plan.system import Engine
-from canopy_lab.plan.watch import Slot
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.config import ROUTINGS
@@ -50,7 +49,6 @@ class PlanCommand:
     request: PlanRequest
     profile: EngineProfile
     engine: Engine
-    slot: Slot | None
 
 
 def check(args: argparse.Namespace) -> PlanCommand:
@@ -117,14 +115,13 @@ def check(args: argparse.Namespace) -> PlanCommand:
         raise CanopyError(f"--backend must be one of {', '.join(BACKENDS)}, got {args.backend!r}")
     if not 0 < args.load <= 1000:
         raise CanopyError(f"--load must be above 0 and at most 1000, got {args.load}")
-    slot = _slot(args)
     form = args.format or _guess(path)
     if args.conversations is not None and form != "agentic":
         raise CanopyError(f"--conversations needs --format agentic, got {form!r}")
     engine = _engine(args, profile)
     for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
-    command = PlanCommand(args, path, form, request, profile, engine, slot)
+    command = PlanCommand(args, path, form, request, profile, engine)
     PlanInputs(CompactTrace(()), engine, prices, configs)
     return command
 
@@ -197,18 +194,6 @@ def _of(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
         if name not in allowed:
             raise CanopyError(f"{option} must be of {', '.join(allowed)}, got {name!r}")
     return names
-
-
-def _slot(args: argparse.Namespace) -> Slot | None:
-    if args.last_hours is not None and args.same_slot_last_week is not None:
-        raise CanopyError("give --last-hours or --same-slot-last-week, not both")
-    if args.every <= 0 or args.rounds < 0:
-        raise CanopyError("--every must be above 0 seconds and --rounds 0 or more")
-    if args.same_slot_last_week is not None:
-        return Slot(args.same_slot_last_week, last_week=True)
-    if args.last_hours is not None:
-        return Slot(args.last_hours)
-    return Slot(2.0) if args.watch else None
 
 
 def _guess(path: str) -> str:

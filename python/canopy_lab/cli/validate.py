@@ -9,9 +9,9 @@ from pathlib import Path
 
 from canopy_lab.plan.limits import LIMITS, parse_limits
 from canopy_lab.plan.prices import MIB
-from canopy_lab.plan.validate import HITS, METRICS, WARM_UP, Validation, recalibrate, validate
+from canopy_lab.plan.slots import last_hours
+from canopy_lab.plan.validate import HITS, METRICS, Validation, recalibrate, validate
 from canopy_lab.plan.validate import system_of_plan as system
-from canopy_lab.plan.watch import WEEK_S, Slot, cut
 from canopy_lab.report.plan_html import write_private
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
@@ -19,7 +19,7 @@ from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import HOW, REPORT, read_served
-from canopy_lab.trace.sglang_log import last_flush, log_starts, read_as_server
+from canopy_lab.trace.sglang_log import last_flush, read_as_server
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.errors import CanopyError
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     plan, profile = read_plan(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
     source = _requests(args.log, plan, args.skip_bad)
-    trace = CompactTrace(cut(source, Slot(args.last_hours)))
+    trace = CompactTrace(last_hours(source, args.last_hours))
     served = read_served(args.log)
     found = validate(trace, served, config, profile)
     print(f"{found.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
@@ -80,36 +80,6 @@ def run(args: argparse.Namespace) -> int:
     for miss in missed:
         print(f"Missed: {miss}")
     return int(bool(missed))
-
-
-def against_log(
-    log: str,
-    plan: ServerPlan,
-    profile: str,
-    since: float,
-    device_tokens: int | None = None,
-    disk_mib_s: float | None = None,
-) -> Validation:
-    """What ``log`` says from ``since`` on (seconds since 1970, a week at most), against ``plan``.
-
-    Raises ``CanopyError``.
-    """
-    loaded = load_profile(profile)
-    config = _system(plan, loaded, device_tokens, disk_mib_s)
-    begin = log_starts(log)
-    later: set[int] = set()  # lines of what came since then; ``cut`` counts time anew
-
-    def noted() -> Iterator[TraceRequest]:
-        for request in _requests(log, plan):
-            if begin + request.time_s >= since:
-                later.add(request.line)
-            yield request
-
-    trace = cut(noted(), Slot(WEEK_S / 3600))
-    after = sum(request.line in later for request in trace)
-    # What came before fills the simulation's cache, as it did the server's.
-    first = max(1 - after / len(trace), WARM_UP)
-    return validate(CompactTrace(trace), read_served(log), config, loaded, part=(first, 1.0))
 
 
 def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:

@@ -75,24 +75,6 @@ def read_as_server(
     tolerance.report()
 
 
-def log_starts(path: Path | str) -> float:
-    """When the first event of a log was, in seconds since 1970: a request's ``time_s`` counts from
-    there. Times without a zone are this machine's. Raises ``CanopyError``."""
-    source = lines.existing(path)
-    for _, text in lines.read_lines(source):
-        begin = text.find(b'{"timestamp"')
-        if begin < 0 or b'"event": "request.' not in text:
-            continue
-        try:
-            stamp = lines.parse_object(text[begin:]).get("timestamp")
-            return datetime.datetime.fromisoformat(str(stamp)).timestamp()
-        except (lines.BadLine, ValueError):
-            continue
-    raise CanopyError(
-        f"{str(source)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
-    )
-
-
 def last_flush(path: Path | str) -> int:
     """The line on which a scheduler last said that it had emptied its cache (``/flush_cache``, an
     update of the weights); 0 where none did. Nothing runs then: later lines are of later requests.

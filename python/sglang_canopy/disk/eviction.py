@@ -54,8 +54,6 @@ class Eviction:
         state = self._state
         if state.units.available >= count:
             return True
-        if state.units.used > state.units.limit:
-            return False  # the capacity is less than it was: ``resize`` makes room in bounded steps
         if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
             self._remove_expired(now, SWEEP_PAGES)
         while state.units.available < count:

@@ -81,7 +81,7 @@ def _recount(state: StoreState) -> None:
     unused = units.unused_units()
     assert not used & unused
     assert len(used) + len(unused) == units.top, (len(used), len(unused), units.top)
-    assert state.resizing or units.used * state.content.unit_bytes <= state.capacity_bytes
+    assert units.used * state.content.unit_bytes <= state.capacity_bytes
     state.evictable.check()
 
 

@@ -38,8 +38,6 @@ class StoreState:
     segments: SegmentFiles = field(init=False)
     """This and ``journal`` are there once the folder was taken for the first time."""
     journal: Journal = field(init=False)
-    resizing: bool = False
-    """More may be on disk than fits, or lie beyond the last unit allowed (``resize``)."""
     _clock_jumps: int = 0
 
     def notice_clock_jumps(self) -> None:

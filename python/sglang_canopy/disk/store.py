@@ -32,7 +32,6 @@ from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.reader import PageReader
 from sglang_canopy.disk.recovery import Recovery
-from sglang_canopy.disk.resize import Resize
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.disk.usage import UsageRecorder
@@ -76,8 +75,8 @@ class DiskStore:
         wall time without its jumps. ``temporary``: no later store will ask for this namespace;
         its folder goes with it. ``counters``: those of a store before this one, to go on with.
         """
-        self._page_bytes, self._pins = page_bytes, (pin_bytes, pin_tenant_bytes)
-        pin_bytes, pin_tenant_bytes = self._pin_budgets(capacity_bytes)
+        pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
+        pin_tenant_bytes = pin_bytes * 2 // 5 if pin_tenant_bytes is None else pin_tenant_bytes
         _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
         namespace = f"{namespace}|page_bytes={page_bytes}|compress={compress}"
         content = Content(page_bytes, compress=compress, namespace=namespace)
@@ -99,7 +98,6 @@ class DiskStore:
         self._eviction = eviction = Eviction(state, records)
         self._usage = usage = UsageRecorder(state, records, lifetimes)
         self._reader = PageReader(state, records, lifetimes, eviction)
-        self._resize = Resize(state, records, eviction)
         self._writer = PageWriter(state, records, lifetimes, eviction, usage, monotonic)
         self._recovery = Recovery(
             state,
@@ -221,21 +219,6 @@ class DiskStore:
 
     # ---- what stays ----
 
-    def set_capacity(self, capacity_bytes: int) -> None:
-        """Another capacity from now on. Room for pins goes with it unless it was given.
-
-        Where it is less, nothing is written until enough has gone, which ``sweep`` sees to.
-        Raises ``CanopyError`` for less than a page.
-        """
-        pins = self._pin_budgets(capacity_bytes)
-        _check_sizes(self._page_bytes, capacity_bytes, *pins, None)
-        self._resize.to(capacity_bytes, *pins)
-
-    def _pin_budgets(self, capacity_bytes: int) -> tuple[int, int]:
-        total, tenant = self._pins
-        total = capacity_bytes // 4 if total is None else total
-        return total, total * 2 // 5 if tenant is None else tenant
-
     def set_ttl(self, table: TTLTable) -> None:
         """New TTLs for all pages. A page keeps its group where the new table has its root."""
         self._lifetimes.set_ttl(table)
@@ -251,10 +234,8 @@ class DiskStore:
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, tails first; returns how many. Bounded work a call.
 
-        Also lets ended pins go, writes uses down and goes on with a smaller capacity. Call it
-        about once a second.
+        Also lets ended pins go and writes uses down. Call it about once a second.
         """
-        self._resize.sweep()
         return self._eviction.sweep(now, limit)
 
     def flush(self, *, everything: bool = False) -> bool:

@@ -17,8 +17,6 @@ class UnitAllocator:
         self.growth_allowed = True
         """False while the disk is full: only units that exist are handed out."""
         self._free: list[int] = []
-        self._beyond: set[int] = set()
-        """Free ones that are no longer allowed, since ``resize`` made the limit smaller."""
         self._readers: dict[int, int] = {}
         self._freed_while_read: set[int] = set()
         self._missing: list[int] = []
@@ -26,17 +24,13 @@ class UnitAllocator:
 
     @property
     def available(self) -> int:
-        """Units that ``allocate`` can give now, so that no more than ``limit`` are in use."""
-        return max(0, min(self._below_limit(), self.limit - self.used))
-
-    def _below_limit(self) -> int:
+        """Units that ``allocate`` can give now."""
         fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
         return len(self._free) + fresh
 
     def allocate(self, count: int) -> list[int]:
-        """Exactly ``count`` units; the caller checked ``available``, or is about to give back as
-        many."""
-        assert count <= self._below_limit(), (count, self._below_limit())
+        """Exactly ``count`` units; the caller checked ``available``."""
+        assert count <= self.available, (count, self.available)
         allocated = []
         for _ in range(count):
             if self._free:
@@ -54,35 +48,7 @@ class UnitAllocator:
             if unit in self._readers:
                 self._freed_while_read.add(unit)
             else:
-                self._put_back(unit)
-
-    def _put_back(self, unit: int) -> None:
-        if unit < self.limit:
-            self._free.append(unit)
-        else:
-            self._beyond.add(unit)
-
-    def resize(self, limit: int) -> None:
-        """From now on ``limit`` units may exist. Those in use beyond it stay until they are freed,
-        and as long as more are in use, none is available."""
-        free = [*self._free, *sorted(self._beyond, reverse=True)]
-        self.limit = limit
-        self._free = [unit for unit in free if unit < limit]
-        self._beyond = {unit for unit in free if unit >= limit}
-
-    def end_of_use(self) -> int:
-        """The unit after the last one that is in use, being written or being read, or that is
-        allowed."""
-        if self.top <= self.limit:
-            return self.limit
-        held = (
-            unit for unit in range(self.top - 1, self.limit - 1, -1) if unit not in self._beyond
-        )
-        return next(held, self.limit - 1) + 1
-
-    def has_free_below_limit(self, count: int) -> bool:
-        """Whether ``allocate`` has so many for pages that move."""
-        return count <= self._below_limit()
+                self._free.append(unit)
 
     def disk_full(self, units: Iterable[int]) -> None:
         """The disk is full: these could not be written, and no new ones can be."""
@@ -94,8 +60,7 @@ class UnitAllocator:
     def allow_growth(self) -> None:
         """Try again whether the disk has room."""
         self.growth_allowed = True
-        for unit in self._missing:
-            self._put_back(unit)
+        self._free.extend(self._missing)
         self._missing.clear()
 
     def begin_read(self, units: Iterable[int]) -> None:
@@ -113,7 +78,7 @@ class UnitAllocator:
             del self._readers[unit]
             if unit in self._freed_while_read:
                 self._freed_while_read.discard(unit)
-                self._put_back(unit)
+                self._free.append(unit)
 
     def adopt(self, used: set[int]) -> int:
         """Start from what an index says is used. Returns the free units below ``top``."""
@@ -125,7 +90,6 @@ class UnitAllocator:
     def shrink(self) -> None:
         """After ``adopt`` with a smaller limit: free units beyond it no longer exist."""
         self._free = [u for u in self._free if u < self.limit]
-        self._beyond.clear()
         self.top = min(self.top, self.limit)
 
     def retire(self, units: Iterable[int]) -> None:
@@ -134,4 +98,4 @@ class UnitAllocator:
 
     def unused_units(self) -> set[int]:
         """For checks."""
-        return set(self._free) | self._beyond | self._freed_while_read | set(self._missing)
+        return set(self._free) | self._freed_while_read | set(self._missing)

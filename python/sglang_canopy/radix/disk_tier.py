@@ -47,14 +47,8 @@ class DiskTier(Protocol):
     def capacity(self) -> tuple[int, float] | None:
         """Bytes the tier may hold and bytes a token takes there; ``None`` where not known."""
 
-    def ttl(self) -> TTLTable | None:
-        """For how long pages are kept; ``None`` where not known."""
-
     def set_ttl(self, table: TTLTable) -> None:
         """From now on pages are kept for as long as ``table`` says."""
-
-    def set_capacity(self, capacity_bytes: int) -> None:
-        """From now on the tier may hold so many bytes."""
 
     def tree_reset(self) -> None:
         """The tree is being emptied. What is stored stays."""
@@ -87,11 +81,6 @@ class NoDiskTier:
     def capacity(self) -> tuple[int, float] | None:
         return None
 
-    def ttl(self) -> TTLTable | None:
-        return None
-
     def set_ttl(self, table: TTLTable) -> None: ...
-
-    def set_capacity(self, capacity_bytes: int) -> None: ...
 
     def tree_reset(self) -> None: ...

@@ -87,13 +87,6 @@ class EvictableLeaves(set):
         self.pending = {node: pending.get(node, now) for node in nodes}
         self.policy = policy
 
-    def set_ttl(self, table: TTLTable) -> None:
-        """From now on ``table`` says how long a leaf is kept that nobody uses."""
-        self.expiry = HostExpiry(table)
-        for node in sorted(self, key=lambda node: node.id):
-            if node not in self.pending and node not in self.unusable:
-                self.expiry.add(node.canopy, self)
-
     def admit_pending(self) -> None:
         """Tell the policy of every node added since the last time."""
         if not self.pending:

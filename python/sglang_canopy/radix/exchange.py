@@ -77,7 +77,6 @@ class Exchange:
         live.device_policy, live.host_policy, live.listeners = device, host, listeners
         if change.canary is None:
             live.running = change.device.name
-            live.chosen, live.chosen_host = change.device, change.host
         core.evictable_device_leaves.rank_by(device)
         core.evictable_host_leaves.rank_by(host)
         for node in core._node_arena.values():

@@ -37,13 +37,9 @@ class LiveCache:
     """The device policy's name, as ``--radix-eviction`` takes it."""
     started: PolicyChoice
     """The policy that the server started with, which the disk tier keeps."""
-    chosen: PolicyChoice
-    """The device's policy now, with its options."""
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
-    chosen_host: PolicyChoice | None = None
-    """The host's; ``None``: the device's."""
     tiers: TierOptions = field(default_factory=TierOptions)
     listeners: tuple[Policy, ...] = ()
     """Whom each request is announced to. Nodes carry the labels of the first."""
@@ -101,11 +97,9 @@ def live_cache(
     return LiveCache(
         policy,
         tiers.disk or PolicyChoice(policy, disk_options),
-        PolicyChoice(policy, options),
         settings,
         device,
         host,
-        chosen_host=tiers.host,
         tiers=tiers,
         listeners=tuple(listeners),
         disk_learns=_learns(disk),

@@ -45,22 +45,12 @@ class LiveGroups:
     def replace_disk_table(self, table: TTLTable, nodes: Iterable[UnifiedTreeNode]) -> None:
         """From now on the disk's TTLs are ``table``'s; nodes keep their group where it lives on."""
         old, self.disk = self.disk, table
-        self._moved("group", old, table, nodes)
-
-    def replace_host_table(self, table: TTLTable, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """The same for the host."""
-        old, self.host = self.host, table
-        self._moved("host_group", old, table, nodes)
-
-    def _moved(
-        self, of: str, old: TTLTable | None, table: TTLTable, nodes: Iterable[UnifiedTreeNode]
-    ) -> None:
         self._last_path = (None, 0, [], [])
         after = () if old is None else table.groups_after(old)
         for node in nodes:
-            group = getattr(node.canopy, of)
+            group = node.canopy.group
             if group is not None:
-                setattr(node.canopy, of, after[group] if 0 <= group < len(after) else RESIDUAL)
+                node.canopy.group = after[group] if 0 <= group < len(after) else RESIDUAL
 
 
 class HostExpiry:

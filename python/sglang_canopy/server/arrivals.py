@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from canopy_chunks.server import hooks as chunk_hooks
-from sglang_canopy.config import live_plan as plan_message
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
@@ -47,9 +46,6 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     changes = [key for key in recv_req.server_args if key.startswith(POLICY_KEY)]
     if changes:
         return _answer(_exchange(scheduler, changes[-1]))
-    plans = [key for key in recv_req.server_args if key.startswith(plan_message.KEY)]
-    if plans:
-        return _answer(_plan(scheduler, plans[-1]))
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
         return chunk_hooks.run_commands(original, scheduler, recv_req)
@@ -87,29 +83,6 @@ def _exchange(scheduler: Any, key: str) -> bool:
         core.exchange.apply(change, "POST /canopy/policy")
     except CanopyError:  # it was checked where it came in
         logger.exception("canopy: the policy stays as it is")
-        return False
-    return True
-
-
-def _plan(scheduler: Any, key: str) -> bool:
-    """Leave an answer with what was in force, and change what was asked for; or say why not."""
-    from sglang_canopy.radix import live_plan
-    from sglang_canopy.telemetry import reporter
-
-    core, asked = _core(scheduler), plan_message.unpacked(key)
-    if core is None or asked is None:
-        return False
-    name, plan = asked
-    found = live_plan.in_force(core)
-    try:
-        if plan is not None:
-            live_plan.change(core, plan)
-    except CanopyError as error:
-        found = {"error": str(error)}
-    try:
-        reporter.answer(name, found)
-    except OSError:
-        logger.warning("canopy: no answer could be written", exc_info=True)
         return False
     return True
 

@@ -12,7 +12,6 @@ from canopy_chunks.server.options import COMMAND
 from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.config.live_plan import KEY as PLAN_KEY
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
@@ -33,7 +32,6 @@ from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
 from sglang_canopy.server.explain_http import Explaining
 from sglang_canopy.server.gate_http import Refusals
 from sglang_canopy.server.page_http import add_page
-from sglang_canopy.server.plan_http import Plans
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
@@ -114,9 +112,6 @@ def _add(server_args: Any) -> None:
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
     access.add_change_route(app, "POST", "/canopy/policy", _policy)
-    plans = Plans(_send, server_args)
-    access.add_change_route(app, "POST", "/canopy/plan", plans.post)
-    access.add_change_route(app, "GET", "/canopy/plan", plans.get)
     add_page(app, server_args.admin_api_key)
     explaining = Explaining(_send, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
@@ -156,7 +151,6 @@ _OWN_KEYS = {
     TIME_KEY: "/canopy/status",
     POLICY_KEY: "/canopy/policy",
     EXPLAIN_KEY: "/canopy/explain",
-    PLAN_KEY: "/canopy/plan",
 }
 """How keys begin that only Canopy's own routes may send to the schedulers."""
 

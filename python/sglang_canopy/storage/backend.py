@@ -189,12 +189,6 @@ class CanopyStorage(HiCacheStorage):
             store = self.current.store
             self._guarded(lambda: store.set_ttl(table), None)
 
-    def set_capacity(self, capacity_bytes: int) -> None:
-        """Another capacity, on any thread; the sweeper does the work."""
-        if self.current is not None:
-            store = self.current.store
-            self._guarded(lambda: store.set_capacity(capacity_bytes), None)
-
     def status(self) -> dict[str, Any]:
         """The disk tier for ``/canopy/status``: pages and bytes since the start."""
         status = status_of(self._opened())

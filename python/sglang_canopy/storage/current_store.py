@@ -70,7 +70,7 @@ class CurrentStore:
         return DiskStore(
             settings.path,
             page_bytes=self.page_bytes,
-            capacity_bytes=settings.capacity_bytes if before is None else before.capacity_bytes,
+            capacity_bytes=settings.capacity_bytes,
             policy=before.policy if before is not None else settings.make_policy(),
             ttl=before.ttl if before is not None else settings.ttl,
             quotas=settings.quota_bytes,
@@ -98,7 +98,7 @@ class CurrentStore:
             self.settings.path,
             len(store),
             self.page_bytes,
-            store.capacity_bytes // self.page_bytes,
+            self.settings.capacity_bytes // self.page_bytes,
             self.settings.policy,
         )
         remove_abandoned(store.path.parent)

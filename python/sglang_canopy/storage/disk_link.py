@@ -71,17 +71,9 @@ class DiskLink:
             return None
         return store.capacity_bytes, store.content.page_bytes / self.tree.page_size
 
-    def ttl(self) -> TTLTable | None:
-        store = self.attachment.backend.store if self._is_ours() else None
-        return None if store is None else store.ttl
-
     def set_ttl(self, table: TTLTable) -> None:
         if self._is_ours():
             self.attachment.backend.set_ttl(table)
-
-    def set_capacity(self, capacity_bytes: int) -> None:
-        if self._is_ours():
-            self.attachment.backend.set_capacity(capacity_bytes)
 
     def _is_ours(self) -> bool:
         return getattr(self.attachment.backend, "pages", None) is PAGES

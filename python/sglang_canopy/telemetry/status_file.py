@@ -84,13 +84,13 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     return [found[number] for number in sorted(found)]
 
 
-def take(name: str, most_bytes: int = MAX_FILE_BYTES) -> list[Any]:
+def take(name: str) -> list[Any]:
     """The answers that were left under ``name``, in order of rank. They are removed."""
     folder = os.environ.get(FOLDER_VARIABLE)
     found = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
         with contextlib.suppress(OSError, ValueError):
-            if path.stat().st_size <= most_bytes:
+            if path.stat().st_size <= MAX_FILE_BYTES:
                 found.append(json.loads(path.read_text("utf-8")))
         with contextlib.suppress(OSError):
             path.unlink()
