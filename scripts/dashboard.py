@@ -168,14 +168,6 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
-                "Copies ahead of eviction",
-                "Tokens a second by what became of them; evictions that waited for a copy.",
-                (
-                    (rate("canopy:copy_ahead_tokens_total", "outcome"), "{{outcome}}"),
-                    (rate("canopy:copy_ahead_stalls_total"), "stalls"),
-                ),
-            ),
-            Panel(
                 "Sessions at the gate",
                 "With --canopy-session-gate.",
                 (

@@ -246,11 +246,9 @@ def refused() -> str:
     rows = []
     for one in refusals.REFUSALS:
         name = f"`{one.option or one.variable}`"
-        reasons = [one.policies, one.chunks, one.gate, one.copy_ahead, one.queue]
-        reasons += [one.disk]
+        reasons = [one.policies, one.chunks, one.gate, one.queue, one.disk]
         rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
-    features = ["policies", "documents", "session gate", "copies ahead", "queue order"]
-    features += ["disk"]
+    features = ["policies", "documents", "session gate", "queue order", "disk"]
     return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
 
 

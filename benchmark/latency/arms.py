@@ -36,9 +36,6 @@ SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
 ORDER = {"schedule_policy": "response-ratio"}
 WA = {"device_policy": "wa"}
 GATE = {"session_gate": "footprint"}
-COPIES = {"write_policy": "copy_ahead"}
-BOTH = {"session_gate_config": {"exclusive": True}}
-"""The gate is told that host and device hold different tokens, as copies at eviction have it."""
 CHAT, AGENTS = ("conversation", "synthetic"), ("agentic",)
 
 ARMS: tuple[Arm, ...] = (
@@ -74,12 +71,6 @@ ARMS: tuple[Arm, ...] = (
     Arm("gate-chat", "LRU, the session gate, where nothing thrashes", GATE, workloads=CHAT),
     Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0, first=True),
     Arm("wa-host", "wa on both tiers", WA, host=2.0, first=True),
-    Arm("copies-host", "LRU, copies ahead of eviction", COPIES, host=2.0, first=True),
-    Arm("wa-copies-host", "wa on both tiers, copies ahead", {**WA, **COPIES}, host=2.0, first=True),
-    Arm("together-host", "wa on both tiers, response ratio, copies ahead",
-        {**WA, **ORDER, **COPIES}, host=2.0, workloads=CHAT, first=True),
-    Arm("together-gate-host", "wa on both tiers, response ratio, copies ahead, gate",
-        {**WA, **ORDER, **COPIES, **GATE, **BOTH}, host=2.0, workloads=AGENTS, first=True),
     Arm("order-host", "LRU, response ratio in seconds", ORDER, host=2.0),
     Arm("wa-late-host", "wa on both tiers, --canopy-protect-waiting off",
         {**WA, "waiting_prefixes": "awaited"}, host=2.0),

@@ -55,12 +55,11 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "Protected, gate": {**SERVED, "session_gate": "footprint"},
     "Together": {**SERVED, **TOGETHER},
     "SGLang, host 2x": {HOST: 2.0, "whole_nodes": True, "waiting_prefixes": "touched"},
-    "Copies ahead, host 2x": {HOST: 2.0, **SERVED, "write_policy": "copy_ahead"},
     "Together, host 2x": {
         HOST: 2.0,
         **SERVED,
         **TOGETHER,
-        "write_policy": "copy_ahead",
+        "write_policy": "write_back",
         "session_gate_config": {"exclusive": True},
     },
     "none": {},

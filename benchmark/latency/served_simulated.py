@@ -51,7 +51,6 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
     add("--chunked-prefill-size", type=int, default=8192)
     add("--hicache-ratio", type=float, default=2.0)
     add("--hicache-write-policy", default="write_through")
-    add("--canopy-copy-ahead")
     add("--canopy-session-gate", default="off")
     add("--max-running-requests", type=int)
     add("--enable-hierarchical-cache", action="store_true")
@@ -83,7 +82,7 @@ def config_of(arguments: str, about: Mapping[str, Any], profile: EngineProfile) 
         session_gate="none" if given.canopy_session_gate == "off" else "footprint",
         **({"max_running": given.max_running_requests} if given.max_running_requests else {}),
         host=host,
-        write_policy="copy_ahead" if given.canopy_copy_ahead else given.hicache_write_policy,
+        write_policy=given.hicache_write_policy,
     )
 
 

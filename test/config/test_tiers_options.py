@@ -248,28 +248,3 @@ def test_the_backend_is_one_of_the_choices() -> None:
     given = ["--hicache-storage-backend", "canopy", "--canopy-disk-eviction", "wa"]
     parsed = parser.parse_args(given)
     assert (parsed.hicache_storage_backend, parsed.canopy_disk_eviction) == ("canopy", "wa")
-
-
-@pytest.mark.parametrize(("typed_text", "kept"), [("4096", 4096), ("auto", "auto")])
-def test_copies_ahead_take_tokens_or_auto(typed_text: str, kept: int | str) -> None:
-    assert tier_options({"canopy_copy_ahead": typed_text}).copy_ahead == kept
-    assert tier_options({}).copy_ahead is None
-
-
-@pytest.mark.parametrize("wrong", ["0", "-1", "many", "1.5", "", "\u00b2"])
-def test_a_window_that_is_no_number_of_tokens_is_refused(wrong: str) -> None:
-    with pytest.raises(CanopyError, match=r"--canopy-copy-ahead must be tokens from 1"):
-        tier_options({"canopy_copy_ahead": wrong})
-
-
-def test_copies_ahead_need_our_policy_a_host_and_write_back() -> None:
-    asked = typed(canopy_copy_ahead="auto")
-    server = {"hicache_storage_backend": None, "hicache_write_policy": "write_back"}
-    assert options.apply(arguments(**server), asked, ours=True).copy_ahead == "auto"
-    with pytest.raises(CanopyError, match="--canopy-copy-ahead needs --radix-eviction"):
-        options.apply(arguments(**server), asked, ours=False)
-    with pytest.raises(CanopyError, match="--canopy-copy-ahead needs a host tier"):
-        options.apply(arguments(**server, enable_hierarchical_cache=False), asked, ours=True)
-    through = server | {"hicache_write_policy": "write_through"}
-    with pytest.raises(CanopyError, match="--hicache-write-policy write_through copies at"):
-        options.apply(arguments(**through), asked, ours=True)

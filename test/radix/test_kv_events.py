@@ -81,11 +81,9 @@ class Events(RuleBasedStateMachine):
         host_tokens=st.sampled_from([0, 48]),
         write=st.sampled_from(["write_through", "write_back"]),
         ttl=st.sampled_from([None, 5.0]),
-        ahead=st.booleans(),
     )
-    def start(self, policy, host_tokens, write, ttl, ahead) -> None:
+    def start(self, policy, host_tokens, write, ttl) -> None:
         table = TTLTable(residual_ttl_s=ttl) if ttl and host_tokens else None
-        copies = 8 if ahead and host_tokens and write == "write_back" else None
         self.tree = LiveTree(
             32,
             policy,
@@ -93,7 +91,7 @@ class Events(RuleBasedStateMachine):
             PAGE,
             host_tokens=host_tokens,
             write_policy=write,
-            tiers=TierOptions(host_ttl=table, copy_ahead=copies),
+            tiers=TierOptions(host_ttl=table),
             events=True,
         )
         self.listener, self.time = Listener(), 0.0

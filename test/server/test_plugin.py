@@ -14,7 +14,6 @@ import pytest
 
 from sglang_canopy.config.refusals import (
     CHUNKS,
-    COPY_AHEAD,
     GATE,
     HTTP_APPS,
     POLICIES,
@@ -88,44 +87,6 @@ def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
     with pytest.raises(CanopyError) as stop:  # sglang.Engine reads no command line
         build(ctx)  # type: ignore[arg-type]
     assert refusal in str(stop.value)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("hicache_write_policy", "write_through"),
-        ("hicache_write_policy", "write_through_selective"),
-        ("hicache_host_memory_mode", "buffer_only"),
-        ("pp_size", 2),
-    ],
-)
-def test_what_cannot_copy_ahead_is_refused_by_name_on_every_way_in(
-    option: str, value: object
-) -> None:
-    from sglang_canopy.config.tiers import TierOptions
-    from sglang_canopy.server.cache_factory import build
-    from sglang_canopy.server.flags import NOTE
-
-    refusal = unsupported(COPY_AHEAD, supported(**{option: value}), environment={})
-    assert refusal is not None
-    assert f"--{option.replace('_', '-')} {value}" in refusal
-    assert "--canopy-copy-ahead" in refusal
-    server_args = supported(
-        **{option: value, NOTE: TierOptions(copy_ahead=64)}, hicache_storage_backend=None
-    )
-    ctx = SimpleNamespace(server_args=server_args, params=SimpleNamespace(eviction_policy="wa"))
-    with pytest.raises(CanopyError) as stop:
-        build(ctx)  # type: ignore[arg-type]
-    assert refusal in str(stop.value)
-
-
-def test_sglangs_switch_that_keeps_duplicates_is_refused() -> None:
-    name = "SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM"
-    refusal = unsupported(COPY_AHEAD, supported(), environment={name: "1"})
-    assert refusal is not None
-    assert name in refusal
-    assert unsupported(COPY_AHEAD, supported(), environment={name: "0"}) is None
-    assert unsupported(POLICIES, supported(), environment={name: "1"}) is None
 
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
@@ -203,7 +164,7 @@ def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> N
 
 
 def test_a_plain_set_up_is_supported() -> None:
-    for feature in (POLICIES, CHUNKS, COPY_AHEAD, GATE, QUEUE):
+    for feature in (POLICIES, CHUNKS, GATE, QUEUE):
         assert unsupported(feature, supported(), environment={}) is None
 
 
@@ -225,11 +186,6 @@ def test_the_decode_side_is_told_where_policies_belong() -> None:
     why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
     assert "--radix-eviction to the servers of that side" in why
     assert why.endswith("; use --radix-eviction lru")
-
-
-@pytest.mark.parametrize("kind", ["is_hybrid_swa", "is_hybrid_ssm"])
-def test_copies_ahead_below_windows_and_states_are_refused(kind: str) -> None:
-    assert unsupported(COPY_AHEAD, supported(), SimpleNamespace(**{kind: True}))
 
 
 def test_a_model_of_sliding_windows_alone_is_refused() -> None:

@@ -69,15 +69,6 @@ def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(
     assert "a profile must be a JSON file" in first["error"]
 
 
-def test_ranks_whose_copies_end_at_different_times_copy_and_evict_alike(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
-    first, second = on_two_ranks("copies", tmp_path)
-    assert first == second
-    assert first["ahead"]["used"] > 0
-    assert first["victims"][0] > 10
-
-
 def test_ranks_exchange_their_policies_at_the_same_request(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:

@@ -185,8 +185,7 @@ class LiveTree:
     def settle(self) -> None:
         """Let every copy between the tiers finish."""
         if self.cache.cache_controller is not None:
-            # SGLang's own: ours does not wait for copies ahead.
-            UnifiedRadixCache.writing_check(self.cache, write_back=True)
+            self.cache.writing_check(write_back=True)
             self.cache.loading_check()
 
     def load_back(self, tokens: list[int], extra: str | None = None) -> int:

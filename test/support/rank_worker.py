@@ -170,34 +170,6 @@ def queue_orders(rank: int, folder: Path) -> Any:
     }
 
 
-def copies(rank: int, folder: Path) -> Any:
-    """Copies ahead of eviction whose ends the second rank sees later than the first."""
-    import random
-
-    from sglang_canopy.config.tiers import TierOptions
-
-    tree = tree_of(
-        rank, folder, write_policy="write_back", tiers=TierOptions(copy_ahead=8), policy="wa"
-    )
-    tree.settle = tree.cache.loading_check  # type: ignore[method-assign]
-    late = random.Random(rank)
-    ready = tree.cache._count_ready_acks
-    tree.cache._count_ready_acks = lambda acks: ready(acks) if late.random() < 0.5 else 0
-    rng, hits = random.Random(7), []
-    for i in range(60):
-        prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
-        hits.append(tree.load_back(prompt))
-        request = tree.request(float(i), prompt_tokens=len(prompt))
-        hits.append(tree.match(prompt))
-        tree.core.finish(request)
-        request.done = True
-        tree.insert(prompt, request)
-        assert tree.kv(prompt) == prompt
-        tree.cache.check_hicache_events()
-    counters, ahead = tree.core.counters, tree.core.ahead
-    return {"hits": hits, "victims": counters.victims.sum, "ahead": ahead.status()}
-
-
 def exchanges(rank: int, folder: Path) -> Any:
     """Policies are exchanged at the same requests, by hand and by the meter, on ranks whose nodes
     lie at different addresses."""

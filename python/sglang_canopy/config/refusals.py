@@ -1,4 +1,4 @@
-"""Set-ups that Canopy's policies, chunk reuse or copies ahead cannot run with: one table, one check.
+"""Set-ups that Canopy's policies, chunk reuse or the disk tier cannot run with: one table, one check.
 
 Asked on the command line, for a short answer at once, and where each scheduler builds its cache,
 which no way of starting SGLang goes round (``sglang.Engine`` reads no command line).
@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-POLICIES, CHUNKS, GATE, COPY_AHEAD, QUEUE = "policies", "chunks", "gate", "copy_ahead", "queue"
+POLICIES, CHUNKS, GATE, QUEUE = "policies", "chunks", "gate", "queue"
 DISK = "disk"
 """What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-host copies ahead of eviction, the order of the queue, and the disk tier. All but the reuse of
+the order of the queue, and the disk tier. All but the reuse of
 documents need one of the policies and are refused where they are."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
     CHUNKS: "leave out --canopy-chunks",
     GATE: "leave out --canopy-session-gate",
-    COPY_AHEAD: "leave out --canopy-copy-ahead",
     QUEUE: "leave out --canopy-queue-order",
     DISK: "leave out --hicache-storage-backend",
 }
@@ -52,8 +51,6 @@ class Refusal:
     """What to do about it; empty where nothing helps."""
     gate: str | None = None
     """Why the session gate cannot."""
-    copy_ahead: str | None = None
-    """Why copies ahead cannot."""
     queue: str | None = None
     """Why the order of the queue cannot."""
     disk: str | None = None
@@ -77,14 +74,12 @@ REFUSALS = (
         "is_hybrid_swa",
         chunks="documents' KV of sliding-window layers cannot be moved",
         disk="pages on disk have no sliding windows",
-        copy_ahead="copies ahead of sliding windows are not verified",
         instead="",
     ),
     Refusal(
         "is_hybrid_ssm",
         chunks="Mamba or linear-attention state cannot be put together from documents",
         disk="pages on disk have no Mamba or linear-attention state",
-        copy_ahead="copies ahead of Mamba or linear-attention state are not verified",
         instead="",
     ),
     Refusal(
@@ -97,7 +92,6 @@ REFUSALS = (
         "speculative_algorithm",
         chunks="speculative decoding is not verified",
         gate="speculative decoding is not verified",
-        copy_ahead="speculative decoding is not verified",
         queue="speculative decoding is not verified",
     ),
     Refusal(
@@ -150,7 +144,6 @@ REFUSALS = (
         _above_one,
         instead="use 1",
         gate="--pp-size {} is not supported yet",
-        copy_ahead="--pp-size {}: the stages do not copy at the same point of a step",
         queue="--pp-size {} is not verified",
     ),
     Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
@@ -176,28 +169,7 @@ REFUSALS = (
     Refusal(
         "disaggregation_mode",
         refused=_other_than("null"),
-        **dict.fromkeys((CHUNKS, GATE, COPY_AHEAD, QUEUE, DISK), _DISAGGREGATED),
-    ),
-    Refusal(
-        "hicache_write_policy",
-        copy_ahead="--hicache-write-policy {} copies at insertion, so that the host holds what the "
-        "device holds",
-        refused=_other_than("write_back"),
-        instead="use write_back",
-    ),
-    Refusal(
-        "hicache_host_memory_mode",
-        copy_ahead="--hicache-host-memory-mode {} keeps no copies in host memory",
-        refused=_other_than("cache"),
-        instead="use cache",
-    ),
-    Refusal(
-        None,
-        copy_ahead="SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM keeps copies of what the device "
-        "holds",
-        refused=lambda value: str(value).lower() in _TRUE,
-        variable="SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM",
-        instead="unset that variable",
+        **dict.fromkeys((CHUNKS, GATE, QUEUE, DISK), _DISAGGREGATED),
     ),
     Refusal(
         None,
@@ -213,7 +185,7 @@ REFUSALS = (
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature``, one of the six above, cannot run; ``None`` if it can.
+    """Why ``feature``, one of the five above, cannot run; ``None`` if it can.
 
     ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
     """

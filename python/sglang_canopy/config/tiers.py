@@ -19,7 +19,6 @@ from sglang_canopy.ttl.table import TTLTable
 
 MAX_WINDOW_MIN = 7 * 24 * 60.0
 MAX_TENANTS = 4096
-MAX_COPY_AHEAD = 10**9
 PLAN_FLAG = "--canopy-plan"
 SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
@@ -110,9 +109,6 @@ class TierOptions:
     host_bytes: int | None = None
     disk_bytes: int | None = None
     disk_path: str | None = None
-    copy_ahead: int | str | None = None
-    """Tokens next in line for eviction that the host gets a copy of before; ``"auto"``: as many as
-    the rate of eviction asks for; ``None``: copies are made as SGLang's write policy says."""
 
 
 def _window(text: str) -> float:
@@ -121,15 +117,6 @@ def _window(text: str) -> float:
     if minutes is None or not 0.01 <= minutes <= MAX_WINDOW_MIN:
         raise CanopyError(f"must be minutes from 0.01 to {MAX_WINDOW_MIN:g}, got {text:.60}")
     return minutes * 60.0
-
-
-def _copy_ahead(text: str) -> int | str:
-    """Tokens, or "auto"."""
-    if text == "auto":
-        return text
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COPY_AHEAD:
-        raise CanopyError(f"must be tokens from 1 to {MAX_COPY_AHEAD:,} or auto, got {text:.60}")
-    return int(text)
 
 
 def _quotas(text: str) -> dict[str, int]:
@@ -211,15 +198,6 @@ class TierFlags:
         metavar="GB",
         parse=_quotas,
     )
-    copy_ahead: int | str | None = declare(
-        None,
-        "--canopy-copy-ahead",
-        "With --hicache-write-policy write_back: copy the lowest-ranked leaves of the device to "
-        "the host before they are evicted, so that no eviction waits for its copy. How many "
-        "tokens ahead, or auto: as the rate of eviction asks for.",
-        metavar="TOKENS",
-        parse=_copy_ahead,
-    )
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
@@ -250,7 +228,6 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         disk_path=plan.disk_path,
-        copy_ahead=flags.copy_ahead,
     )
 
 

@@ -29,7 +29,6 @@ _ASKED = {
     refusals.POLICIES: "--radix-eviction",
     refusals.CHUNKS: "--canopy-chunks on",
     refusals.GATE: "--canopy-session-gate",
-    refusals.COPY_AHEAD: "--canopy-copy-ahead",
     refusals.DISK: "--hicache-storage-backend canopy",
 }
 
@@ -106,7 +105,6 @@ def asked_for(given: argparse.Namespace) -> list[str]:
         refusals.POLICIES: given.radix_eviction_policy in live_names(),
         refusals.CHUNKS: getattr(given, "canopy_chunks", None) == "on",
         refusals.GATE: getattr(given, "canopy_session_gate", None) in ("queue", "reject"),
-        refusals.COPY_AHEAD: getattr(given, "canopy_copy_ahead", None) is not None,
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
     }
     return [feature for feature, wanted in asked.items() if wanted]

@@ -28,8 +28,6 @@ class CanopyRadixCache(UnifiedRadixCache):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tree_core.disk.attach(self)
-        if self.tree_core.ahead is not None:
-            self.tree_core.ahead.attach(self)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         super().init_hicache(server_args, params)
@@ -74,21 +72,6 @@ class CanopyRadixCache(UnifiedRadixCache):
                     available_size_targets,
                     allocation_reclaim_satisfied=allocation_reclaim_satisfied,
                 )
-                lacking = (
-                    self._shortfall(targets)
-                    if _FULL in targets
-                    else request_by_type[_FULL] - tracker[_FULL]
-                )
-                if lacking > 0 and self._copies_ahead_only():
-                    # What is being copied is locked, and nothing else is left: wait for it.
-                    self.tree_core.ahead.waited()  # type: ignore[union-attr]
-                    super().writing_check(write_back=True)
-                    super()._evict_components(
-                        request_by_type,
-                        tracker,
-                        available_size_targets,
-                        allocation_reclaim_satisfied=allocation_reclaim_satisfied,
-                    )
             return
         need = request_by_type[_FULL]
         if _FULL in targets:
@@ -104,26 +87,6 @@ class CanopyRadixCache(UnifiedRadixCache):
                 return
             # An allocator may hold back part of what it was given: go on to its target.
             need = self._shortfall(targets)
-
-    def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
-        # Under write_back SGLang ends every eviction by waiting for all copies.
-        if write_back and self._copies_ahead_only():
-            return
-        super().writing_check(write_back, finish_count)
-
-    def check_hicache_events(self) -> None:
-        super().check_hicache_events()
-        if self.tree_core.ahead is not None:
-            self.tree_core.ahead.step()
-
-    def _copies_ahead_only(self) -> bool:
-        """Whether copies are in flight, and none for which an eviction waits."""
-        ongoing = self.ongoing_write_through
-        return (
-            self.tree_core.ahead is not None
-            and bool(ongoing)
-            and all(one.lock_params is not None for one in ongoing.values())
-        )
 
     def _shortfall(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
         """Tokens that an allocation still lacks."""

@@ -82,8 +82,6 @@ class CanopyFullComponent(FullComponent):
         choice = leaves.next_victim(core.clock.now)
         if choice is None:
             return None
-        if core.ahead is not None:
-            choice = core.ahead.choose(*choice)
         node = core.cut(*choice, need, cache_actions)
         self._last_victim = node
         return node.id

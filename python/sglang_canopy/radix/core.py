@@ -1,7 +1,7 @@
 """SGLang's Python tree core with Canopy's policies, one for each tier.
 
 The tree mechanism is all SGLang's. Added here, each in a file of its own: metadata on every node
-(``node_metadata``), counters (``tier_traffic``), host copies ahead of eviction (``copied_core``),
+(``node_metadata``), counters (``tier_traffic``),
 hints (``conversations``); and in this one requests, eviction by need, which cuts a leaf's tail instead of dropping the whole node, and what
 the disk tier is told.
 """
@@ -16,7 +16,6 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.radix.adapter_counts import AdapterCounts
 from sglang_canopy.radix.conversations import Conversations
-from sglang_canopy.radix.copied_core import CopiedCore
 from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.exchange import Exchange
@@ -24,6 +23,7 @@ from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
 from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.scoped import Scoped
+from sglang_canopy.radix.tier_traffic import TierTrafficCore
 from sglang_canopy.radix.ttl_groups import LiveGroups
 from sglang_canopy.radix.ttl_window import TtlWindow
 from sglang_canopy.records import Leaf, Request
@@ -40,7 +40,7 @@ BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""
 
 
-class CanopyTreeCore(CopiedCore):
+class CanopyTreeCore(TierTrafficCore):
     """A tree core that asks a ``Policy`` for its victims.
 
     ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
@@ -176,10 +176,6 @@ class CanopyTreeCore(CopiedCore):
                 self._stamp(node, request)
                 if done:
                     self.disk.node_used(node)
-                    if self.ahead is not None:
-                        self.ahead.finished_use(node)
-            if self.ahead is not None:
-                self.ahead.used_again(node)
             node = node.parent
         if done:
             self.disk.request_finished(request)  # type: ignore[arg-type]
@@ -239,8 +235,6 @@ class CanopyTreeCore(CopiedCore):
             self.readmit(end)
             end.canopy.last_access = max(end.canopy.last_access, now)
         self.waiting.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))
-        if self.ahead is not None:
-            self.ahead.awaited(node)
 
     # ---- eviction by need ----
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.copy_window import lowest_ranked
+from sglang_canopy.policy.next_victims import lowest_ranked
 from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.ttl_groups import HostExpiry

@@ -20,7 +20,6 @@ class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
 
     __slots__ = (
-        "copied_ahead",
         "device_since",
         "disk_round",
         "disk_written_at",
@@ -68,8 +67,6 @@ class NodeLeaf(Leaf):
         """The requests' clock when they were last written there; ``-inf`` where not known."""
         self.reported_at = float("-inf")
         """The requests' clock when a use was last reported to the disk tier."""
-        self.copied_ahead = False
-        """Whether the host's copy was made ahead of an eviction that has not come yet."""
 
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)

@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.config.refusals import COPY_AHEAD, DISK, POLICIES, unsupported
+from sglang_canopy.config.refusals import DISK, POLICIES, unsupported
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -80,7 +80,6 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "was started without one; start it with python -m sglang.launch_server, or leave the "
             "disk tier out"
         )
-    _check_copy_ahead(ctx)
     refuse_unsupported(options_of(ctx.server_args), ctx.server_args, ctx)
     install_core()
     prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
@@ -131,14 +130,6 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
         exclusive=server_args.hicache_write_policy == "write_back",
     )
     return SessionGate(settings, capacity)
-
-
-def _check_copy_ahead(ctx: TreeCacheBuildContext) -> None:
-    tiers = getattr(ctx.server_args, NOTE, None)
-    if tiers is not None and tiers.copy_ahead is not None:
-        refusal = unsupported(COPY_AHEAD, ctx.server_args, ctx)
-        if refusal:
-            raise CanopyError(f"--canopy-copy-ahead: {refusal}")
 
 
 def first_ranks_profile(path: str) -> Any:

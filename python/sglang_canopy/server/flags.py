@@ -17,7 +17,7 @@ from sglang_canopy.config import declared
 from sglang_canopy.config.declared import declare, from_args, option_of
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.queue import QueueFlags
-from sglang_canopy.config.refusals import COPY_AHEAD, DISK, unsupported
+from sglang_canopy.config.refusals import DISK, unsupported
 from sglang_canopy.config.tiers import (
     OTHERS,
     PolicyChoice,
@@ -47,7 +47,7 @@ DYNAMIC_BACKEND = {
     "interface_v1": 1,
 }
 """How SGLang is told of our backend: it loads it by module and class."""
-_IN_MEMORY = ("host_eviction", "host_eviction_config", "copy_ahead")
+_IN_MEMORY = ("host_eviction", "host_eviction_config")
 _ON_DISK = ("disk_eviction", "disk_eviction_config", "quotas", "ttl_window_s")
 
 SHORT = "--radix-eviction"
@@ -178,10 +178,6 @@ def _check(
                 f"{flag} needs our disk tier; add --enable-hierarchical-cache "
                 "--hicache-storage-backend canopy"
             )
-    if tiers.copy_ahead is not None:
-        refusal = unsupported(COPY_AHEAD, server_args)
-        if refusal:
-            raise CanopyError(f"{option_of(TierFlags, 'copy_ahead').flag}: {refusal}")
     if tiers.ttl_window_s is not None and not ours:
         flag = option_of(TierFlags, "ttl_window_s").flag
         raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's")

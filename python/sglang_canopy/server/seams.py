@@ -127,8 +127,7 @@ SEAMS = (
         "around",
         session_gate.prefill_chosen,
         ("self", "prefill_delayer_single_pass", "running_batch"),
-        "the same: batches are chosen among the requests that it lets through; copies ahead of "
-        "eviction hear what enters next",
+        "the same: batches are chosen among the requests that it lets through",
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason",

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import REJECT
-from sglang_canopy.server import copies, queue
+from sglang_canopy.server import queue
 
 TIME_KEY = "canopy_time:"
 """How a message's key begins in ``SetInternalStateReq.server_args`` that tells schedulers the
@@ -158,9 +158,6 @@ def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
         return queue.prefill_chosen(scheduler, lambda: original(scheduler, *args, **kwargs))
 
     if gate is None:
-        chosen = choose()
-    else:
-        batch = kwargs.get("running_batch", args[-1] if args else None)
-        chosen = gate.with_admitted(scheduler, (batch,), choose)
-    copies.expect(scheduler)
-    return chosen
+        return choose()
+    batch = kwargs.get("running_batch", args[-1] if args else None)
+    return gate.with_admitted(scheduler, (batch,), choose)

@@ -83,7 +83,6 @@ class Metrics:
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
         self._update_gate(status.get("session_gate"))
-        self._update_copies(status.get("copy_ahead"))
         self.update_whatif(status.get("whatif"))
         for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
             self._count("queue_let_in_total", requests, by)
@@ -180,16 +179,6 @@ class Metrics:
             self._arms.discard(labels)
         self._count("whatif_sampled_requests_total", meter["sampled_requests"])
         self._count("whatif_seconds_total", meter["spent_s"])
-
-    def _update_copies(self, ahead: Mapping[str, int] | None) -> None:
-        if ahead is None:
-            return
-        for outcome in ("copied", "used", "wasted", "for_disk"):
-            self._count("copy_ahead_tokens_total", ahead[outcome], outcome)
-        for what in ("stalls", "passed_over"):
-            self._count(f"copy_ahead_{what}_total", ahead[what])
-        self._set("copy_ahead_window_tokens", ahead["window_tokens"], "wanted")
-        self._set("copy_ahead_window_tokens", ahead["covered_tokens"], "covered")
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))

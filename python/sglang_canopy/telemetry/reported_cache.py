@@ -74,12 +74,6 @@ class ReportedWaiting(Protocol):
     def budget(self) -> TokenBudget: ...
 
 
-class ReportedCopies(Protocol):
-    """Host copies made ahead of eviction."""
-
-    def status(self) -> dict[str, int]: ...
-
-
 class ReportedExchange(Protocol):
     """What was exchanged while the server ran."""
 
@@ -113,9 +107,6 @@ class ReportedTree(Protocol):
 
     @property
     def waiting(self) -> ReportedWaiting: ...
-
-    @property
-    def ahead(self) -> ReportedCopies | None: ...
 
     @property
     def _node_arena(self) -> Mapping[int, Any]:

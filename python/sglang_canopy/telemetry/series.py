@@ -74,33 +74,6 @@ METRICS = (
         ("kind",),
         "faults of the disk tier that were answered by recomputation",
     ),
-    Metric(
-        "copy_ahead_tokens_total",
-        "counter",
-        ("outcome",),
-        "tokens that `--canopy-copy-ahead` copied to the host (`copied`); of these, evicted without "
-        "a wait (`used`) and given up by the host before (`wasted`); copied for the disk alone "
-        "(`for_disk`)",
-    ),
-    Metric(
-        "copy_ahead_stalls_total",
-        "counter",
-        (),
-        "evictions that waited for a copy, since none was ready",
-    ),
-    Metric(
-        "copy_ahead_passed_over_total",
-        "counter",
-        (),
-        "evictions that took a leaf with a copy before one of lower rank without",
-    ),
-    Metric(
-        "copy_ahead_window_tokens",
-        "gauge",
-        ("part",),
-        "tokens next in line for eviction that are to have a copy (`wanted`) and that have one "
-        "(`covered`)",
-    ),
     *adapter_series.METRICS,
     *limit_series.METRICS,
     Metric(

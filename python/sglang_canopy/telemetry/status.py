@@ -84,7 +84,7 @@ class Status:
             # At most half a percent of the time goes into it.
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.history.last_minute()
-        disk, ahead = self._disk(), self.cache.tree_core.ahead
+        disk = self._disk()
         keep = _shown(self.cache.tree_core.keeps.stats(), "tenants")
         return {
             "rank": self.rank,
@@ -112,7 +112,6 @@ class Status:
             "limits": limits(keep, disk),
             "hints": heeded(getattr(self.cache.tree_core.live.device_policy, "model", None)),
             "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
-            "copy_ahead": None if ahead is None else ahead.status(),
             "disk": disk,
             "session_gate": self._gate(),
             "queue": self._queue(),

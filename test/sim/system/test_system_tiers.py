@@ -150,7 +150,7 @@ def test_a_disk_without_host_memory_is_refused():
     host_share=st.sampled_from([0.5, 2.0]),
     ttl=st.sampled_from([None, 1.0]),
     policy=st.sampled_from(["lru", "wa"]),
-    write=st.sampled_from(["write_through", "write_back", "copy_ahead"]),
+    write=st.sampled_from(["write_through", "write_back"]),
     chunk=st.sampled_from([64, 8192]),
     page=st.sampled_from([1, 4]),
     prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),

@@ -35,7 +35,7 @@ def slow_disk(write_bytes_per_s: float, **others) -> TierSpec:
     return TierSpec(1e9, 1e9, write_bytes_per_s, **others)
 
 
-@pytest.mark.parametrize("write_policy", ["write_through", "write_back", "copy_ahead"])
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 @pytest.mark.parametrize("instances", [1, 2])
 def test_no_more_waits_for_the_disk_than_the_host_holds(write_policy, instances):
     # A prompt of 100 tokens every 0.3 s, 333 KB a second of KV, and a disk that takes 50.
@@ -52,7 +52,7 @@ def test_no_more_waits_for_the_disk_than_the_host_holds(write_policy, instances)
     assert 0 < result.disk_written_bytes <= 50e3 * result.makespan_s * 1.001
 
 
-@pytest.mark.parametrize("write_policy", ["write_through", "write_back", "copy_ahead"])
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
 def test_all_that_was_held_is_free_when_the_disk_has_it(write_policy):
     host = TierSpec(500 * KV, **FAST)
     made = served(

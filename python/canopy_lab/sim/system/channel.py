@@ -35,19 +35,6 @@ class Link:
         """Seconds that a transfer to the device takes, without what is in the way."""
         return self._spec.latency_s + size / self._spec.read_bytes_per_s
 
-    def idle(self, now: float) -> bool:
-        """Whether every copy from the device that was asked for is done."""
-        return self._write_free_s <= now
-
-    def reading(self, now: float) -> bool:
-        """Whether a transfer to the device is under way."""
-        return self._read_free_s > now
-
-    @property
-    def copied_at(self) -> float:
-        """When every copy from the device that was asked for is done."""
-        return self._write_free_s
-
     def write(self, now: float, size: float) -> tuple[float, float]:
         """The same for a copy from the device."""
         spec = self._spec

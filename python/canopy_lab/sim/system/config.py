@@ -11,7 +11,7 @@ from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
 from canopy_lab.sim.system.session_refs import SESSION_REFS
 from canopy_lab.sim.system.tier_spec import TierSpec, check_number
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
-from canopy_lab.sim.system.write_policy import WRITE_POLICIES, make_write_policy
+from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.cut import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import make_policy
@@ -54,7 +54,6 @@ class SystemConfig:
     """When the device is copied to the host, a name in ``write_policy.py``: ``write_through`` at
     insertion, ``write_through_selective`` at the second use, ``write_back`` at eviction, which
     the next step waits for. What is on the host goes to the disk after it."""
-    write_policy_config: Mapping[str, Any] = field(default_factory=dict)
     schedule_policy: str = "fcfs"
     """The order of the queue, a name in ``queue_order.py`` (``--schedule-policy``)."""
     schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
@@ -113,10 +112,6 @@ class SystemConfig:
                 f"device_policy 'lru' and whole_nodes, got {self.device_policy!r} and "
                 f"{self.whole_nodes}"
             )
-        _arguments(
-            f"write_policy {self.write_policy!r}",
-            lambda: make_write_policy(self.write_policy, self.write_policy_config),
-        )
         _arguments(
             f"schedule_policy {self.schedule_policy!r}",
             lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),

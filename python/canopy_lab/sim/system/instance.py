@@ -58,7 +58,7 @@ class Instance:
         self.waits_for_disk = config.prefetch_policy != "best_effort"
         """Whether a request that nothing else holds up waits for its prefetch."""
         host_tokens = int(host.capacity_bytes // kv_bytes) if host is not None else 0
-        write_policy = make_write_policy(config.write_policy, config.write_policy_config)
+        write_policy = make_write_policy(config.write_policy)
         self.tree = TieredTree(
             device_policy,
             config.device_tokens,
@@ -69,7 +69,6 @@ class Instance:
             write_back=write_policy.at_eviction,
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
-            copies=write_policy.copies,
         )
         if isinstance(device_policy, SessionAwareLRU):
             self.tree.sessions = device_policy.refs
@@ -165,13 +164,9 @@ class Instance:
         """Whether no step is under way."""
         return self.decoding.segment is None and not self.prefilling.batch
 
-    def copying(self, now: float) -> bool:
-        """Whether copies ahead are in flight, after which others may begin."""
-        return self.placement.copies_end(now) < math.inf
-
     def wake_at(self, now: float) -> float:
-        """When an idle instance must look again: at its door, at its prefetches, at its copies."""
-        due = min(self.queue.gate_due(now), self.placement.copies_end(now))
+        """When an idle instance must look again: at its door, and at its prefetches."""
+        due = self.queue.gate_due(now)
         if self.queue.jobs and self.prefetcher is not None:
             due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
         return max(due, now + 1e-6)
@@ -190,10 +185,6 @@ class Instance:
                 self.version += 1
                 return
             self._end_segment(now)
-        copies = self.placement.write_policy.copies
-        if copies is not None:
-            copies.expect(self.prefilling.due())
-        self.placement.copy_ahead(now)
         if self.queue.at_door and (len(self.finished) > ended or self.queue.gate_due(now) <= now):
             for job in self.queue.ask_gate(now):
                 self._entered(job, now)
@@ -238,7 +229,7 @@ class Instance:
     def _copies_wait(self, now: float) -> bool:
         """Copy what ``write_back`` has evicted; whether the step planned, or over, waits for it:
         its room is not free before."""
-        if not self.tree.demoted and not self.tree.overtaken:
+        if not self.tree.demoted:
             return False
         until = self.placement.write_demoted(now)
         if self.end == math.inf or until <= now:

@@ -243,10 +243,6 @@ class TierNodes:
         self.awaited.protect(node, tenant, now, *ends[1:])
         for end in ends:
             self._reconsider(end)
-        self._awaited(node)
-
-    def _awaited(self, node: TierNode) -> None:
-        """A request that waits will use the path to ``node``."""
 
     def touch(self, node: TierNode) -> None:
         """Make the path to ``node`` the most recently used (SGLang's ``match_prefix``)."""

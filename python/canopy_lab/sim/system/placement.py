@@ -9,7 +9,6 @@ node, and ``_execute_kv_backup``, which gives up where ``evict_host`` frees too 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -76,22 +75,9 @@ class Placement:
                 self.disk.write(whole, job.on_disk, job.request, now, partial(tree.unpin, leaf))
                 job.on_disk = max(job.on_disk, len(whole))
 
-    def copy_ahead(self, now: float) -> None:
-        """Copy what the write policy wants copied in the background."""
-        if self.host_link is not None:
-            for node in self.write_policy.ahead(self.tree, self.host_link, now):
-                self._back_up(node, now, alone=self.write_policy.at_eviction)
-
-    def copies_end(self, now: float) -> float:
-        """When the copies ahead that are in flight end, and others may begin; infinity: none."""
-        link = self.host_link
-        if link is None or self.write_policy.copies is None or link.idle(now):
-            return math.inf
-        return link.copied_at
-
-    def _back_up(self, node: TierNode, now: float, alone: bool = False) -> int:
+    def _back_up(self, node: TierNode, now: float) -> int:
         assert self.host_link is not None
-        copied = self.tree.back_up(node, alone)
+        copied = self.tree.back_up(node)
         if copied:
             begin, end = self.host_link.write(now, copied * self.kv_bytes)
             self.span("host writes", "back up", begin, end, tokens=copied)
@@ -101,8 +87,7 @@ class Placement:
         """Copy the victims that ``write_back`` keeps to the host; from there they go on to the
         disk. Returns when the last copy ends, which the next step waits for."""
         assert self.host_link is not None
-        done = max(now, self.host_link.copied_at) if self.tree.overtaken else now
-        self.tree.overtaken = False
+        done = now
         for node in self.tree.demoted:
             begin, done = self.host_link.write(now, node.length * self.kv_bytes)
             self.span("host writes", "write back", begin, done, tokens=node.length)

@@ -15,7 +15,6 @@ from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS, reserved_outpu
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.copy_window import LOOKED_AHEAD, STEPS_AHEAD
 
 
 class PrefillStep(NamedTuple):
@@ -124,18 +123,6 @@ class PrefillBatch:
         self._queue.processed_tokens += tokens
         compute = self.costs.prefill([(new, job.done) for job, new in batch])
         return PrefillStep(compute, tokens, load_tokens)
-
-    def due(self) -> int:
-        """Tokens that the next ``STEPS_AHEAD`` steps take, as far as they are known."""
-        most = STEPS_AHEAD * self._config.chunked_prefill_tokens
-        tree, job = self._tree, self._chunked
-        due = 0 if job is None else job.target - job.done
-        for job in self._queue.jobs[:LOOKED_AHEAD]:
-            if due >= most:
-                break
-            found = tree.match(job.path_of_prompt(tree.block_tokens))
-            due += max(job.target - found.device_tokens, 0)
-        return int(min(due, most))
 
     def _admit(
         self, job: SimulatedRequest, reserved: float, chunk_left: int

@@ -189,7 +189,7 @@ class _SystemRun:
         self.meter.read(now, instance)
         if instance.end < math.inf:
             self._push(instance.end, _STEP, (instance, instance.version))
-        elif instance.waiting or instance.copying(now):
+        elif instance.waiting:
             wake = instance.wake_at(now)
             if wake < math.inf:
                 self._push(wake, _STEP, (instance, instance.version))

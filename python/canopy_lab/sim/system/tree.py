@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from canopy_lab.sim.system.copy_choices import CopyChoices
 from canopy_lab.sim.system.expiry import Expiry
 from canopy_lab.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
 from sglang_canopy.policy.base import Policy
@@ -31,7 +30,6 @@ class TieredTree(TierNodes):
         write_back: bool = False,
         whole_nodes: bool = False,
         quantum_tokens: int = QUANTUM_TOKENS,
-        copies: CopyChoices | None = None,
     ) -> None:
         super().__init__(
             device_policy,
@@ -41,7 +39,6 @@ class TieredTree(TierNodes):
             host_tokens,
             host_expiry,
         )
-        self.copies = copies
         self.write_back = write_back
         self.whole_nodes = whole_nodes
         self.quantum_tokens = quantum_tokens
@@ -49,8 +46,6 @@ class TieredTree(TierNodes):
         """Tokens copied to the host so far."""
         self.duplicates: dict[TierNode, None] = {}
         """Under ``write_back``: every node on both tiers, and some that no longer are."""
-        self.overtaken = False
-        """Whether a node left the device while its copy was in flight, until somebody clears it."""
         self.demoted: list[TierNode] = []
         """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
         self.pins_demoted = False
@@ -62,11 +57,6 @@ class TieredTree(TierNodes):
         if short > 0:
             self.evict_device(short)
         self.private += tokens
-
-    def _awaited(self, node: TierNode) -> None:
-        while self.copies is not None and node is not self.root:
-            self.copies.used_again(node)
-            node = node.parent
 
     # ---- growing ----
 
@@ -140,15 +130,13 @@ class TieredTree(TierNodes):
         self.device_used += loaded
         return loaded
 
-    def back_up(self, node: TierNode, alone: bool = False) -> int:
-        """Copy ``node``, and unless ``alone`` its ancestors first, to the host; returns tokens."""
+    def back_up(self, node: TierNode) -> int:
+        """Copy ``node``, its ancestors first, to the host; returns tokens."""
         if self.host_policy is None:
             return 0
         chain = []
         while node is not self.root and not node.host:
             chain.append(node)
-            if alone:
-                break
             node = node.parent
         copied = 0
         for node in reversed(chain):
@@ -200,8 +188,6 @@ class TieredTree(TierNodes):
         while node is not self.root:
             if node.awaited_until is not None:
                 self.awaited.served(node)
-            if self.copies is not None:
-                self.copies.used_again(node)
             if node.served == number:
                 node.refresh(request)
             else:
@@ -220,14 +206,8 @@ class TieredTree(TierNodes):
             if victim is None:
                 break
             node: TierNode = victim.leaf  # type: ignore[assignment]
-            keep = victim.keep
-            if self.copies is not None:
-                node, keep, overtaken = self.copies.choose(node, keep)
-                self.overtaken |= overtaken
-            kept = self._kept(node, keep, need - freed)
+            kept = self._kept(node, victim.keep, need - freed)
             gone = node.length - kept * size
-            if self.copies is not None:
-                self.copies.evicted(gone)
             if self.write_back and not node.host:
                 if kept:
                     self._split(node, kept)
@@ -312,15 +292,13 @@ class TieredTree(TierNodes):
         return short <= 0 or self.evict_host(short) >= short
 
     def _give_up_copies(self, need: int) -> int:
-        """Drop host copies of what the device has, in any order but for those that the write
-        policy spares; returns tokens (SGLang's ``_reclaim_full_host_duplicates``)."""
+        """Drop host copies of what the device has, in any order; returns tokens (SGLang's
+        ``_reclaim_full_host_duplicates``)."""
         freed, gone = 0, []
         for node in self.duplicates:
             if freed >= need:
                 break
             both = node.host and node.device and not node.pins and node.parent is not None
-            if both and self.copies is not None and self.copies.spares(node):
-                continue
             gone.append(node)
             if both:
                 self._free_host(node)
@@ -333,8 +311,6 @@ class TieredTree(TierNodes):
         head = super()._split(node, at)
         if node in self.duplicates:
             self.duplicates[head] = None
-        if self.copies is not None:
-            self.copies.split(node, head)
         return head
 
     def _copy_down(self, node: TierNode) -> None:
