@@ -40,7 +40,7 @@ from sglang_canopy.config.whatif import WhatifFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
-from sglang_canopy.request import identity, retention_sources
+from sglang_canopy.request import identity
 from sglang_canopy.server import flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
@@ -74,8 +74,6 @@ REQUEST_MEANINGS = {
     "canopy_ttl_s": "How long the path stays below the device after its last use.",
     "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
     "within the budgets of pins.",
-    "canopy_retain": "How long ranges of the prompt stay, by priority "
-    "([what each does](clients.md#how-long-a-path-stays)).",
 }
 """What each field of a request says. A new field needs a line here."""
 
@@ -338,12 +336,6 @@ def identity_sources() -> str:
     return table(["source", "where", "who sends it", "names"], rows)
 
 
-def retention_rows() -> str:
-    """Where a lifetime may stand, and what becomes of it."""
-    rows = [[f"`{s.name}`", s.where, s.meaning] for s in retention_sources.SOURCES]
-    return table(["source", "where", "means"], rows)
-
-
 def _allowed(check: Callable[[Any], Any]) -> str:
     """What a check wants, in the words with which it refuses."""
     try:
@@ -412,7 +404,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "request-fields": request_fields,
     "chunk-request-fields": chunk_request_fields,
     "identity-sources": identity_sources,
-    "retention-sources": retention_rows,
     "metrics": metrics_table,
     "plan-keys": plan_keys,
     "ttl-table": lambda: options_table(TTLTable),

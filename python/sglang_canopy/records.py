@@ -30,8 +30,6 @@ class Request:
     conversation: Hashable | None = None
     stop: str | None = None
     """Why the response stopped (``"tool"``, ``"end"``, ``"length"``); known at ``finish``."""
-    tool: str | None = None
-    """The label of the tool that the response calls; known at ``finish``, if at all."""
     tenant: str | None = None
     slo_ms: float | None = None
     """The request's own TTFT target; ``None`` means the policy's."""

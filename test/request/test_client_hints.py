@@ -22,7 +22,7 @@ from sglang_canopy.request.client_hints import (
     gateway_secret,
     rule_of,
 )
-from sglang_canopy.request.stamp import RETENTION_KEY, STAMP_KEY
+from sglang_canopy.request.stamp import STAMP_KEY
 from sglang_canopy.server import entry
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
@@ -35,7 +35,6 @@ ASKED = {
     "canopy_keep_s": 5,
     "canopy_ttl_s": 5,
     "canopy_pin_s": 5,
-    "canopy_retain": [{"priority": 90, "duration_s": 5}],
 }
 
 
@@ -51,11 +50,9 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     entry.generation_begins(
         lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request
     )
-    custom = sent[0].sampling_params["custom_params"]
-    stamp = custom[STAMP_KEY]
+    stamp = sent[0].sampling_params["custom_params"][STAMP_KEY]
     assert (stamp["category"], stamp["conversation"]) == ("chat", "c")
-    ranges = {"retain"} if RETENTION_KEY in custom else set()
-    return (PRIORITY_FIELDS & stamp.keys()) | ranges
+    return PRIORITY_FIELDS & stamp.keys()
 
 
 def test_every_field_counts_unless_the_server_says_otherwise(monkeypatch) -> None:

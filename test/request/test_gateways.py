@@ -31,16 +31,12 @@ FIELDS: dict[str, Any] = {
     "custom_params": {"canopy_category": "agent"},
     "session_id": "s",
     "rid": "c_t2",
-    "priority": 3,
     "prompt_cache_key": "k",
     "safety_identifier": "i",
     "user": "u",
     "metadata": {"canopy_cache_salt": "salt"},
     "previous_response_id": "resp_0",
-    "prompt_cache_retention": "24h",
-    "nvext": {"agent_hints": {"priority": 1}},
-    "kv_hints": {"protocol_version": "0.1", "message_id": "m", "actions": []},
-    "kv_cache_retention_config": {"decode_retention_priority": 50},
+    "nvext": {"agent_context": {"session_id": "s"}},
 }
 HEADERS = {
     name: f"value-of-{name}"
@@ -50,8 +46,7 @@ HEADERS = {
         *("x-canopy-cache-salt", "x-canopy-gateway-secret"),
     )
 }
-CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-USER = [{"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}]}]
+USER = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
     "/v1/completions": {"prompt": "hi", "max_tokens": 4},
@@ -79,16 +74,11 @@ def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
         (seen,) = [one for worker in workers for one in worker.seen] or [None]
         if seen is None:
             assert status == 404
-            found[route] = dict.fromkeys([*FIELDS, *HEADERS, "cache_control"], str(status))
+            found[route] = dict.fromkeys([*FIELDS, *HEADERS], str(status))
             continue
         _, headers, got = seen
         rows = {f: YES if got.get(f) == value else NO for f, value in FIELDS.items()}
         rows |= {h: YES if headers.get(h) == value else NO for h, value in HEADERS.items()}
-        if "messages" in got:
-            control = got["messages"][0]["content"][0].get("cache_control")
-            rows["cache_control"] = (
-                NO if control is None else YES if control.get("ttl") else "without `ttl`"
-            )
         found[route] = rows
     return found
 
@@ -113,7 +103,7 @@ def test_the_page_says_what_passes_each_gateway(gateway, workers, tmp_path) -> N
         found = arrived(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
     said = documented()
-    assert set(said) == {*FIELDS, *HEADERS, "cache_control"}
+    assert set(said) == {*FIELDS, *HEADERS}
     for name, by_gateway in said.items():
         for route, cell in by_gateway[gateway].items():
             assert cell == found[route].get(name, NO), (gateway, route, name)

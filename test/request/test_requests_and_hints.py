@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.config import declared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
 from sglang_canopy.request.hints import pack
 from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp
-from sglang_canopy.server import arguments, arrivals, entry, flags, routes
+from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -88,55 +86,6 @@ def test_turn_and_kind_are_read_off_a_chat_body() -> None:
     assert infer_from_chat(agent) == {"category": "chat-tools-after-tool", "turn": 2}
     seen = body(message("user", [SimpleNamespace(type="image_url")]), response_format={})
     assert infer_from_chat(seen)["category"] == "chat-json-image"
-
-
-@pytest.mark.parametrize(
-    ("text", "leaves"),
-    [
-        ("Thanks, that worked!", True),
-        ("ok thank you", True),
-        ("Good night", True),
-        ("Here is the log.\n" + "x " * 3000 + "\nThx", True),
-        ("Thanks.\n" + "x " * 3000, False),
-        ("Why does it fail?", False),
-        ("thankless bypass goodbyes", False),
-        ("", False),
-    ],
-)
-def test_who_takes_leave_is_of_a_category_of_their_own_if_that_is_asked_for(text, leaves) -> None:
-    parts = [SimpleNamespace(type="text", text=text), SimpleNamespace(type="image_url")]
-    for content in (text, parts):
-        chat = body(message("user"), message("assistant"), message("user", content))
-        kind = "chat-image" if content is parts else "chat"
-        assert infer_from_chat(chat)["category"] == kind
-        asked = infer_from_chat(chat, farewells=True)["category"]
-        assert asked == (kind + "-farewell" if leaves else kind)
-    for role in ("assistant", "tool", "system"):
-        said = infer_from_chat(body(message(role, "Thanks, bye")), farewells=True)["category"]
-        assert not said.endswith("-farewell")
-    infer_from_chat(body(message("user", None)), farewells=True)
-
-
-@pytest.mark.parametrize("given", [[], ["--canopy-infer-farewells"]])
-def test_the_flag_for_that_reaches_the_entry(given, monkeypatch) -> None:
-    fastapi = pytest.importorskip("fastapi")
-    from sglang.srt.entrypoints import http_server
-
-    parser = argparse.ArgumentParser()
-    flags.add_flags(parser.add_argument_group(), {})
-    said = declared.from_args(flags.RequestFlags, parser.parse_args(given))
-    args = SimpleNamespace(
-        speculative_algorithm=None,
-        radix_eviction_policy_config=None,
-        api_key=None,
-        admin_api_key=None,
-    )
-    arguments._note(args, flags.RequestFlags(**said))
-    for name in ("hint_rule", "identities", "require_tenant", "farewells"):
-        monkeypatch.setattr(entry, name, getattr(entry, name))
-    monkeypatch.setattr(http_server, "app", fastapi.FastAPI())
-    routes._add(args)
-    assert entry.farewells is bool(given)
 
 
 def test_a_batch_is_stamped_one_by_one_and_only_once() -> None:

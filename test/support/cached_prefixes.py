@@ -7,7 +7,6 @@ from typing import Any
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_canopy.request.retention import Retention
 from support.live_tree import LiveTree
 
 PAGE = 2
@@ -38,7 +37,6 @@ def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **as
     tree.core.arrive(request)
     tree.core.finish(request)
     request.done = True
-    request.ranges = [Retention(("device",), 80, 9.0, 0, len(tokens) // 2)]
     tree.insert(tokens, request, salt)
 
 

@@ -78,7 +78,7 @@ def to_requests(
         last_given = record.time_s
         time_s = record.time_s if times is None else times[index]
         last = time_s if time_s > last else nextafter(last, inf)
-        category, turn, stop, tool = _label(record) if labels is None else labels[index]
+        category, turn, stop = _label(record) if labels is None else labels[index]
         over, return_in_s = (False, None) if futures is None else futures[index]
         yield Request(
             time=last,
@@ -90,7 +90,6 @@ def to_requests(
             turn=turn,
             conversation=record.conversation,
             stop=stop,
-            tool=tool,
             tenant=record.user,
             over=over,
             return_in_s=return_in_s,
@@ -122,11 +121,11 @@ def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
     return gaps
 
 
-_Label = tuple[str, int, str | None, str | None]
+_Label = tuple[str, int, str | None]
 
 
 def _label(record: TraceRequest) -> _Label:
-    return record.category, record.turn, record.stop, record.tool
+    return record.category, record.turn, record.stop
 
 
 def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:

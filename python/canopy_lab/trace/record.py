@@ -32,8 +32,6 @@ class TraceRequest:
     """Kinds of content in what this turn adds to the prompt: ``text``, ``tool_result``, ..."""
     output_types: tuple[str, ...] = ()
     """Kinds of content in the answer: ``text``, ``thinking``, ``tool_use``."""
-    tool: str | None = None
-    """Label of the tool that the answer calls, where the trace says."""
     tool_tokens: int = 0
     """Tokens of the tools' definitions, which the prompt begins with; 0 if the trace is silent."""
     system_tokens: int = 0

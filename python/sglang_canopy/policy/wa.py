@@ -51,8 +51,7 @@ class Config:
     life: bool = True
     """Of the exponential model: bound the time ahead by the category's expected lifespan."""
     categories: str = "refined"
-    """``refined``; ``tools``, which also refines by the tool that an answer calls; or ``type-turn``
-    for the paper's: a request's type and its turn."""
+    """``refined``, or ``type-turn`` for the paper's: a request's type and its turn."""
     window_s: float = 10800.0
     """Seconds of requests that the curves are learnt from."""
     max_samples: int = 100_000
@@ -73,9 +72,9 @@ class Config:
             raise ValueError(f"key 'model' must be one of {', '.join(_MODELS)}, got {self.model!r}")
         if self.cdf not in CDF_COUNTS:
             raise ValueError(f"key 'cdf' must be all or reused, got {self.cdf!r}")
-        if self.categories not in ("refined", "tools", "type-turn"):
+        if self.categories not in ("refined", "type-turn"):
             raise ValueError(
-                f"key 'categories' must be refined, tools or type-turn, got {self.categories!r}"
+                f"key 'categories' must be refined or type-turn, got {self.categories!r}"
             )
         if self.model not in ("exponential", "duel") and (self.cdf != "all" or not self.life):
             raise ValueError("keys 'cdf' and 'life' belong to the models exponential and duel")
@@ -112,7 +111,6 @@ class WorkloadAware(Policy):
             own_gaps=config.own_gaps,
             exponential=exponential,
             type_turn=config.categories == "type-turn",
-            tools=config.categories == "tools",
         )
         self.duel = self._make_duel() if config.model == "duel" else None
         self._cells = Cells(config.model if self.duel is None else self.duel.winner)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
-from sglang_canopy.radix import retained_ranges
 from sglang_canopy.radix.counters import TTL
 
 if TYPE_CHECKING:
@@ -38,13 +37,7 @@ class CanopyFullComponent(FullComponent):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        core, request = self.tree_core, self.tree_core.inserting.value
-        if request is None or not request.done or not request.ranges:
-            core.record_use(node, request)
-            return
-        retained_ranges.split_at_ends(core, node, request, cache_actions)
-        core.record_use(node, request)
-        retained_ranges.apply(core, node, request)
+        self.tree_core.record_use(node, self.tree_core.inserting.value)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int

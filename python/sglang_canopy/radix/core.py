@@ -187,7 +187,7 @@ class CanopyTreeCore(TierTrafficCore):
         else:
             leaf.stamp(request)
             leaf.request_number = request.number
-        asks = request.ttl_s is not None or request.pin_s is not None or bool(request.ranges)
+        asks = request.ttl_s is not None or request.pin_s is not None
         if leaf.ttl_s is not None or asks:
             leaf.set_retention(request)
         if self.groups.disk is not None or self.groups.host is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.states import State
 from sglang_canopy.radix.counters import CAPACITY
-from sglang_canopy.radix.live_request import LiveRequest, lifetimes
+from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Leaf
 from sglang_canopy.ttl.table import RESIDUAL
 
@@ -82,12 +82,12 @@ class NodeLeaf(Leaf):
         Where other conversations run through the node too, the longest TTL wins, and a request
         that asks for none leaves it to the group. A pin is never shortened.
         """
-        ttl_s, pin_s = lifetimes(request, self.offset, self.offset + self.length)
+        ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
             ttl_s = None if self.ttl_s is None else max(ttl_s, self.ttl_s)
         self.ttl_s = ttl_s
-        if pin_s is not None:
-            until = request.time + pin_s
+        if request.pin_s is not None:
+            until = request.time + request.pin_s
             self.pin_until = until if self.pin_until is None else max(until, self.pin_until)
 
     def touch(self, now: float) -> None:

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import xxhash
 
 from sglang_canopy.records import Request
-from sglang_canopy.request.fields import MAX_KEEP_S, MAX_PIN_S
-from sglang_canopy.request.retention import DEVICE, DISK, HOST, Retention
-from sglang_canopy.request.stamp import apply_stamp, read_marker, read_retention, read_stamp
-from sglang_canopy.request.tools import called
+from sglang_canopy.request.stamp import apply_stamp, read_marker, read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -43,7 +40,6 @@ class LiveRequest(Request):
         "number",
         "parent",
         "pin_s",
-        "ranges",
         "stop_hint",
         "tool_marker",
         "ttl_s",
@@ -63,9 +59,6 @@ class LiveRequest(Request):
         """How long the request asks its path to be kept below the device, in seconds."""
         self.pin_s: float | None = None
         """How long it asks its path to be pinned on disk, in seconds."""
-        self.ranges: list[Retention] = []
-        """What it asks for parts of its path; what it asks for all of it is in ``keep_until``,
-        ``ttl_s`` and ``pin_s``."""
         self.parent: str | None = None
         """The conversation that waits for this one, of the same tenant."""
         self.linear = False
@@ -88,8 +81,9 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         apply_stamp(request, stamp)
         request.stop_hint = stamp.get("stop")
         request.epoch = stamp.get("epoch", 0.0)
-        for wish in read_retention(params, stamp):
-            ask(request, wish)
+        keep_s = stamp.get("keep_s")
+        request.keep_until = None if keep_s is None else request.time + keep_s
+        request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
         request.tool_marker = read_marker(params)
         request.parent, request.linear = stamp.get("parent"), stamp.get("linear", False)
     request.tenant = tenant_of_req(req)
@@ -99,39 +93,6 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     request.path = []
     extend_path(request, req.origin_input_ids)
     return request
-
-
-def ask(request: LiveRequest, wish: Retention) -> None:
-    """Write into ``request`` what it asks for its path."""
-    if not wish.whole or wish.releases:
-        request.ranges.append(wish)
-        return
-    seconds, disk = wish.duration_s, DISK in wish.tiers
-    if not wish.protects:
-        if disk or HOST in wish.tiers:
-            request.ttl_s = max(seconds, request.ttl_s or 0.0)
-        return
-    if DEVICE in wish.tiers or HOST in wish.tiers:
-        until = request.time + min(seconds, MAX_KEEP_S)
-        request.keep_until = max(until, request.keep_until or until)
-    if disk:
-        request.pin_s = max(min(seconds, MAX_PIN_S), request.pin_s or 0.0)
-
-
-def lifetimes(request: LiveRequest, start: int, end: int) -> tuple[float | None, float | None]:
-    """The TTL below the device and the pin, in seconds, that ``request`` asks for the tokens from
-    ``start`` to ``end``; the longest of several."""
-    ttl_s, pin_s = request.ttl_s, request.pin_s
-    for wish in request.ranges:
-        if wish.protects:
-            above = wish.end is None or end <= wish.end  # a page on disk needs those before it
-            if above and DISK in wish.tiers:
-                pin_s = max(min(wish.duration_s, MAX_PIN_S), pin_s or 0.0)
-            continue
-        below = HOST in wish.tiers or DISK in wish.tiers
-        if below and not wish.releases and wish.covers(start, end, request.prompt_tokens):
-            ttl_s = max(wish.duration_s, ttl_s or 0.0)
-    return ttl_s, pin_s
 
 
 def complete(request: LiveRequest, req: Req) -> None:
@@ -148,8 +109,6 @@ def complete(request: LiveRequest, req: Req) -> None:
     request.stop = request.stop_hint
     if request.stop is None and not elsewhere:
         request.stop = _stop_reason(req, request, output)
-    if request.stop == "tool":
-        request.tool = called(output, request.tool_marker, req.sampling_params.custom_params)
     covered = len(request.path) * request.block_tokens
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.retention import ranges
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -79,7 +78,6 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_slo_ms": ("slo_ms", number(1, 1e7, "milliseconds")),
     "canopy_ttl_s": ("ttl_s", number(0, MAX_TTL_S, "seconds")),
     "canopy_pin_s": ("pin_s", number(0, MAX_PIN_S, "seconds")),
-    "canopy_retain": ("retain", ranges),
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 

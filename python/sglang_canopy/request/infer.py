@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_canopy.request.farewell import SUFFIX, is_farewell, text_of
 from sglang_canopy.request.fields import MAX_TURN
 
 
-def infer_from_chat(body: Any, farewells: bool = False) -> dict[str, Any]:
+def infer_from_chat(body: Any) -> dict[str, Any]:
     """What a chat completion body tells by itself.
 
     ``turn``: assistant messages so far, plus one. ``category``: ``chat``, with ``-tools`` where
     tools are offered, ``-json`` where a response format is, ``-image`` where a message has
     one; ``-after-tool`` where the last message is a tool's answer, that is, where the previous
-    response of this conversation stopped for a tool call. With ``farewells`` also ``-farewell``
-    where it is a person's who thanks or takes leave.
+    response of this conversation stopped for a tool call.
     """
     messages = body.messages or []
     roles = [getattr(m, "role", None) for m in messages]
@@ -28,8 +26,6 @@ def infer_from_chat(body: Any, farewells: bool = False) -> dict[str, Any]:
         category += "-image"
     if roles and roles[-1] in ("tool", "function"):
         category += "-after-tool"
-    elif farewells and roles and roles[-1] == "user" and is_farewell(text_of(messages[-1])):
-        category += SUFFIX
     return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
 
 

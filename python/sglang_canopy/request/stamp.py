@@ -13,16 +13,12 @@ from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.request.fields import FIELDS, flag, number
-from sglang_canopy.request.retention import Retention, from_wire, whole_path
 
 STAMP_KEY = "canopy"
 """The key of ``custom_params`` that carries the stamp to the scheduler."""
 
 MARKER_KEY = "canopy-tool-marker"
 """Token ids that open a tool call in the model's output, where the request offers tools."""
-
-RETENTION_KEY = "canopy-retention"
-"""What the request asks for parts of its path, as ``retention.to_wire`` has it."""
 
 MAX_MARKER = 64
 """Tokens of the marker that a request may carry."""
@@ -60,12 +56,6 @@ def read_marker(custom_params: Any) -> list[int]:
     return found[:MAX_MARKER]
 
 
-def read_retention(custom_params: Any, stamp: Mapping[str, Any]) -> list[Retention]:
-    """All that a request asks for its path. ``stamp``: of ``read_stamp``."""
-    given = custom_params.get(RETENTION_KEY) if isinstance(custom_params, Mapping) else None
-    return [*whole_path(stamp), *from_wire(given)]
-
-
 def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
     """Write a stamp into a policy request. ``stamp``: of ``make_stamp``, or ``read_stamp``.
 
@@ -92,7 +82,7 @@ def _source(value: Any) -> str:
 _FAR_S = 1e10
 _TIME = number(0.0, _FAR_S, "seconds")
 _STAMP: dict[str, Callable[[Any], Any]] = {
-    **{field: check for field, check in FIELDS.values() if field != "retain"},
+    **dict(FIELDS.values()),
     "source": _source,
     "linear": flag,
     "time": _TIME,

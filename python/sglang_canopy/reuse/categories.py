@@ -111,13 +111,11 @@ def features(
     turn: int,
     output_tokens: int,
     own_gap_s: float | None,
-    tool: str | None = None,
 ) -> tuple[str, ...]:
     """What refines a request's category, coarsest first.
 
     After a tool call nearly every conversation goes on, and how soon depends on the
-    conversation: its own average gap refines, and last of all the ``tool`` that was called, where
-    that is known. Otherwise the turn says how likely it goes on.
+    conversation: its own average gap refines. Otherwise the turn says how likely it goes on.
     """
     name = category.replace("|", "/")[:NAME_CHARS]
     output = "out" + _bucket(output_tokens, _OUTPUT_EDGES)
@@ -125,7 +123,7 @@ def features(
         names: tuple[str, ...] = (name, stop, output)
         if own_gap_s is not None:
             names = (*names, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s"))
-        return names if tool is None else (*names, tool[:NAME_CHARS])
+        return names
     stop_name = stop if stop in _STOPS else "-"
     return name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
 

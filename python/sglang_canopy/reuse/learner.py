@@ -41,8 +41,7 @@ class ReuseModel:
     parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
     labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``exponential``:
     fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
-    and the turn, and a shared prefix belongs to the category of the request that used it last;
-    ``tools``: the tool that an answer calls refines its label.
+    and the turn, and a shared prefix belongs to the category of the request that used it last.
     """
 
     def __init__(
@@ -56,13 +55,11 @@ class ReuseModel:
         own_gaps: bool = True,
         exponential: ExponentialModel | None = None,
         type_turn: bool = False,
-        tools: bool = False,
     ) -> None:
         self.min_samples = min_samples
         self.own_gaps = own_gaps
         self.exponential = exponential
         self.type_turn = type_turn
-        self.tools = tools
         self.categories = Categories(max_categories)
         self.shadow = ShadowIndex(window_s, max_samples, max_blocks)
         self.hints = HintRecords()
@@ -198,10 +195,7 @@ class ReuseModel:
             names = type_turn_features(request.category, tip.turn)
         else:
             gap = tip.own_gap_s if self.own_gaps else None
-            tool = request.tool if self.tools else None
-            names = features(
-                request.category, request.stop, tip.turn, request.output_tokens, gap, tool
-            )
+            names = features(request.category, request.stop, tip.turn, request.output_tokens, gap)
         return self.categories.refine(names, request.tenant, request.time)
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:

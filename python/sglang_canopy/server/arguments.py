@@ -19,7 +19,7 @@ from sglang_canopy.config.whatif import NOTE as WHATIF_NOTE
 from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, farewell, identity, owner, retention_sources
+from sglang_canopy.request import client_hints, identity, owner
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
@@ -89,8 +89,6 @@ def _note(server_args: Any, typed: flags.RequestFlags) -> None:
     setattr(server_args, client_hints.ATTRIBUTE, typed.client_hints)
     client_hints.rule_of(server_args)
     setattr(server_args, identity.ATTRIBUTE, typed.identity_sources)
-    setattr(server_args, retention_sources.ATTRIBUTE, typed.retention_sources)
-    setattr(server_args, farewell.ATTRIBUTE, typed.infer_farewells)
     setattr(server_args, owner.ATTRIBUTE, typed.require_tenant)
     setattr(server_args, owner.CARRIERS_ATTRIBUTE, typed.carriers)
 

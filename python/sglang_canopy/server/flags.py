@@ -29,7 +29,7 @@ from sglang_canopy.config.tiers import (
 from sglang_canopy.config.whatif import WhatifFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, farewell, identity, owner, retention_sources
+from sglang_canopy.request import client_hints, identity, owner
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
@@ -72,7 +72,7 @@ class RequestFlags:
         client_hints.ON,
         client_hints.FLAG,
         "Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
-        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s, canopy_pin_s, canopy_retain and "
+        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s, canopy_pin_s and "
         "canopy_parent of requests, with what stands for them): everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
         f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
         f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
@@ -87,22 +87,6 @@ class RequestFlags:
         metavar="LIST",
         parse=identity.sources_of,
         shown_default=identity.SESSIONS,
-    )
-    retention_sources: tuple[str, ...] = declare(
-        (),
-        retention_sources.FLAG,
-        "Which fields of other systems' clients say how long a path stays, beside canopy_keep_s, "
-        "canopy_ttl_s, canopy_pin_s and canopy_retain: all, none, or some of "
-        f"{', '.join(s.name for s in retention_sources.SOURCES)}, with commas between.",
-        metavar="LIST",
-        parse=retention_sources.sources_of,
-        shown_default=retention_sources.NONE,
-    )
-    infer_farewells: bool = declare(
-        False,
-        farewell.FLAG,
-        "Give chats whose last message thanks or takes leave, in English, a category of their own "
-        f"({farewell.SUFFIX}), where the client names none. The text itself is not kept.",
     )
     require_tenant: str = declare(
         owner.OFF,

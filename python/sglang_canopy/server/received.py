@@ -17,7 +17,6 @@ from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
-from sglang_canopy.request.tools import TOOLS_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     """``custom``, a client's, with a stamp. Fields that are wrong are left out: nobody is there to
     be told, as the request is accepted already."""
     given = {key: _whole(value) for key, value in custom.items()} if custom else {}
-    for own in (STAMP_KEY, MARKER_KEY, TOOLS_KEY):
+    for own in (STAMP_KEY, MARKER_KEY):
         given.pop(own, None)
     try:
         fields = client_fields(given)

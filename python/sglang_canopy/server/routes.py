@@ -15,15 +15,7 @@ from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
-from sglang_canopy.request import (
-    access,
-    client_hints,
-    farewell,
-    identity,
-    owner,
-    retention_sources,
-    tools,
-)
+from sglang_canopy.request import access, client_hints, identity, owner
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry, tokenizer_workers
@@ -80,9 +72,6 @@ def _add(server_args: Any) -> None:
     hide_queries()
     entry.hint_rule = client_hints.rule_of(server_args)
     entry.identities = identity.rule_of(server_args)
-    entry.retention_sources = retention_sources.rule_of(server_args)
-    entry.tool_labels = tools.wanted(getattr(server_args, "radix_eviction_policy_config", None))
-    entry.farewells = getattr(server_args, farewell.ATTRIBUTE, False)
     entry.carriers = getattr(server_args, owner.CARRIERS_ATTRIBUTE, owner.NO_CARRIERS)
     entry.require_tenant = owner.RequireTenant(getattr(server_args, owner.ATTRIBUTE, owner.OFF))
     gate = getattr(server_args, GATE_NOTE, None)
