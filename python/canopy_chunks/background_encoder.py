@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from canopy_chunks.cache import KVCache, dense_cache
-from canopy_chunks.chunk import OWN, Chunk
+from canopy_chunks.chunk import Chunk
 from canopy_chunks.device_copy import to_device
 from canopy_chunks.documents import document_name
 from canopy_chunks.encode import capture, stand_in
@@ -42,11 +42,6 @@ def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
             "prefix or alone"
         )
     return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
-
-
-def gap_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens of an empty line."""
-    return tuple(tokenizer.encode("\n\n", add_special_tokens=False))
 
 
 @dataclass(slots=True)
@@ -92,14 +87,6 @@ class BackgroundEncoder:
         self.queue.remove(name, tenant)
         if self._job is not None and self._job.chunk.name == name:
             self._job = None
-
-    def withdraw(self, tenant: str | None) -> None:
-        """Encode nothing behind a tenant's own documents, and keep nothing of these."""
-        self.queue.remove_own(tenant)
-        job = self._job
-        if job is not None and job.key.endswith(OWN) and job.chunk.tenant == tenant:
-            self._job = None
-        self._prefix = None
 
     def abandon(self) -> None:
         """Give up the chunk that is being encoded."""

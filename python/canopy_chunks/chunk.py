@@ -45,12 +45,6 @@ class Chunk:
         return self.raw_k[layer][tokens], self.v[layer][tokens]
 
 
-OWN = "+own"
-"""How the address of a chunk ends that was encoded behind documents of its own tenant, and the salt
-that it is made with (no tenant's name ends so). A file of this name does not outlive its process, the
-only one that knows which documents these were."""
-
-
 def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = "") -> str:
     """Content address: the tokens, the model, what they were encoded behind, and the tenant's salt.
 
@@ -62,18 +56,17 @@ def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), sal
 def chunk_keys(
     ids: Sequence[int], identity: str, prefixes: Sequence[Sequence[int]], salt: str = ""
 ) -> tuple[str, ...]:
-    """The addresses of the same tokens behind each of ``prefixes``; they end as :data:`OWN` if the
-    salt does."""
+    """The addresses of the same tokens behind each of ``prefixes``."""
     start = hashlib.sha256()
     for part in (identity, salt):
         raw = part.encode()
         start.update(len(raw).to_bytes(8, "little") + raw)
-    own, found, end = _token_bytes(ids), [], OWN if salt.endswith(OWN) else ""
+    tokens, found = _token_bytes(ids), []
     for prefix in prefixes:
         digest = start.copy()
         digest.update(_token_bytes(prefix))
-        digest.update(own)
-        found.append(digest.hexdigest() + end)
+        digest.update(tokens)
+        found.append(digest.hexdigest())
     return tuple(found)
 
 

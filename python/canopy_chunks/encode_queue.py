@@ -10,8 +10,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from canopy_chunks.chunk import OWN
-
 MAX_WAITING_TOKENS = 1 << 20
 MAX_WAITING_CHUNKS = 1 << 12
 """What may wait to be encoded; what comes on top is forgotten until it comes again."""
@@ -70,12 +68,6 @@ class EncodeQueue:
         queue = self.by_tenant.get(tenant)
         found = queue.chunks.items() if queue is not None else ()
         for key in [key for key, chunk in found if chunk.name == name]:
-            self._take(tenant, key)
-
-    def remove_own(self, tenant: str | None) -> None:
-        """Take out what was to be encoded behind a tenant's own documents."""
-        queue = self.by_tenant.get(tenant)
-        for key in [key for key in (queue.chunks if queue else ()) if key.endswith(OWN)]:
             self._take(tenant, key)
 
     def __contains__(self, key_and_tenant: tuple[str, str | None]) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,11 +29,7 @@ from canopy_chunks.quality import (
     tokenise,
 )
 from canopy_chunks.selectors import DEFAULT, SELECTORS, make_selector
-from canopy_chunks.stand_ins import CANDIDATE_PROMPTS, Prompt, StandIns
 from sglang_canopy.errors import CanopyError
-
-STAND_INS = 2
-"""Documents of the corpus that stand for a chunk's predecessors, as many as about nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,6 @@ class EvaluationPlan:
     seed: int = 0
     text: bool = True
     answer_tokens: int = FORCED
-    stand_in: str = "neutral"
 
 
 def evaluate(
@@ -94,54 +89,17 @@ def evaluate(
     found = _measured_earlier(plan, earlier)
     done, end = {one["number"] for one in found}, time.monotonic() + seconds
     encoders: dict[tuple[int, ...], Encoder] = {}  # what stands before the documents is run once
-    served = _served_stand_ins(plan, tokenizer) if plan.stand_in == "served" else None
     for number, example in enumerate(_with_progress(examples, progress)):
         if number in done:
             continue
         if time.monotonic() > end:
             break
-        others = _stand_ins(examples, number) if plan.stand_in == "corpus" else None
-        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens, others)
-        case.stand_in = case.stand_in if served is None else served
+        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
         measured = _one(plan, names, model, tokenizer, case, encoders)
         found += [{"number": number, **one} for one in measured]
         if so_far is not None:
             so_far(_report(plan, names, found))
     return _report(plan, names, found)
-
-
-def _stand_ins(examples: Sequence[Any], number: int) -> list[str]:
-    """Two documents of another example, none of which is in this one."""
-    own = set(examples[number].documents)
-    for step in range(1, len(examples)):
-        there = [d for d in examples[(number + step) % len(examples)].documents if d not in own]
-        if len(there) >= STAND_INS:
-            return there[:STAND_INS]
-    raise CanopyError(
-        "stand-ins from the corpus need a second example with two documents of its own; give more "
-        "examples, or leave out --stand-in corpus"
-    )
-
-
-def _served_stand_ins(plan: EvaluationPlan, tokenizer: Any) -> list[int]:
-    """The two documents that a server would try after the questions that are not measured, those of
-    the data behind ``limit``."""
-    examples = tasks.read(plan.data)[plan.limit :] if plan.data and plan.limit else []
-    if len(examples) < CANDIDATE_PROMPTS:
-        raise CanopyError(
-            f"--stand-in served needs {CANDIDATE_PROMPTS} questions of --data behind --limit, which are "
-            "not measured; give more data, or a smaller limit"
-        )
-    seen = StandIns(tokenizer("\n\n", add_special_tokens=False)["input_ids"])
-    for example in examples[:CANDIDATE_PROMPTS]:
-        case = tokenise(tokenizer, example, plan.chunks, plan.chunk_tokens)
-        ends = list(itertools.accumulate(map(len, case.documents), initial=len(case.prefix)))
-        bounds = tuple(itertools.pairwise(ends))
-        seen.seen(Prompt(None, tuple(case.ids), bounds, len(case.prefix), 0.0, DEFAULT))
-    (one,) = seen.tenants.values()
-    if one.own is None:
-        raise CanopyError("--stand-in served: no question has two documents; give other data")
-    return list(one.own.tokens)
 
 
 def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:

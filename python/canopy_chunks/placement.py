@@ -12,7 +12,6 @@ import torch
 from canopy_chunks.cache import KVCache
 from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.device_copy import is_host, to_device
-from canopy_chunks.int8_copy import Int8Copy
 from canopy_chunks.model import Model
 from canopy_chunks.read_ahead import Stored, read_layers_ahead
 from canopy_chunks.rope import rotate_into
@@ -31,18 +30,17 @@ def place_chunks(
     placed: Sequence[Placed],
     cache: KVCache,
     wanted: torch.Tensor,
-    layers: int | None = None,
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
     Of a chunk on disk only these tokens are read, a layer ahead. In a contiguous cache of a CPU a
     chunk in memory is written whole: the rows that are not wanted will be computed and
     overwritten, and one long write costs less than picking rows.
-    layers: only the first so many. On a device see :func:`_place_on_device`.
+    On a device see :func:`_place_on_device`.
     Returns how many wanted tokens there are. Raises CanopyError for a damaged file.
     """
     if not is_host(cache.slots):
-        return _place_on_device(model, placed, cache, wanted, layers)
+        return _place_on_device(model, placed, cache, wanted)
     contiguous = cache.in_order
     count, rows = 0, []
     for p in placed:
@@ -50,12 +48,12 @@ def place_chunks(
         count += inside.numel()
         if not inside.numel():
             continue
-        if contiguous and isinstance(p.chunk, Chunk) and layers is None:
+        if contiguous and isinstance(p.chunk, Chunk):
             _write_whole(model, p, cache)
         else:
             rows.append((p.chunk, inside, inside + p.start))
     if rows:
-        _write_rows(model, rows, cache, layers or model.shape.layers)
+        _write_rows(model, rows, cache)
     return count
 
 
@@ -68,15 +66,16 @@ def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
         cache.v[layer][at, 0].copy_(placed.chunk.v[layer])
 
 
-def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache, layers: int) -> None:
+def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
     """One layer at a time over all chunks together."""
     positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
     turn = turns(model.rope.table(positions), model.shape.kv_heads)
-    reads = read_layers_ahead([(chunk, inside) for chunk, inside, _ in rows], layers)
+    parts = [(chunk, inside) for chunk, inside, _ in rows]
+    reads = read_layers_ahead(parts, model.shape.layers)
     rotated = None
-    for layer, parts in enumerate(reads):
-        k, v = torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
+    for layer, read in enumerate(reads):
+        k, v = torch.cat([k for k, _ in read]), torch.cat([v for _, v in read])
         rotated = torch.empty_like(k) if rotated is None else rotated
         rotate_into(k, turn, rotated)
         pages.write(cache.k[layer], slots, rotated)
@@ -88,7 +87,6 @@ def _place_on_device(
     placed: Sequence[Placed],
     cache: KVCache,
     wanted: torch.Tensor,
-    layers: int | None,
 ) -> int:
     """:func:`place_chunks` for a pool on a device: nothing of the device is read, nothing waited for.
 
@@ -99,7 +97,7 @@ def _place_on_device(
     device, count, parts = cache.slots.device, 0, []
     for p in placed:
         count += int(wanted[p.start : p.end].sum())
-    sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device), layers)
+    sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
     if sent is not None:
         cache.arrivals.append(sent)
     for p in placed:
@@ -122,9 +120,7 @@ def _place_on_device(
     table = model.rope.table(to_device(at, device))
     rows = torch.cat([torch.arange(n, device=device) for n in counts])
     every = torch.arange(slots.numel(), device=device)
-    reads = read_layers_ahead(
-        [(p.chunk, inside) for p, inside, _ in parts], layers or model.shape.layers
-    )
+    reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
     for layer, read in enumerate(reads):  # one launch, every chunk's rows from where they lie
         keys, values = ([to_device(x, device) for x in these] for these in zip(*read))
         pools = cache.k[layer], cache.v[layer]
@@ -135,8 +131,6 @@ def _place_on_device(
 def lies_on(chunk: Stored, device: torch.device) -> bool:
     """Whether a chunk's KV is in the memory of ``device``."""
     base = chunk.base if isinstance(chunk, ChunkSuffix) else chunk
-    if isinstance(base, Int8Copy):
-        return base.k.device == device
     return isinstance(base, Chunk) and base.raw_k.device == device
 
 

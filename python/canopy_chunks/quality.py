@@ -62,10 +62,8 @@ def tokenise(
     example: Example,
     chunks: int,
     chunk_tokens: int,
-    stand_ins: Sequence[str] | None = None,
 ) -> Case:
-    """Piecewise, so that a document always gives the same ids. stand_ins: documents to encode chunks
-    behind, instead of those about nothing.
+    """Piecewise, so that a document always gives the same ids.
 
     Documents are cut to ``chunk_tokens``, the empty line between them included: it is what tells
     a document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
@@ -97,10 +95,9 @@ def tokenise(
     room = max(0, chunk_tokens - len(gap))
     documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
     question = ids(f"Question: {example.question}{after}{example.lead}")
-    before_others = list(stand_in(ids))
-    if stand_ins is not None:
-        before_others = [t for d in stand_ins for t in (*ids(d)[:room], *gap)]
-    return Case(ids(before), documents, question, example.answers, example.task, before_others)
+    return Case(
+        ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
+    )
 
 
 def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:

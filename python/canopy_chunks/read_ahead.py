@@ -17,7 +17,6 @@ import torch
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.host_memory import HostChunk
-from canopy_chunks.int8_copy import Int8Copy
 from canopy_chunks.suffix import ChunkSuffix
 from sglang_canopy.errors import CanopyError
 
@@ -26,8 +25,8 @@ LAYERS_AHEAD = 4
 
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
-Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix | Int8Copy
-"""A chunk as the store has it: in memory, in a file, the rest of one, or its copy for a probe."""
+Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix
+"""A chunk as the store has it: in memory, in a file, or the rest of one."""
 
 
 @dataclass(slots=True)

@@ -13,12 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from canopy_chunks import disk
 from canopy_chunks.chunk import Chunk, chunk_key, chunk_keys
 from canopy_chunks.host_memory import HostChunk, HostMemory
-from canopy_chunks.int8_copy import Int8Copies, Int8Copy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
@@ -58,8 +55,7 @@ class ChunkStore:
 
     capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
     for disk; files of the same model left there by an earlier run are found again, of which those
-    stay that ``keep`` returns of their keys, in that order (ranks must hold the same). Of what is
-    stored, ``copies`` keeps 8-bit copies of the first ``copied_layers`` layers, on ``device``.
+    stay that ``keep`` returns of their keys, in that order (ranks must hold the same).
     memory: where the host tier's chunks lie; each in a tensor of its own without it.
     Raises CanopyError for an unknown tier or policy.
     """
@@ -73,8 +69,6 @@ class ChunkStore:
         policy_config: Mapping[str, Any] | None = None,
         device: str = "cpu",
         keep: Callable[[list[str]], list[str]] = lambda found: found,
-        copies: Int8Copies | None = None,
-        copied_layers: int = 0,
         memory: HostMemory | None = None,
     ) -> None:
         unknown = set(capacity_bytes) - set(TIERS)
@@ -86,7 +80,7 @@ class ChunkStore:
         if capacity_bytes.get("disk") and directory is None:
             raise CanopyError("a disk tier for chunks needs a directory; name one")
         self.identity, self.device = identity, device
-        self.copies, self.copied_layers, self.memory = copies, copied_layers, memory
+        self.memory = memory
         self._lock = threading.RLock()
         self._tiers = [
             Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
@@ -117,15 +111,7 @@ class ChunkStore:
         with self._lock:
             if self._touch(key, now) is None:
                 self._insert(0, key, chunk, now)
-            self.copy(key, chunk)
         return key
-
-    def copy(self, key: str, chunk: Chunk) -> None:
-        """Make the 8-bit copy of a stored chunk, now that it is at hand, if there is none."""
-        with self._lock:
-            if self.copies is None or self.copies.get(key) or self.where(key) is None:
-                return
-            self.copies.add(key, Int8Copy.of(chunk, self.copied_layers, torch.device(self.device)))
 
     def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
         """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
@@ -176,7 +162,6 @@ class ChunkStore:
             for tier in self._tiers:
                 if key in tier.entries:
                     self._remove(tier, tier.entries[key])
-                    self._forget_copy(key)
                     return True
             return False
 
@@ -270,7 +255,6 @@ class ChunkStore:
             tier.used_bytes += size
             self._stamp(tier, entry, now)
             return
-        self._forget_copy(key)
         self.dropped += 1
 
     def _evict(self, index: int, now: float) -> None:
@@ -285,13 +269,7 @@ class ChunkStore:
         if index + 1 < len(self._tiers):
             self._insert(index + 1, entry.key, chunk, entry.last_access)
         else:
-            self._forget_copy(entry.key)
             self.dropped += 1
-
-    def _forget_copy(self, key: str) -> None:
-        """A chunk is gone from every tier: so is its copy."""
-        if self.copies is not None:
-            self.copies.drop(key)
 
     def _remove(self, tier: Tier, entry: Entry) -> None:
         tier.policy.drop(entry)

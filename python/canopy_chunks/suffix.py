@@ -9,14 +9,13 @@ import torch
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.host_memory import HostChunk
-from canopy_chunks.int8_copy import Int8Copy
 
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
     """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
 
-    base: Chunk | HostChunk | DiskChunk | Int8Copy
+    base: Chunk | HostChunk | DiskChunk
     skip: int
 
     def __len__(self) -> int:
@@ -37,12 +36,10 @@ class ChunkSuffix:
 
     @property
     def raw_k(self) -> torch.Tensor:
-        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.raw_k[:, self.skip :]
 
     @property
     def v(self) -> torch.Tensor:
-        assert not isinstance(self.base, Int8Copy), "a copy for a probe is read by rows"
         return self.base.v[:, self.skip :]
 
     @property

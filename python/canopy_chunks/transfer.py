@@ -47,11 +47,7 @@ class Transfer:
 
 
 def send(
-    model: Model,
-    placed: Sequence[Placed],
-    cache: KVCache,
-    positions: torch.Tensor,
-    layers: int | None = None,
+    model: Model, placed: Sequence[Placed], cache: KVCache, positions: torch.Tensor
 ) -> Transfer | None:
     """Begin to write KV of those of ``positions [m]`` that lie in chunks of a :class:`HostMemory`.
 
@@ -73,7 +69,7 @@ def send(
     source = source.clamp_min(0)
     table = model.rope.table(positions)
     every = torch.arange(positions.numel(), device=device)
-    count = layers or model.shape.layers
+    count = model.shape.layers
     size = positions.numel() * count * 2 * memory.k[0, :1].nbytes
     sent = Transfer(size, tuple(chunk for _, chunk, _ in parts))
     if memory.stream is None:

@@ -41,29 +41,19 @@ def acceptable_prefixes(
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a document is in a prompt, as far as it matters to what it is encoded behind: the
-    arguments of :func:`acceptable_prefixes`. own: documents of its tenant that are to stand in
-    instead of ``stand_in``; () for none."""
+    arguments of :func:`acceptable_prefixes`."""
 
     encoding: str
     first: bool
     head: Tokens
     stand_in: Tokens
     head_is_all: bool
-    own: Tokens = ()
 
-    def acceptable(self) -> tuple[tuple[Tokens, bool], ...]:
-        """What the document may have been encoded behind to be used here, best first, and whether
-        documents of its tenant are in that: before every prefix with the neutral stand-ins comes
-        the same with these."""
-        neutral = (self.head + self.stand_in, self.stand_in)
-        found: list[tuple[Tokens, bool]] = []
-        for prefix in acceptable_prefixes(
+    def acceptable(self) -> tuple[Tokens, ...]:
+        """What the document may have been encoded behind to be used here, best first."""
+        return acceptable_prefixes(
             self.encoding, self.first, self.head, self.stand_in, self.head_is_all
-        ):
-            if self.own and self.stand_in and prefix in neutral:
-                found.append((prefix[: len(prefix) - len(self.stand_in)] + self.own, True))
-            found.append((prefix, False))
-        return tuple(found)
+        )
 
     def to_encode(self) -> int:
         """How many of :meth:`acceptable`, the best, the document is to be encoded behind. One that

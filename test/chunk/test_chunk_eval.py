@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from types import SimpleNamespace
 
@@ -272,59 +271,3 @@ def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monke
     args = ["chunk-eval", "--model", str(model_dir), "--data", str(musique), "--no-text"]
     assert main([*args, "--json", str(out), "--resume", "--minutes", "1.5"]) == 0
     assert json.loads(out.read_text())["rows"][0]["n"] == 2
-
-
-def test_stand_ins_of_the_corpus_are_of_another_question(model_dir, tmp_path, monkeypatch, capsys):
-    from canopy_chunks import evaluate as evaluation
-
-    def question(name: str) -> dict:
-        texts = [f"the {name} was seen in Oslo by Alice {word}" for word in ("old", "river")]
-        ctxs = [{"title": "", "text": text} for text in texts]
-        return {"ctxs": ctxs, "question": "what is old", "answers": ["x"]}
-
-    data, cases = tmp_path / "q.json", []
-    data.write_text(json.dumps([question("secret"), question("password")]))
-    real = evaluation._one
-    monkeypatch.setattr(evaluation, "_one", lambda *a: cases.append(a[4]) or real(*a))
-    args = ["chunk-eval", "--model", str(model_dir), "--data", str(data), "--no-text"]
-    args += ["--encode", "standin", "--stand-in", "corpus", "--ratio", "0.2"]
-    assert main(args) == 0
-    first, second = cases
-    assert first.stand_in == [token for document in second.documents for token in document]
-    assert second.stand_in == [token for document in first.documents for token in document]
-    data.write_text(json.dumps([question("secret")]))
-    assert main(args) != 0
-    assert "second example" in capsys.readouterr().err
-
-
-def test_stand_ins_as_served_are_of_questions_that_are_not_measured(
-    model_dir, tmp_path, monkeypatch, capsys
-):
-    from canopy_chunks import evaluate as evaluation
-
-    def question(number: int) -> dict:
-        words = ["the", "old", "river", "was", "seen", "in", "Oslo", "by", "Alice", "answer"]
-        texts = [" ".join(words[(number + i) % 10 :][:5] * 4 + words[:i]) for i in range(3)]
-        return {
-            "ctxs": [{"title": "", "text": t} for t in texts],
-            "question": "what",
-            "answers": [],
-        }
-
-    data, cases = tmp_path / "q.json", []
-    data.write_text(json.dumps([question(i) for i in range(10)]))
-    real = evaluation._one
-    monkeypatch.setattr(evaluation, "_one", lambda *a: cases.append(a[4]) or real(*a))
-    args = ["chunk-eval", "--model", str(model_dir), "--data", str(data), "--no-text"]
-    args += ["--encode", "standin", "--stand-in", "served", "--ratio", "0.2"]
-    assert main([*args, "--limit", "2"]) == 0
-    first, second = cases
-    assert first.stand_in == second.stand_in
-    used = cases[:]
-    cases.clear()
-    assert main([*args[:-4], "--stand-in", "neutral", "--ratio", "0.2"]) == 0
-    behind = [tuple(d) for case in cases[2:] for d in case.documents]
-    pairs = {(*a, *b) for a, b in itertools.pairwise(behind)}
-    assert tuple(used[0].stand_in) in pairs
-    assert main([*args, "--limit", "3"]) != 0
-    assert "needs 8 questions of --data behind --limit" in capsys.readouterr().err

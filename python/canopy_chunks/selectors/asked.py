@@ -35,7 +35,6 @@ class LastToken(Selector):
     name = "last-token"
     reads_cache = True
     skips_exact = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), 0.0, exact_chunks(context.prompt))
@@ -47,7 +46,6 @@ class Asked(Selector):
     name = "asked"
     reads_cache = True
     skips_exact = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)
@@ -60,7 +58,6 @@ class HeadLastToken(Selector):
     name = "head+last-token"
     reads_cache = True
     skips_exact = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context, 1), HEADS, exact_chunks(context.prompt))
@@ -72,7 +69,6 @@ class HeadAsked(Selector):
     name = "head+asked"
     reads_cache = True
     skips_exact = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = query_scores(context, last_weight=0.5)

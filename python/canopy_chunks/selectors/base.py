@@ -51,14 +51,12 @@ class Selector(abc.ABC):
     """One way to choose tokens.
 
     reads_cache: it looks at the reused KV where it lies in the prompt; skips_exact: it gives no
-    budget to a first chunk that is exact, which a cached prefix may be; reads_copies: 8-bit copies
-    of the reused KV will do (it reads as many layers as ``query.probed_layers`` says).
+    budget to a first chunk that is exact, which a cached prefix may be.
     """
 
     name: ClassVar[str]
     reads_cache: ClassVar[bool] = False
     skips_exact: ClassVar[bool] = False
-    reads_copies: ClassVar[bool] = False
 
     @abc.abstractmethod
     def choose(self, context: Context) -> SelectedTokens:

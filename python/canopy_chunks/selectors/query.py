@@ -158,7 +158,6 @@ class Query(Selector):
 
     name = "query"
     reads_cache = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
@@ -169,7 +168,6 @@ class HeadQuery(Selector):
 
     name = "head+query"
     reads_cache = True
-    reads_copies = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(context, query_scores(context), 0.5)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from canopy_chunks.agreed_reads import AgreedReads
-from canopy_chunks.background_encoder import BackgroundEncoder, gap_tokens, stand_in_tokens
+from canopy_chunks.background_encoder import BackgroundEncoder, stand_in_tokens
 from canopy_chunks.cache import KVCache
 from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import OWN, Placed
+from canopy_chunks.chunk import Placed
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.encode import capture
 from canopy_chunks.fields import BOUNDS, parse_fields
@@ -28,7 +28,6 @@ from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.plan import (
     choose,
-    copies_of_slow,
     correction_of,
     make_store,
     normal_report,
@@ -45,11 +44,7 @@ from canopy_chunks.server.request import (
     chunk_request,
     custom_params,
     ineligible_reason,
-    prompt_of,
-    salt_of,
 )
-from canopy_chunks.stand_in_trial import Method, Trials
-from canopy_chunks.stand_ins import StandIns
 from canopy_chunks.transfer import base_of, send
 from canopy_chunks.versions import DocumentVersions
 from sglang_canopy.errors import CanopyError
@@ -85,7 +80,6 @@ class ChunkEngine:
             )
         self.runner, self.options = runner, options
         self.stand_in = stand_in_tokens(tokenizer) if options.stands_in else ()
-        self.gap = gap_tokens(tokenizer) if options.own_stand_ins else ()
         self._begin(model_view.served_model(runner), None)
         self.reads = ReadAhead(options.read_ahead_mb << 20)
         self.agreed = AgreedReads(self.reads, model_view.true_on_all)
@@ -126,10 +120,7 @@ class ChunkEngine:
         self.store = make_store(model, options)
         self.versions = DocumentVersions(self.store, options.tenant_share, earlier)
         score = functools.partial(score_chunk, options.chosen_selector)
-        self.encoder = BackgroundEncoder(model, self.store, score, self._stored)
-        self.stand_ins = StandIns(self.gap, self._withdrawn, options.own_stand_ins)
-        how = Method(options.chosen_encode, self.stand_in, options.correct == "on")
-        self.trials = Trials(model, self.stand_ins, how, model_view.first_ranks)
+        self.encoder = BackgroundEncoder(model, self.store, score, self.versions.stored)
 
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
@@ -149,7 +140,7 @@ class ChunkEngine:
         salt = namespace_of(req.extra_key, req.cache_salt).hex()
         tenant = tenant_of_req(req)
         about = (self.store, self.options, self.stand_in, self.time_s)
-        return chunk_request(ids, requested, salt, tenant, *about, self.stand_ins.in_force(tenant))
+        return chunk_request(ids, requested, salt, tenant, *about)
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
         """Whether a request may be fused at all; the reason is looked for once, and counted.
@@ -232,13 +223,11 @@ class ChunkEngine:
                 read = self.agreed.take(one.key) or self.reads.take(one.key)
                 if read is not None:
                     one.chunk = read
-                    self.store.copy(one.key, read)
         placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, chunks)
-        copies = copies_of_slow(self.store, chunks, prefix)
         plan = ReusePlan(ChosenTokens(torch.zeros(len(ids), dtype=torch.bool)), placed, prefix)
         self.counts["replanned_requests"] += request.initial is not None
-        plan.chosen, left = choose(self.model, self.runner, request, ids, row, plan, ratio, copies)
+        plan.chosen, left = choose(self.model, self.runner, request, ids, row, plan, ratio)
         correct = self.options.correct == "on" and 0 < ratio < 1 and row.numel() >= len(ids)
         if left:
             self.write_reused(plan, row, prefix, min(len(ids), row.numel()), left, correct)
@@ -296,25 +285,21 @@ class ChunkEngine:
         if request.reason is not None and request.reason not in STILL_ENCODED:
             return
         ids = req.origin_input_ids
-        if self.options.own_stand_ins:
-            ratio = self.ratio_for(request, self.resolve(request))
-            self.stand_ins.seen(prompt_of(request, ids, ratio))
-            if request.own != self.stand_ins.in_force(request.tenant):
-                return  # others stand in since; its documents are encoded when they come again
         for (start, end), keys, prefixes in zip(
             request.bounds, request.keys, request.encode_prefixes
         ):
             document = ids[start:end]
             for key, prefix in zip(keys, prefixes):
-                salt = salt_of(request, key)
                 if self.store.where(key) is not None:
                     self.versions.found_stored(key, document, request.tenant)
                 elif not request.fused and tuple(ids[:start]) == prefix:
                     cache = model_view.row_cache(self.runner, row, len(ids))
                     chunk = capture(self.model, cache, document, start, prefix)
-                    self.encoder.store_chunk(key, chunk, salt, request.tenant, request.time_s)
+                    self.encoder.store_chunk(
+                        key, chunk, request.salt, request.tenant, request.time_s
+                    )
                 else:
-                    self.encoder.enqueue(document, prefix, salt, request.tenant)
+                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
@@ -343,18 +328,6 @@ class ChunkEngine:
             self.encoder.abandon()
             return 0
 
-    @property
-    def has_idle_work(self) -> bool:
-        """Whether anything is left to encode or to measure."""
-        return self.encoder.busy or self.trials.busy
-
-    def idle_piece(self) -> None:
-        """One piece of what is left, of chunks before trials."""
-        if self.encoder.busy:
-            self.encode_piece()
-        elif not self.trials.step():
-            self.counts["fallbacks"] += 1
-
     def document_command(self, verb: str, name: str, tenant: str | None) -> bool:
         """Pin, unpin or delete a tenant's document in every version.
 
@@ -362,8 +335,6 @@ class ChunkEngine:
         """
         if verb == "delete":
             self.encoder.forget(name, tenant)
-            self.trials.forget(tenant)
-            self.stand_ins.deleted(name, tenant)
             return self.versions.delete(name, tenant)
         do = self.versions.pin if verb == "pin" else self.versions.unpin
         return do(name, tenant)
@@ -378,21 +349,5 @@ class ChunkEngine:
             "pinned_bytes": sum(self.versions.pinned_bytes().values()),
             "pinned_chunks": len(self.versions.pinned_chunks),
             "read_ahead": self.reads.stats(),
-            "int8_copies": dict(self.store.copies.stats()) if self.store.copies else {},
             "ratios": dict(self.ratios),
-            "stand_ins": self.stand_ins.stats() if self.options.own_stand_ins else {},
         }
-
-    def _stored(self, key: str, ids: Sequence[int], tenant: str | None) -> None:
-        """After a chunk was stored: it is its document's, unless what it is behind was withdrawn."""
-        if key.endswith(OWN) and not self.stand_ins.stored(key, tenant, self.store.where):
-            self.store.delete(key)
-        else:
-            self.versions.stored(key, ids, tenant)
-
-    def _withdrawn(self, tenant: str | None, keys: set[str]) -> None:
-        """A tenant's own documents no longer stand in: nothing that was encoded behind them stays."""
-        self.encoder.withdraw(tenant)
-        self.trials.forget(tenant)
-        for key in keys:
-            self.store.delete(key)

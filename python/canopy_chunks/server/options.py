@@ -119,13 +119,6 @@ class Options:
         choices=ENCODINGS,
         shown_default="the mode's",
     )
-    stand_in: str = declare(
-        "neutral",
-        "--canopy-chunk-stand-in",
-        "What standin and mixed encode behind: texts about nothing, or for a tenant two documents of "
-        "its own once they have won a trial on its prompts (corpus).",
-        choices=("neutral", "corpus"),
-    )
     correct: str = declare(
         "off",
         "--canopy-chunk-correct",
@@ -144,12 +137,6 @@ class Options:
         256,
         "--canopy-chunk-read-ahead-mb",
         "Memory for chunks on disk that are read while their request waits (0: none are).",
-    )
-    int8_mb: int = _mebibytes(
-        0,
-        "--canopy-chunk-int8-mb",
-        "Device memory for 8-bit copies of chunks on slower tiers: tokens are chosen by them, and "
-        "only the others are read.",
     )
     prompt_tokens: int | None = declare(
         None,
@@ -217,15 +204,6 @@ class Options:
                 "chunks have nowhere to live: --canopy-chunk-device-mb, -memory-mb and -disk-mb "
                 "are all 0; give one of them"
             )
-        if self.stand_in != "neutral" and not self.fuses:
-            raise CanopyError(
-                f"--canopy-chunk-stand-in {self.stand_in}: mode {self.mode} reuses nothing; leave it out"
-            )
-        if self.stand_in != "neutral" and not self.stands_in:
-            raise CanopyError(
-                f"--canopy-chunk-stand-in {self.stand_in} needs --canopy-chunk-encode "
-                f"{' or '.join(STAND_IN_ENCODINGS)}; {self.chosen_encode} encodes behind no stand-ins"
-            )
         if self.disk_mb and not self.directory:
             raise CanopyError("--canopy-chunk-disk-mb needs --canopy-chunk-dir, a directory")
 
@@ -267,14 +245,9 @@ class Options:
         """Whether chunks are encoded behind stand-ins."""
         return self.chosen_encode in STAND_IN_ENCODINGS
 
-    @property
-    def own_stand_ins(self) -> bool:
-        """Whether a tenant's own documents may stand in."""
-        return self.stand_in == "corpus"
-
     def bytes_beside_pool(self, device: str) -> int:
-        """Bytes of chunks and copies in the memory that SGLang's pool is in: ``cpu`` or a device."""
-        sizes = [self.device_mb, self.int8_mb]
+        """Bytes of chunks in the memory that SGLang's pool is in: ``cpu`` or a device."""
+        sizes = [self.device_mb]
         if device == "cpu":
             sizes += [self.memory_mb, self.read_ahead_mb if self.disk_mb else 0]
         return sum(sizes) << 20

@@ -9,7 +9,7 @@ exist yet, and a cache of its own is filled for the choice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,14 @@ import torch
 from canopy_chunks import engine
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import OWN, Chunk, FusedPrompt, Placed
+from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
 from canopy_chunks.correction import Correction, is_exact, plan_correction
 from canopy_chunks.device_copy import to_device
-from canopy_chunks.disk import DiskChunk
-from canopy_chunks.host_memory import HostChunk, HostMemory
-from canopy_chunks.int8_copy import Int8Copies, Int8Copy
+from canopy_chunks.host_memory import HostMemory
 from canopy_chunks.model import Model
 from canopy_chunks.placement import copy_positions, place_chunks
 from canopy_chunks.selectors import make_selector
 from canopy_chunks.selectors.base import Context, Offline, Selector
-from canopy_chunks.selectors.query import probed_layers
 from canopy_chunks.server import model_view
 from canopy_chunks.server.model_view import row_cache
 from canopy_chunks.server.options import Options
@@ -41,15 +38,12 @@ from canopy_chunks.transfer import Transfer
 def make_store(model: Model, options: Options) -> ChunkStore:
     """The tiers that a server was given. On ranks that must agree each has a folder of its own."""
     ranked = model.ranks is not None
-    all_have = model_view.kept_by_all if ranked else list
     return ChunkStore(
         model.identity,
         options.capacity_bytes(),
         model_view.folder_of_rank(options.directory) if ranked else options.directory,
         device=str(model.device),
-        keep=lambda found: all_have([key for key in found if not key.endswith(OWN)]),
-        copies=Int8Copies(options.int8_mb << 20) if options.int8_mb else None,
-        copied_layers=probed_layers(model.shape.layers),
+        keep=model_view.kept_by_all if ranked else list,
         memory=_host_memory(model, options),
     )
 
@@ -67,21 +61,6 @@ def _host_memory(model: Model, options: Options) -> HostMemory | None:
         return None
     pin = model.device.type == "cuda"
     return HostMemory(model.shape, model.dtype, options.memory_mb << 20, pin)
-
-
-def copies_of_slow(
-    store: ChunkStore, chunks: Sequence[ResolvedChunk], prefix: int
-) -> dict[int, Int8Copy | ChunkSuffix]:
-    """By position, the 8-bit copies of chunks that are slow to read: in files, and for a model on a
-    device in the host's memory too. ``prefix``: tokens that need no chunk."""
-    found: dict[int, Int8Copy | ChunkSuffix] = {}
-    for one in chunks:
-        slow = isinstance(one.chunk, DiskChunk | HostChunk)
-        copy = store.copies.get(one.key) if store.copies is not None and slow else None
-        if copy is not None and one.end > prefix:
-            skip = max(0, prefix - one.start)
-            found[one.start + skip] = ChunkSuffix(copy, skip) if skip else copy
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +83,12 @@ def choose_tokens(
     placed: Sequence[Placed],
     selector: str,
     ratio: float,
-    copies: Mapping[int, Int8Copy | ChunkSuffix] | None = None,
     arrivals: list[Transfer] | None = None,
 ) -> tuple[ChosenTokens, tuple[Placed, ...]]:
     """The tokens of the prompt to compute; and the chunks whose KV is not in place yet, nor on its
     way in ``arrivals``.
 
-    copies: by position, what a probe may look at instead of a chunk that is slow to read: that
-    chunk's KV is then left where it is until the choice is made. ids: the whole prompt, on the host;
+    ids: the whole prompt, on the host;
     row: pool slots by position, as far as they are allocated; prefix: tokens whose exact KV the row
     holds. Tokens outside chunks and the last one are always computed.
     """
@@ -138,15 +115,9 @@ def choose_tokens(
     cache = _cache(model, runner, row, prefix, n, whole)
     if whole and arrivals is not None:
         cache.arrivals = arrivals
-    slow = [p for p in every if copies and chooser.reads_copies and p.start in copies]
-    near = tuple(p for p in every if p not in slow)
-    place_chunks(model, near, cache, prompt.in_chunk())
-    if slow:
-        depth = probed_layers(model.shape.layers)
-        seen = [Placed(copies[p.start], p.start) for p in slow]  # type: ignore[arg-type,index]
-        place_chunks(model, seen, cache, prompt.in_chunk(), depth)
+    place_chunks(model, every, cache, prompt.in_chunk())
     context = _context(model, prompt, cache, ratio, prefix, chooser)
-    return _chosen(chooser, context, computed), tuple(slow) if whole else every
+    return _chosen(chooser, context, computed), () if whole else every
 
 
 def choose(
@@ -157,7 +128,6 @@ def choose(
     row: torch.Tensor,
     plan: ReusePlan,
     ratio: float,
-    copies: Mapping[int, Int8Copy | ChunkSuffix],
 ) -> tuple[ChosenTokens, tuple[Placed, ...]]:
     """As :func:`choose_tokens` for a request's plan, whose arrivals it adds to. A request that is
     started again after a retraction gets what was chosen then."""
@@ -169,9 +139,8 @@ def choose(
         return ChosenTokens(again), plan.placed
     tokens = torch.tensor(ids, dtype=torch.long)
     chosen, left = choose_tokens(
-        model, runner, tokens, row, plan.prefix, plan.placed, request.selector, ratio, copies,
-        plan.arrivals,
-    )  # fmt: skip
+        model, runner, tokens, row, plan.prefix, plan.placed, request.selector, ratio, plan.arrivals
+    )
     request.initial = chosen, plan.prefix
     return chosen, left
 
@@ -280,15 +249,7 @@ def reuse_report(
         "unknown_chunks": sum(one.tier is None for one in chunks),
         "ratio": round(ratio, 4),
         "plan_ms": round(1000 * seconds, 3),
-        **_own_report(request, chunks),
     }
-
-
-def _own_report(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> dict[str, int]:
-    """Where documents of its tenant stand in: of how many of a request's chunks."""
-    if request.own is None:
-        return {}
-    return {"own_stand_ins": sum(k.tier is not None and k.key.endswith(OWN) for k in chunks)}
 
 
 def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:

@@ -10,14 +10,12 @@ import torch
 
 from canopy_chunks import variants
 from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import OWN, Chunk, Placed
+from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.correction import Correction
 from canopy_chunks.disk import DiskChunk
-from canopy_chunks.documents import document_name
 from canopy_chunks.fields import ChunkFields
 from canopy_chunks.host_memory import HostChunk
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
-from canopy_chunks.stand_ins import OwnDocuments, Prompt
 from canopy_chunks.store import ChunkStore
 from canopy_chunks.suffix import ChunkSuffix
 from canopy_chunks.transfer import Transfer
@@ -83,9 +81,8 @@ class ChunkRequest:
     """On ``req.canopy_chunks``: what the request asks for and what becomes of it.
 
     keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
-    encoded behind, one for each of its first addresses; own: the documents of its tenant that stand in
-    there, or None; head: tokens before the first document; salt: of the addresses, what SGLang keeps KV apart by; tenant: whose documents
-    these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
+    encoded behind, one for each of its first addresses; salt: of the addresses, what SGLang keeps KV
+    apart by; tenant: whose documents these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
     not yet); published_tokens: how many were let into the tree; initial: the first
@@ -111,8 +108,6 @@ class ChunkRequest:
     published_tokens: int = 0
     plan: ReusePlan | None = None
     initial: tuple[ChosenTokens, int] | None = None
-    own: OwnDocuments | None = None
-    head: int = 0
     reported: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     complete_report: Callable[[], None] | None = None
@@ -159,10 +154,9 @@ def chunk_request(
     options: Options,
     stand_in: tuple[int, ...],
     time_s: float,
-    own: OwnDocuments | None = None,
 ) -> ChunkRequest:
     """The chunk state of a new request of tokens ``ids`` that asks for ``requested``. stand_in: the
-    neutral stand-ins; own: documents of its tenant that stand in instead, but not for themselves."""
+    tokens of the stand-ins."""
     bounds = tuple(
         (a, min(b, len(ids)))
         for a, b in requested.bounds or ()
@@ -173,12 +167,10 @@ def chunk_request(
     head = tuple(ids[:first]) if whole else ()
     keys, behind = [], []
     for a, b in bounds:
-        itself = own is not None and document_name(ids[a:b], tenant) in own.names
-        tokens = own.tokens if own is not None and not itself else ()
-        place = variants.Place(how, a == first, head, stand_in, whole, tokens)
+        place = variants.Place(how, a == first, head, stand_in, whole)
         found = place.acceptable()
-        keys.append(_addresses(store, ids[a:b], found, salt))
-        behind.append(tuple(prefix for prefix, _ in found[: place.to_encode()]))
+        keys.append(store.keys(ids[a:b], found, salt))
+        behind.append(found[: place.to_encode()])
     return ChunkRequest(
         bounds,
         tuple(keys),
@@ -189,28 +181,4 @@ def chunk_request(
         requested.selector or options.chosen_selector,
         time_s,
         ratio_is_requested=requested.ratio is not None,
-        own=own,
-        head=first,
-    )
-
-
-def _addresses(
-    store: ChunkStore, ids: Sequence[int], found: Sequence[tuple[variants.Tokens, bool]], salt: str
-) -> tuple[str, ...]:
-    """A document's address behind each of these prefixes, which has its tenant's documents or not."""
-    neutral = iter(store.keys(ids, [prefix for prefix, own in found if not own], salt))
-    theirs = iter(store.keys(ids, [prefix for prefix, own in found if own], salt + OWN))
-    return tuple(next(theirs if own else neutral) for _, own in found)
-
-
-def salt_of(request: ChunkRequest, key: str) -> str:
-    """The salt that an address of a request's was made with."""
-    return request.salt + OWN if key.endswith(OWN) else request.salt
-
-
-def prompt_of(request: ChunkRequest, ids: Sequence[int], ratio: float) -> Prompt:
-    """A request's prompt as a trial of stand-ins looks at it; ``ratio``: what is recomputed of it."""
-    whole = request.head <= LEARN_PREFIX_TOKENS
-    return Prompt(
-        request.tenant, tuple(ids), request.bounds, request.head, ratio, request.selector, whole
     )

@@ -23,7 +23,6 @@ from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.model_view import check_layout, first_ranks, served_shape
 from canopy_chunks.server.options import COMMAND, Options
 from canopy_chunks.server.request import ChunkRequest, chunk_request_of
-from canopy_chunks.stand_ins import TRIAL_TOKENS
 from canopy_chunks.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
 
@@ -74,8 +73,7 @@ def pool_budget(
     shape = served_shape(configurator.model, config.hf_config)
     tokens = options.longest_prompt(config.context_len)
     beside = options.bytes_beside_pool(str(configurator.device))
-    trial = min(tokens, TRIAL_TOKENS) if options.own_stand_ins else 0
-    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside, trial)
+    needed = working_memory(shape, configurator.model_dtype.itemsize, tokens, beside)
     if needed.total >= budget:
         raise SystemExit(
             f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
@@ -117,21 +115,20 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
 
 
 def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
-    """Before ``Scheduler.on_idle``: encode what waits, and go on with a trial of stand-ins, until
-    something else comes."""
+    """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
     if engine.reads.pending and scheduler.is_fully_idle():
         engine.reads.clear()
-    if not engine.has_idle_work:
+    if not engine.encoder.busy:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
     def something_comes() -> bool:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
 
-    while engine.has_idle_work:
+    while engine.encoder.busy:
         if first_ranks(something_comes()):
             return
-        engine.idle_piece()
+        engine.encode_piece()
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

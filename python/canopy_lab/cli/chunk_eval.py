@@ -42,14 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="correct what is not recomputed from what is: off, on, or off,on",
     )
-    parser.add_argument(
-        "--stand-in",
-        default="neutral",
-        choices=("neutral", "corpus", "served"),
-        help="what 'standin' and 'mixed' encode behind: texts about nothing, two documents of "
-        "another question, or for all questions the two that a server would try after those behind "
-        "--limit",
-    )
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="most documents per prompt")
     parser.add_argument("--chunk-tokens", type=int, default=160, help="most tokens per document")
@@ -96,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         text=not args.no_text,
         answer_tokens=_positive(args.answer_tokens, "--answer-tokens"),
-        stand_in=args.stand_in,
     )
     if args.json and not args.json.resolve().parent.is_dir():
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")

@@ -1,4 +1,4 @@
-"""With 8-bit copies at hand tokens are chosen first, and only the others' KV is read or travels."""
+"""Scores that are stored with a chunk choose first, and only the other tokens' KV is read or travels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_engine import LENGTH, SYSTEM, prompt, request  # noqa: E402
+from test_engine import LENGTH, SYSTEM  # noqa: E402
 from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
 from canopy_chunks import transfer  # noqa: E402
 from canopy_chunks.chunk import Chunk  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.host_memory import HostMemory  # noqa: E402
-from canopy_chunks.int8_copy import Int8Copies, Int8Copy  # noqa: E402
 from canopy_chunks.model import Shape  # noqa: E402
+from canopy_chunks.server.plan import score_chunk  # noqa: E402
 from canopy_chunks.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
@@ -30,7 +30,10 @@ TOKEN_BYTES = 2 * 2 * 2 * 4 * 4
 @pytest.fixture
 def chunks(llama, ids):
     starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
-    return [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+    made = [encode(llama, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+    for chunk in made:  # as the encoder does before it stores one
+        score_chunk("frequency", chunk)
+    return made
 
 
 def token_bytes(model) -> int:
@@ -38,8 +41,10 @@ def token_bytes(model) -> int:
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
-@pytest.mark.parametrize("copied", [False, True])
-def test_what_travels_from_the_hosts_memory(llama, ids, chunks, monkeypatch, ratio, copied) -> None:
+@pytest.mark.parametrize("selector", ["asked", "frequency"])
+def test_what_travels_from_the_hosts_memory(
+    llama, ids, chunks, monkeypatch, ratio, selector
+) -> None:
     device = SeparateDevice()
     kernels_on(monkeypatch)
     travelled = []
@@ -50,7 +55,7 @@ def test_what_travels_from_the_hosts_memory(llama, ids, chunks, monkeypatch, rat
         rope_scatter.reference(*map(inside, args))
 
     monkeypatch.setattr(transfer, "rope_scatter", scatter)
-    options = {"ratio": ratio, "int8_mb": 16 if copied else 0}
+    options = {"ratio": ratio, "selector": selector}
     engine = served(moved(llama, device), monkeypatch, device.put, **options)
     with device:
         _, batch, row = step_of(engine, ids, chunks, device.put)
@@ -60,7 +65,7 @@ def test_what_travels_from_the_hosts_memory(llama, ids, chunks, monkeypatch, rat
     assert engine.counts["fallbacks"] == 0
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[inside(rows)] = False
-    tokens = int(reused.sum()) if copied else 3 * LENGTH
+    tokens = int(reused.sum()) if selector == "frequency" else 3 * LENGTH
     assert sum(travelled) == tokens * token_bytes(llama)
     assert device.copied["to device"] - before < token_bytes(llama) * LENGTH  # indices alone
     plain = served(llama, monkeypatch, lambda x: x, ratio=0.0)
@@ -75,9 +80,9 @@ def test_what_travels_from_the_hosts_memory(llama, ids, chunks, monkeypatch, rat
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
-@pytest.mark.parametrize("copied", [False, True])
-def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio, copied) -> None:
-    options = {"disk_mb": 64, "directory": str(tmp_path), "int8_mb": 16 if copied else 0}
+@pytest.mark.parametrize("selector", ["asked", "frequency"])
+def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio, selector) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path), "selector": selector}
     engine = served(llama, monkeypatch, lambda x: x, ratio=ratio, **options)
     engine.store._tiers[0].capacity_bytes = 0
     req, batch, row = step_of(engine, ids, chunks, lambda x: x)
@@ -86,35 +91,10 @@ def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio
     computed = torch.zeros(len(row), dtype=torch.bool)
     computed[rows] = True
     reused = int((~computed).sum())
-    assert sum(f.bytes_read for f in files) == (reused if copied else 3 * LENGTH) * token_bytes(
-        llama
-    )
+    tokens = reused if selector == "frequency" else 3 * LENGTH
+    assert sum(f.bytes_read for f in files) == tokens * token_bytes(llama)
     (report,) = req.customized_info["canopy_chunks"]
     assert report["reused_disk"] == reused
-
-
-def test_a_copy_is_near_and_goes_with_its_chunk(llama, chunks) -> None:
-    copies = Int8Copies(1 << 20)
-    store = ChunkStore("m", {"host": 1 << 24}, copies=copies, copied_layers=3)
-    key = store.put(chunks[0])
-    copy = copies.get(key)
-    every = torch.arange(LENGTH)
-    for layer in range(3):
-        for near, true in zip(copy.rows(layer, every), chunks[0].rows(layer, every)):
-            assert float((near - true).abs().max()) <= float(true.abs().max()) / 100
-    assert copy.nbytes < 0.3 * chunks[0].nbytes  # 3 of 4 layers, a byte for four, and scales
-    assert store.delete(key)
-    assert len(copies) == copies.used_bytes == 0
-
-
-def test_copies_are_bounded_and_the_longest_unused_goes(llama, chunks) -> None:
-    size = Int8Copy.of(chunks[0], 3).nbytes
-    copies = Int8Copies(2 * size)
-    for name, chunk in zip("abc", chunks):
-        copies.add(name, Int8Copy.of(chunk, 3))
-        copies.get("a")
-    assert [name for name in "abc" if copies.get(name)] == ["a", "c"]
-    assert copies.used_bytes == 2 * size
 
 
 def chunk_of(number: int, tokens: int) -> Chunk:
@@ -156,11 +136,3 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     gc.collect()
     assert memory.free_slots == 10
     store.check()
-
-
-def test_what_the_engine_reserves_is_reported(llama, ids, chunks, monkeypatch) -> None:
-    engine = served(llama, monkeypatch, lambda x: x, int8_mb=16)
-    state = engine.new_request(request(*prompt(ids)))
-    for chunk in chunks:
-        engine.store.put(chunk, state.salt)
-    assert engine.stats()["int8_copies"]["copies"] == 3

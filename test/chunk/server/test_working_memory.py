@@ -174,7 +174,7 @@ def budget(llama, monkeypatch):
 def test_tiers_count_where_they_lie_in_the_pools_memory(budget) -> None:
     free = 4 << 30
     none = free - budget(free)
-    assert free - budget(free, device_mb=300, int8_mb=200) == none + (500 << 20)
+    assert free - budget(free, device_mb=500) == none + (500 << 20)
     assert free - budget(free, "cpu", memory_mb=1124) == none + (1124 << 20)
     assert free - budget(free, memory_mb=3000) == none, "the host's memory is not the device's"
     assert free - budget(free, prompt_tokens=2048) < none
