@@ -152,7 +152,7 @@ def _meta(request: Request, offset: int, tokens: int, hits: int = 1) -> PageMeta
     conversation = request.conversation
     return PageMeta(
         offset=offset,
-        tokens=tokens,
+        length=tokens,
         category=request.label or request.category,
         turn=request.turn,
         conversation=None if conversation is None else str(conversation),

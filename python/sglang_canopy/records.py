@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
@@ -48,63 +48,62 @@ class Request:
     label: str | None = None
     """What ``arrive``/``finish`` returned last; written by the tree, read by ``Leaf.stamp``."""
 
+    def copy(self, **changes: Any) -> Request:
+        """A plain ``Request`` that says the same but for ``changes``."""
+        return Request(**({name: getattr(self, name) for name in _OF_REQUEST} | changes))
 
-class Leaf:
+
+_OF_REQUEST = tuple(f.name for f in fields(Request))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class LeafRecord:
+    """What is known of a run of cached tokens, in whichever tier it is.
+
+    Every field is declared here, once: splits and copies of leaves, pages on disk and the columns
+    of their index follow. The lower tiers keep a field by its annotation (``disk/page.py``).
+    """
+
+    offset: int = 0
+    """Tokens of the path before this run."""
+    length: int = 0
+    """Tokens of this run."""
+    category: str = "default"
+    turn: int = 1
+    conversation: Hashable | None = None
+    tenant: str | None = None
+    """See ``tenant.tenant_of``."""
+    group: int = -1
+    """Index into the TTL table of the tier below; -1 (``ttl.table.RESIDUAL``): in no group."""
+    created: float = 0.0
+    last_access: float = 0.0
+    hits: int = 0
+    """Requests that used this run, the one that made it included."""
+    history: int = 0
+    """High-water mark, in tokens, of the conversation that runs through here."""
+    shared: bool = False
+    """Whether requests of different conversations (or of none) used this run."""
+    over: bool = False
+    return_at: float | None = None
+    source: str = CLIENT
+    """Who said the two above."""
+    keep_until: float | None = None
+    """Until when a client's wish to keep this run is granted."""
+    slo_ms: float | None = None
+
+
+class Leaf(LeafRecord):
     """A run of cached tokens that a policy can rank. Trees subclass it or hold one a node.
 
     The tree writes every field but ``slot``, which belongs to the policy.
     """
 
-    __slots__ = (
-        "awaited_until",
-        "category",
-        "conversation",
-        "created",
-        "group",
-        "history",
-        "hits",
-        "keep_until",
-        "last_access",
-        "length",
-        "offset",
-        "over",
-        "return_at",
-        "shared",
-        "slo_ms",
-        "slot",
-        "source",
-        "tenant",
-        "turn",
-    )
+    __slots__ = ("awaited_until", "slot")
 
     def __init__(self, offset: int = 0, length: int = 0) -> None:
-        self.offset = offset
-        """Tokens of the path before this node."""
-        self.length = length
-        """Tokens of this node."""
-        self.category = "default"
-        self.turn = 1
-        self.conversation: Hashable | None = None
-        self.tenant: str | None = None
-        self.group: int | None = None
-        """Subtree group of a tiered cache; ``None`` where there are no groups."""
-        self.last_access = 0.0
-        self.created = 0.0
-        self.hits = 0
-        """Requests that used this node, the one that made it included."""
-        self.history = 0
-        """High-water mark, in tokens, of the conversation that runs through this node."""
-        self.shared = False
-        """Whether requests of different conversations (or of none) used this node."""
-        self.over = False
-        self.return_at: float | None = None
-        self.source = CLIENT
-        """Who said the two above."""
-        self.keep_until: float | None = None
-        """Until when the tree grants a client's wish to keep this node."""
+        super().__init__(offset, length)
         self.awaited_until: float | None = None
         """Until when it is protected for a request that waits to use it."""
-        self.slo_ms: float | None = None
         self.slot: Any = None
 
     def stamp(self, request: Request) -> None:
@@ -144,19 +143,15 @@ class Leaf:
 
     def inherit(self, other: Leaf) -> None:
         """Copy everything but ``offset``, ``length`` and ``slot`` (a node was split or moved)."""
+        copy_record(other, self)
         self.awaited_until = other.awaited_until
-        self.category = other.category
-        self.conversation = other.conversation
-        self.created = other.created
-        self.group = other.group
-        self.history = other.history
-        self.hits = other.hits
-        self.keep_until = other.keep_until
-        self.last_access = other.last_access
-        self.over = other.over
-        self.return_at = other.return_at
-        self.shared = other.shared
-        self.slo_ms = other.slo_ms
-        self.source = other.source
-        self.tenant = other.tenant
-        self.turn = other.turn
+
+
+RECORD_FIELDS = tuple(f.name for f in fields(LeafRecord))
+_COPIED = RECORD_FIELDS[2:]
+
+
+def copy_record(source: LeafRecord, target: LeafRecord) -> None:
+    """Copy every field but where the run lies: ``offset`` and ``length``."""
+    for name in _COPIED:
+        setattr(target, name, getattr(source, name))

@@ -73,7 +73,7 @@ def test_metadata_comes_back_after_a_restart(tmp_path):
     keys = chain("a", 2)
     meta = PageMeta(
         offset=16,
-        tokens=16,
+        length=16,
         category="api|end",
         turn=3,
         conversation="c7",
@@ -89,7 +89,7 @@ def test_metadata_comes_back_after_a_restart(tmp_path):
         return_at=1100.0,
         slo_ms=250.0,
     )
-    first = PageMeta(tokens=16, created=900.0, last_access=950.0, hits=5, tenant="t")
+    first = PageMeta(length=16, created=900.0, last_access=950.0, hits=5, tenant="t")
     store.write(keys, [content(k) for k in keys], [first, meta], [None, keys[0]])
     store.close()
     again = store_at(tmp_path, **pins)

@@ -55,7 +55,7 @@ def metas(count: int, now: float, **fields: Any) -> list[PageMeta]:
     return [
         PageMeta(
             offset=i * TOKENS,
-            tokens=TOKENS,
+            length=TOKENS,
             **{"created": now, "last_access": now, "hits": 1, **fields},
         )
         for i in range(count)

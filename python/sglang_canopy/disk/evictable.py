@@ -67,7 +67,7 @@ class EvictablePages:
             return
         if row not in self._leaves:
             self._leaves[row] = self._admit(self.policy, row, now)
-            tenant = self.index.tenants[self.index.tenant[row]]
+            tenant = self.index.label("tenant", row)
             if self.quota(tenant) is not None:
                 twin = self._twins.get(tenant)
                 if twin is None:
@@ -82,13 +82,13 @@ class EvictablePages:
         self._readmit(self.policy, leaf, now)
         twin_leaf = self._twin_leaves.get(row)
         if twin_leaf is not None:
-            self._readmit(self._twins[self.index.tenants[self.index.tenant[row]]], twin_leaf, now)
+            self._readmit(self._twins[self.index.label("tenant", row)], twin_leaf, now)
 
     def withdraw(self, row: int) -> PageLeaf | None:
         """The policies no longer rank ``row`` (it changes, or goes)."""
         twin_leaf = self._twin_leaves.pop(row, None)
         if twin_leaf is not None:
-            self._twins[self.index.tenants[self.index.tenant[row]]].drop(twin_leaf)
+            self._twins[self.index.label("tenant", row)].drop(twin_leaf)
         leaf = self._leaves.pop(row, None)
         if leaf is not None:
             self.policy.drop(leaf)
@@ -126,14 +126,14 @@ class EvictablePages:
         """``row`` is leaving the index. ``chosen``: by the policy, which is notified."""
         self.unpin(row)
         self._locked.pop(row, None)
-        self.refund_tenant(self.index.tenants[self.index.tenant[row]], stored_bytes)
+        self.refund_tenant(self.index.label("tenant", row), stored_bytes)
         if chosen and leaf is not None:
             self.policy.evicted(leaf, leaf.length)
 
     def clear(self) -> None:
         """Every page is leaving the index, and was refunded. What policies learned stays."""
         for row, leaf in self._twin_leaves.items():
-            twin = self._twins.get(self.index.tenants[self.index.tenant[row]])
+            twin = self._twins.get(self.index.label("tenant", row))
             if twin is not None:
                 twin.drop(leaf)
         for leaf in self._leaves.values():
@@ -186,7 +186,7 @@ class EvictablePages:
         Pages above a pinned one count as pinned as well. All are charged to the tenant of
         ``row``: no two tenants have a page in common.
         """
-        tenant = self.index.tenants[self.index.tenant[row]]
+        tenant = self.index.label("tenant", row)
         index, path, size = self.index, [], 0
         while row != NO_ROW:
             if self._pins.get(row, 0.0) >= until:
@@ -274,7 +274,7 @@ class EvictablePages:
         assert pinned == self.pinned_by_tenant, (pinned, self.pinned_by_tenant)
         tenants: dict[str, int] = {}
         for row in index.rows.values():
-            tenant = index.tenants[index.tenant[row]]
+            tenant = index.label("tenant", row)
             if tenant is not None:
                 tenants[tenant] = tenants.get(tenant, 0) + index.stored[row]
         assert tenants == self.tenant_bytes, (tenants, self.tenant_bytes)

@@ -139,7 +139,7 @@ class Eviction:
         stored = index.array["stored"][at].astype(np.int64)
         state.counters.all_left("cleared", stored, now - index.array["written"][at])
         numbers = index.array["tenant"][at]
-        for number, tenant in list(index.tenants.items()):
+        for number, tenant in list(index.labels["tenant"].items()):
             state.evictable.refund_tenant(tenant, int(stored[numbers == number].sum()))
         state.evictable.clear()
         state.units.free(index.array["unit"][at].tolist())

@@ -8,85 +8,50 @@ index file as well, and is used again after the page is gone.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sglang_canopy.disk.labels import NO_LABEL, Labels
-from sglang_canopy.disk.page import PageMeta
-from sglang_canopy.records import Leaf
+from sglang_canopy.disk.page import FIELDS, LABELS, OPTIONAL, PageMeta
+from sglang_canopy.records import LeafRecord
 
 NO_ROW = -1
 Column = Any
-"""A memoryview over one of the arrays; its values are plain ints or floats."""
-SHARED, OVER = 1, 2
-"""Bits of the column ``flags``."""
-_NAN = math.nan
+"""A memoryview over one of the arrays; its values are plain ints, floats or bools."""
 
-COLUMNS: dict[str, Any] = {
-    "parent": np.int32,
-    "children": np.int32,
-    "unit": np.int64,
-    "stored": np.uint32,
-    "check_high": np.uint64,
-    "check_low": np.uint64,
-    "written": np.float64,
-    "expires": np.float64,
-    "offset": np.int64,
-    "tokens": np.int32,
-    "turn": np.int32,
-    "category": np.int32,
-    "conversation": np.int32,
-    "tenant": np.int32,
-    "group": np.int32,
-    "created": np.float64,
-    "last_access": np.float64,
-    "hits": np.int64,
-    "keep_until": np.float64,
-    "ttl_s": np.float64,
-    "flags": np.uint8,
-    "history": np.int32,
-    "return_at": np.float64,
-    "slo_ms": np.float32,
+_OF_STORE = {
+    "parent": "i4",
+    "children": "i4",
+    "unit": "i8",
+    "stored": "u4",
+    "check_high": "u8",
+    "check_low": "u8",
+    "written": "f8",
+    "expires": "f8",
 }
+COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
+_AS_THEY_ARE = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
+_OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
 class PageIndex:
-    """The table of pages. Not thread-safe: the store's lock guards it."""
+    """The table of pages: each column of ``COLUMNS`` is an attribute, and an array in ``array``.
 
-    parent: Column
-    children: Column
-    unit: Column
-    stored: Column
-    check_high: Column
-    check_low: Column
-    written: Column
-    expires: Column
-    offset: Column
-    tokens: Column
-    turn: Column
-    category: Column
-    conversation: Column
-    tenant: Column
-    group: Column
-    created: Column
-    last_access: Column
-    hits: Column
-    keep_until: Column
-    ttl_s: Column
-    flags: Column
-    history: Column
-    return_at: Column
-    slo_ms: Column
+    A label's column holds numbers, which ``labels`` of that name turns into values. Not
+    thread-safe: the store's lock guards it.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Column: ...
 
     def __init__(self) -> None:
         self.rows: dict[bytes, int] = {}
         self.keys: list[bytes | None] = []
         self.more_units: dict[int, tuple[int, ...]] = {}
         """Units after the first, of pages that have several."""
-        self.categories = Labels()
-        self.conversations = Labels()
-        self.tenants = Labels()
+        self.labels = {name: Labels() for name in LABELS}
         self.array: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
         self._free: list[int] = []
         self._grow(256)
@@ -116,7 +81,8 @@ class PageIndex:
         if parent != NO_ROW:
             self.children[parent] += 1
         self.set_units(row, units)
-        self.category[row] = self.conversation[row] = self.tenant[row] = NO_LABEL
+        for name in LABELS:
+            getattr(self, name)[row] = NO_LABEL
         return row
 
     def remove(self, row: int) -> int:
@@ -140,7 +106,7 @@ class PageIndex:
         self.rows.clear()
         self.keys = [None] * len(self.keys)
         self.more_units.clear()
-        self.categories, self.conversations, self.tenants = Labels(), Labels(), Labels()
+        self.labels = {name: Labels() for name in LABELS}
         self.array["children"][:] = 0
         self.array["category"][:] = NO_LABEL
         self.array["expires"][:] = math.inf
@@ -173,56 +139,32 @@ class PageIndex:
         self.check_high[row] = value >> 64
         self.check_low[row] = value & 0xFFFFFFFFFFFFFFFF
 
+    def label(self, name: str, row: int) -> Any:
+        """The row's category, conversation, tenant or source."""
+        return self.labels[name][getattr(self, name)[row]]
+
     def put(self, row: int, meta: PageMeta) -> None:
         """Write all of ``meta`` into the row."""
-        labels = (
-            self.categories.take(meta.category),
-            self.conversations.take(meta.conversation),
-            self.tenants.take(meta.tenant),
-        )
+        numbers = {name: labels.take(getattr(meta, name)) for name, labels in self.labels.items()}
         self._drop_labels(row)
-        self.category[row], self.conversation[row], self.tenant[row] = labels
-        self.offset[row] = meta.offset
-        self.tokens[row] = meta.tokens
-        self.turn[row] = meta.turn
-        self.group[row] = meta.group
-        self.created[row] = meta.created
-        self.last_access[row] = meta.last_access
-        self.hits[row] = meta.hits
-        self.keep_until[row] = as_number(meta.keep_until)
-        self.ttl_s[row] = as_number(meta.ttl_s)
-        self.flags[row] = SHARED * meta.shared + OVER * meta.over
-        self.history[row] = min(meta.history, 0x7FFFFFFF)
-        self.return_at[row] = as_number(meta.return_at)
-        self.slo_ms[row] = as_number(meta.slo_ms)
+        for name in FIELDS:
+            value = numbers[name] if name in numbers else getattr(meta, name)
+            getattr(self, name)[row] = as_number(value)
 
     def meta(self, row: int) -> PageMeta:
-        flags = self.flags[row]
-        return PageMeta(
-            offset=self.offset[row],
-            tokens=self.tokens[row],
-            category=self.categories[self.category[row]],
-            turn=self.turn[row],
-            conversation=self.conversations[self.conversation[row]],
-            tenant=self.tenants[self.tenant[row]],
-            group=self.group[row],
-            created=self.created[row],
-            last_access=self.last_access[row],
-            hits=self.hits[row],
-            keep_until=_or_none(self.keep_until[row]),
-            ttl_s=_or_none(self.ttl_s[row]),
-            shared=bool(flags & SHARED),
-            history=self.history[row],
-            over=bool(flags & OVER),
-            return_at=_or_none(self.return_at[row]),
-            slo_ms=_or_none(self.slo_ms[row]),
-        )
+        meta = PageMeta()
+        self.fill(meta, row)
+        meta.ttl_s = _or_none(self.ttl_s[row])
+        return meta
 
-    def fill(self, leaf: Leaf, row: int) -> None:
+    def fill(self, leaf: LeafRecord, row: int) -> None:
         """Write the row into a policy's leaf."""
-        self.meta(row).apply_to(leaf)
-        leaf.offset = self.offset[row]
-        leaf.length = self.tokens[row]
+        for name in _AS_THEY_ARE:
+            setattr(leaf, name, getattr(self, name)[row])
+        for name in _OPTIONAL_OF_LEAF:
+            setattr(leaf, name, _or_none(getattr(self, name)[row]))
+        for name, labels in self.labels.items():
+            setattr(leaf, name, labels[getattr(self, name)[row]])
 
     def memory_bytes(self) -> int:
         """Bytes of the columns, keys and mapping (an estimate without the labels' texts)."""
@@ -240,9 +182,8 @@ class PageIndex:
     def _drop_labels(self, row: int) -> None:
         if self.category[row] == NO_LABEL:
             return
-        self.categories.drop(self.category[row])
-        self.conversations.drop(self.conversation[row])
-        self.tenants.drop(self.tenant[row])
+        for name, labels in self.labels.items():
+            labels.drop(getattr(self, name)[row])
         self.category[row] = NO_LABEL
 
     def _grow(self, capacity: int) -> None:
@@ -254,9 +195,9 @@ class PageIndex:
             setattr(self, name, memoryview(new))
 
 
-def as_number(value: float | None) -> float:
+def as_number(value: Any) -> Any:
     """As the columns hold it."""
-    return _NAN if value is None else value
+    return math.nan if value is None else value
 
 
 def _or_none(value: float) -> float | None:

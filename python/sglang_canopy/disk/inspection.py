@@ -41,8 +41,8 @@ def held_pages(state: StoreState) -> dict[str, dict[Any, int]]:
 
 def _held(index: PageIndex) -> dict[str, dict[Any, int]]:
     return {
-        "categories": index.categories.uses(),
-        "tenants": index.tenants.uses(),
+        "categories": index.labels["category"].uses(),
+        "tenants": index.labels["tenant"].uses(),
         "groups": index.pages_by_group(),
     }
 
@@ -73,8 +73,8 @@ def _recount(state: StoreState) -> None:
         assert index.children[row] == children.get(row, 0), row
     rows = index.rows.values()
     assert _held(index) == {
-        "categories": Counter(index.categories[index.category[row]] for row in rows),
-        "tenants": Counter(index.tenants[index.tenant[row]] for row in rows),
+        "categories": Counter(index.label("category", row) for row in rows),
+        "tenants": Counter(index.label("tenant", row) for row in rows),
         "groups": Counter(index.group[row] for row in rows),
     }
     assert len(used) == units.used, (len(used), units.used)

@@ -14,41 +14,14 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+
+from sglang_canopy.disk.records import FIELDS, Row
 
 FILE = "index.sqlite"
-VERSION = 1
+VERSION = 2
 
-FIELDS = (
-    "id",
-    "key",
-    "parent",
-    "units",
-    "stored",
-    "checksum",
-    "written",
-    "pos",
-    "tokens",
-    "turn",
-    "category",
-    "conversation",
-    "tenant",
-    "root",
-    "created",
-    "last_access",
-    "hits",
-    "keep_until",
-    "ttl_s",
-    "flags",
-    "history",
-    "return_at",
-    "slo_ms",
-)
-"""``id`` is a row number, ``parent`` another or -1; ``units`` are 5-byte numbers."""
-
-Row = tuple[Any, ...]
-
-_CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {', '.join(FIELDS[1:])})"
+_NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
+_CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
 _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
@@ -92,7 +65,7 @@ class Journal:
     def rows(self) -> Iterator[Row]:
         """Every record, as ``FIELDS``. The caller validates them."""
         assert self._connection is not None
-        return iter(self._connection.execute(f"SELECT {', '.join(FIELDS)} FROM pages"))
+        return iter(self._connection.execute("SELECT * FROM pages"))
 
     def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
         """One transaction; all of it is on record afterwards, or none."""
@@ -178,11 +151,3 @@ def kind_of(error: OSError | sqlite3.Error) -> str:
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return "read-only"
     return "index" if damaged(error) else "io"
-
-
-def pack_units(units: Iterable[int]) -> bytes:
-    return b"".join(unit.to_bytes(5, "little") for unit in units)
-
-
-def unpack_units(blob: bytes) -> tuple[int, ...]:
-    return tuple(int.from_bytes(blob[i : i + 5], "little") for i in range(0, len(blob), 5))

@@ -64,7 +64,7 @@ class Lifetimes:
         own = index.ttl_s[row]
         ttl_s = state.ttl.ttl_s(
             index.group[row],
-            index.categories[index.category[row]] if state.ttl.categories else None,
+            index.label("category", row) if state.ttl.categories else None,
             None if math.isnan(own) else own,
         )
         expires = index.last_access[row] + ttl_s
@@ -105,9 +105,9 @@ class Lifetimes:
     def _ttls(self, top: int) -> Any:
         """The TTL of every row, in seconds."""
         index, table = self._state.index, self._state.ttl
-        by_category = np.full(index.categories.capacity() + 1, table.residual_ttl_s)
+        by_category = np.full(index.labels["category"].capacity() + 1, table.residual_ttl_s)
         if table.categories:
-            for number, category in index.categories.items():
+            for number, category in index.labels["category"].items():
                 by_category[number] = table.ttl_s(-1, category)
         by_group = np.asarray([*(g.ttl_s for g in table.groups), math.nan])
         group = index.array["group"][:top]

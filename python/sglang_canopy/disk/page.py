@@ -1,84 +1,47 @@
-"""What a lower tier knows of one page: everything of a ``Leaf`` that must survive a restart."""
+"""What a lower tier knows of one page, and how each of its fields is kept and checked."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Leaf
+from sglang_canopy.records import LeafRecord, copy_record
 
 MAX_TEXT = 256
-"""Longest category, tenant or conversation, in characters."""
-
-_MAX_TOKENS = 1 << 40
-_INT32 = (1 << 31) - 1
-"""The index on disk keeps a page's own numbers in 32 bits."""
+"""Longest label (category, tenant, conversation), in characters."""
+_MOST = 1 << 40
+"""Largest whole number that is taken for one: tokens, turns, uses."""
 _FAR = 1e13
-"""Largest time, in seconds, that is taken for one."""
+"""Largest number of seconds that is taken for one."""
 
 
 @dataclass(slots=True)
-class PageMeta:
-    """The record of one page. Times in seconds on the requests' clock, lengths in tokens."""
+class PageMeta(LeafRecord):
+    """The record of one page. Times in seconds, on the clock of whoever holds it."""
 
-    offset: int = 0
-    """Tokens of the path before this page."""
-    tokens: int = 0
-    """Tokens of this page."""
-    category: str = "default"
-    turn: int = 1
-    conversation: str | int | None = None
-    tenant: str | None = None
-    """See ``tenant.tenant_of``."""
-    group: int = -1
-    """Index into the tier's ``TTLTable``; -1 (``tier.ttl.RESIDUAL``) for every other path."""
-    created: float = 0.0
-    last_access: float = 0.0
-    hits: int = 0
-    """Requests that used this page, the one that made it included."""
-    keep_until: float | None = None
     ttl_s: float | None = None
     """The page's own TTL, asked for by a request; ``None``: the group's."""
-    shared: bool = False
-    history: int = 0
-    over: bool = False
-    return_at: float | None = None
-    slo_ms: float | None = None
 
     @classmethod
-    def from_leaf(
-        cls, leaf: Leaf, *, offset: int, tokens: int, ttl_s: float | None = None
-    ) -> PageMeta:
-        """The record of ``tokens`` of ``leaf``'s tokens, ``offset`` tokens deep in the path."""
-        return cls(
-            offset=offset,
-            tokens=tokens,
-            category=_shortened(leaf.category),
-            turn=leaf.turn,
-            conversation=_plain(leaf.conversation),
-            tenant=None if leaf.tenant is None else _shortened(leaf.tenant),
-            group=-1 if leaf.group is None else leaf.group,
-            created=leaf.created,
-            last_access=leaf.last_access,
-            hits=leaf.hits,
-            keep_until=leaf.keep_until,
-            ttl_s=ttl_s,
-            shared=leaf.shared,
-            history=leaf.history,
-            over=leaf.over,
-            return_at=leaf.return_at,
-            slo_ms=leaf.slo_ms,
-        )
+    def from_leaf(cls, leaf: LeafRecord, ttl_s: float | None = None) -> PageMeta:
+        """``leaf``'s record, its labels as a file can hold them."""
+        meta = cls(leaf.offset, leaf.length, ttl_s=ttl_s)
+        copy_record(leaf, meta)
+        for name in LABELS:
+            setattr(meta, name, _plain(getattr(meta, name)))
+        return meta
 
-    def apply_to(self, leaf: Leaf) -> None:
-        """Write all but ``offset`` and the length into ``leaf`` (call while it is not admitted)."""
-        for name in _OF_LEAF:
-            setattr(leaf, name, getattr(self, name))
-        leaf.group = None if self.group < 0 else self.group
+    def shift(self, seconds: float) -> None:
+        """Move every time to a clock that shows ``seconds`` more."""
+        for name in _TIMES:
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, value + seconds)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; fields at their defaults are left out."""
@@ -94,84 +57,72 @@ class PageMeta:
         if not isinstance(given, Mapping):
             raise CanopyError(f"page metadata must be a JSON object, got {type(given).__name__}")
         for name, value in given.items():
-            check = _CHECKS.get(name)
-            if check is None:
+            if name not in FIELDS:
                 raise CanopyError(
-                    f"page metadata has an unknown field {name!r}; known: {', '.join(_CHECKS)}"
+                    f"page metadata has an unknown field {name!r}; known: {', '.join(FIELDS)}"
                 )
-            if not check(value):
+            if not _is_sound(name, value):
                 raise CanopyError(f"page metadata field {name!r} cannot be {value!r}")
         return cls(**given)
 
 
-_OF_LEAF = (
-    "category",
-    "turn",
-    "conversation",
-    "tenant",
-    "created",
-    "last_access",
-    "hits",
-    "keep_until",
-    "shared",
-    "history",
-    "over",
-    "return_at",
-    "slo_ms",
-)
+class Kind(enum.Enum):
+    """How a field is kept: the type of its column."""
+
+    FLAG = "?"
+    WHOLE = "i8"
+    SECONDS = "f8"
+    OPTIONAL = "f8 or NaN"
+    """Seconds or milliseconds; NaN stands for ``None``."""
+    LABEL = "i4"
+    """A number that stands for a text, a conversation or ``None`` (``labels.py``)."""
+
+    @property
+    def column(self) -> str:
+        return self.value[:2]
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT]
-
-
-def _plain(value: Any) -> str | int | None:
-    """A conversation's identity as something a file can hold."""
-    if value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63):
-        return value
-    return _shortened(value if isinstance(value, str) else repr(value))
-
-
-def _whole(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda v: type(v) is int and low <= v <= high
-
-
-def _seconds(v: Any) -> bool:
-    return type(v) in (int, float) and math.isfinite(v) and -_FAR <= v <= _FAR
-
-
-def _text(v: Any) -> bool:
-    return isinstance(v, str) and len(v) <= MAX_TEXT
-
-
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda v: v is None or check(v)
-
-
-def _identity(v: Any) -> bool:
-    return _text(v) or _whole(-(1 << 63), (1 << 63) - 1)(v)
-
-
-def _ttl(v: Any) -> bool:
-    return type(v) in (int, float) and v >= 0
-
-
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "offset": _whole(0, _MAX_TOKENS),
-    "tokens": _whole(0, _INT32),
-    "category": _text,
-    "turn": _whole(0, _INT32),
-    "conversation": _or_none(_identity),
-    "tenant": _or_none(_text),
-    "group": _whole(-1, _INT32),
-    "created": _seconds,
-    "last_access": _seconds,
-    "hits": _whole(0, 1 << 62),
-    "keep_until": _or_none(_seconds),
-    "ttl_s": _or_none(_ttl),
-    "shared": lambda v: isinstance(v, bool),
-    "history": _whole(0, _MAX_TOKENS),
-    "over": lambda v: isinstance(v, bool),
-    "return_at": _or_none(_seconds),
-    "slo_ms": _or_none(_seconds),
+_KIND_OF = {
+    "bool": Kind.FLAG,
+    "int": Kind.WHOLE,
+    "float": Kind.SECONDS,
+    "float | None": Kind.OPTIONAL,
 }
+FIELDS = {f.name: _KIND_OF.get(str(f.type), Kind.LABEL) for f in dataclasses.fields(PageMeta)}
+"""Every field of a page's record, in order, and its kind."""
+LABELS = tuple(name for name, kind in FIELDS.items() if kind is Kind.LABEL)
+OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is Kind.OPTIONAL)
+_TIMES = ("created", "last_access", "keep_until", "return_at")
+_ALWAYS = ("category", "source")
+"""Labels that are never ``None``."""
+_LEAST = {name: -1 if name == "group" else 0 for name in FIELDS}
+
+
+def _plain(label: Any) -> str | int | None:
+    """A label as something a file can hold."""
+    if label is None or (type(label) is int and -(1 << 63) <= label < 1 << 63):
+        return label
+    return (label if isinstance(label, str) else repr(label))[:MAX_TEXT]
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    kind = FIELDS[name]
+    if kind is Kind.FLAG:
+        return isinstance(value, bool)
+    if kind is Kind.WHOLE:
+        return type(value) is int and _LEAST[name] <= value <= _MOST
+    if kind is Kind.LABEL:
+        return _is_label(value, optional=name not in _ALWAYS, number=name == "conversation")
+    if value is None:
+        return kind is Kind.OPTIONAL
+    if name == "ttl_s":
+        return type(value) in (int, float) and value >= 0  # without end, too
+    return type(value) in (int, float) and math.isfinite(value) and -_FAR <= value <= _FAR
+
+
+def _is_label(value: Any, *, optional: bool, number: bool) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_TEXT
+    if value is None:
+        return optional
+    return number and type(value) is int and -(1 << 63) <= value < 1 << 63

@@ -134,7 +134,7 @@ class PageReader:
             counters.read_bytes += state.content.page_bytes
             if index.keys[row] != page.key:
                 continue  # it went while it was read; what was read is right all the same
-            counters.by_category(counters.hits, index.categories[index.category[row]])
+            counters.by_category(counters.hits, index.label("category", row))
             if now > index.last_access[row]:
                 index.last_access[row] = now
                 self._lifetimes.set_expiry(row)

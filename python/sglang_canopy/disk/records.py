@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from sglang_canopy.disk import page
 from sglang_canopy.disk.content import Content
-from sglang_canopy.disk.index import OVER, SHARED, PageIndex
-from sglang_canopy.disk.journal import Row, pack_units, unpack_units
-from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.index import PageIndex
+from sglang_canopy.disk.page import Kind, PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
+_OF_STORE = ("id", "key", "parent", "units", "stored", "checksum", "written")
+"""``id`` is a row number, ``parent`` another or -1; ``units`` are 5-byte numbers."""
+FIELDS = (*_OF_STORE, *page.FIELDS)
+"""Columns of the index file. A page's group is written as the id of the group's root, in bytes."""
+
+Row = tuple[Any, ...]
+
 
 def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
-    """The row as the journal's ``FIELDS``. A group is written as its root's id."""
-    group = index.group[row]
-    root = ttl.groups[group].root.to_bytes(8, "little") if 0 <= group < len(ttl.groups) else None
+    """The row as ``FIELDS``."""
+    meta = index.meta(row)
+    values = {name: getattr(meta, name) for name in page.FIELDS}
+    listed = 0 <= meta.group < len(ttl.groups)
+    values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if listed else None
     return (
         row,
         index.keys[row],
@@ -26,28 +35,13 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
         index.stored[row],
         index.checksum(row).to_bytes(16, "little"),
         index.written[row],
-        index.offset[row],
-        index.tokens[row],
-        index.turn[row],
-        index.categories[index.category[row]],
-        index.conversations[index.conversation[row]],
-        index.tenants[index.tenant[row]],
-        root,
-        index.created[row],
-        index.last_access[row],
-        index.hits[row],
-        index.keep_until[row],  # NaN is NULL in SQLite
-        index.ttl_s[row],
-        index.flags[row],
-        index.history[row],
-        index.return_at[row],
-        index.slo_ms[row],
+        *values.values(),
     )
 
 
 def is_sound(row: Row, content: Content) -> bool:
     """Whether the row's number, parent, units and sizes are of one of our pages."""
-    number, key, parent, units, stored, checksum, written = row[:7]
+    number, key, parent, units, stored, checksum, written = row[: len(_OF_STORE)]
     if not (
         type(number) is int
         and 0 <= number < 1 << 31
@@ -73,33 +67,22 @@ def is_sound(row: Row, content: Content) -> bool:
 
 def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
     """The row's metadata; ``None`` where a field is out of range. ``roots``: groups by root."""
-    values: Sequence[Any] = row[7:]
-    (offset, tokens, turn, category, conversation, tenant, root, created, last, hits) = values[:10]
-    keep, ttl_s, flags, history, back, slo = values[10:]
-    if type(flags) is not int or not 0 <= flags < 4:
-        return None
-    group = roots.get(int.from_bytes(root, "little"), -1) if isinstance(root, bytes) else -1
+    values = dict(zip(page.FIELDS, row[len(_OF_STORE) :], strict=True))
+    root = values["group"]
+    number = int.from_bytes(root, "little") if isinstance(root, bytes) else None
+    values["group"] = -1 if number is None else roots.get(number, -1)
+    for name, kind in page.FIELDS.items():
+        if kind is Kind.FLAG and values[name] in (0, 1):
+            values[name] = bool(values[name])
     try:
-        return PageMeta.from_json(
-            {
-                "offset": offset,
-                "tokens": tokens,
-                "category": category,
-                "turn": turn,
-                "conversation": conversation,
-                "tenant": tenant,
-                "group": group,
-                "created": created,
-                "last_access": last,
-                "hits": hits,
-                "keep_until": keep,
-                "ttl_s": ttl_s,
-                "shared": bool(flags & SHARED),
-                "history": history,
-                "over": bool(flags & OVER),
-                "return_at": back,
-                "slo_ms": slo,
-            }
-        )
+        return PageMeta.from_json(values)
     except CanopyError:
         return None
+
+
+def pack_units(units: Iterable[int]) -> bytes:
+    return b"".join(unit.to_bytes(5, "little") for unit in units)
+
+
+def unpack_units(blob: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(blob[i : i + 5], "little") for i in range(0, len(blob), 5))

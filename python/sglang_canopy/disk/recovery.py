@@ -12,9 +12,9 @@ from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import Journal, Row, damaged, kind_of, unpack_units
+from sglang_canopy.disk.journal import Journal, damaged, kind_of
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.records import decode_meta, is_sound
+from sglang_canopy.disk.records import Row, decode_meta, is_sound, unpack_units
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator

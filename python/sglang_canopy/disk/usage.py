@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sglang_canopy.disk.content import raw_key
-from sglang_canopy.disk.index import OVER, SHARED, as_number
+from sglang_canopy.disk.index import as_number
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.page import FIELDS, LABELS, PageMeta
 from sglang_canopy.disk.state import StoreState
+
+_OF_THE_PAGE = {"offset", "length", "tenant", "created"}
+"""What a use does not change."""
+_GREATEST = ("last_access", "history")
+_OVERWRITTEN = tuple(set(FIELDS) - {*_OF_THE_PAGE, *_GREATEST, *LABELS, "hits", "shared", "over"})
 
 
 class UsageRecorder:
@@ -47,20 +53,19 @@ class UsageRecorder:
         state, index, array = self._state, self._state.index, self._state.index.array
         meta = on_store_clock(state.clock, meta, now)
         rows = np.asarray(path, np.int64)
-        self._relabel(rows, meta)
+        self._mark_shared(rows, meta)
+        for name in LABELS:
+            if name not in _OF_THE_PAGE:
+                number = index.labels[name].take(getattr(meta, name))
+                index.labels[name].move(array[name][rows], number)
+                array[name][rows] = number
+                index.labels[name].drop(number)
         hits = array["hits"][rows]
         array["hits"][rows] = hits + 1 if count else np.maximum(hits, meta.hits)
-        array["last_access"][rows] = np.maximum(array["last_access"][rows], meta.last_access)
-        array["history"][rows] = np.maximum(array["history"][rows], min(meta.history, 0x7FFFFFFF))
-        for name, value in (
-            ("turn", meta.turn),
-            ("group", meta.group),
-            ("keep_until", as_number(meta.keep_until)),
-            ("ttl_s", as_number(meta.ttl_s)),
-            ("return_at", as_number(meta.return_at)),
-            ("slo_ms", as_number(meta.slo_ms)),
-        ):
-            array[name][rows] = value
+        for name in _GREATEST:
+            array[name][rows] = np.maximum(array[name][rows], getattr(meta, name))
+        for name in _OVERWRITTEN:
+            array[name][rows] = as_number(getattr(meta, name))
         ttl_s = state.ttl.ttl_s(meta.group, meta.category, meta.ttl_s)
         array["expires"][rows] = array["last_access"][rows] + ttl_s
         if state.evictable.pinned_bytes or meta.keep_until is not None:
@@ -69,33 +74,20 @@ class UsageRecorder:
             state.evictable.rerank(row, now)
         self._index_writer.mark_used(path, path[-1])
 
-    def _relabel(self, rows: np.ndarray, meta: PageMeta) -> None:
-        """Conversation, category and the flags that depend on them."""
+    def _mark_shared(self, rows: np.ndarray, meta: PageMeta) -> None:
+        """Pages that another conversation used before are shared, and none of those is over."""
         index, array = self._state.index, self._state.index.array
-        conversation = index.conversations.take(meta.conversation)
-        before = array["conversation"][rows]
-        other = (before != index.conversations.number(None)) & (before != conversation)
-        flags = array["flags"][rows] & ~np.uint8(OVER)
-        flags |= np.where(other | meta.shared, np.uint8(SHARED), np.uint8(0))
-        if meta.over:
-            flags |= np.where(flags & SHARED, np.uint8(0), np.uint8(OVER))
-        array["flags"][rows] = flags
-        index.conversations.move(before, conversation)
-        array["conversation"][rows] = conversation
-        index.conversations.drop(conversation)
-        category = index.categories.take(meta.category)
-        index.categories.move(array["category"][rows], category)
-        array["category"][rows] = category
-        index.categories.drop(category)
+        conversations, before = index.labels["conversation"], array["conversation"][rows]
+        conversation = conversations.number(meta.conversation)
+        other = (before != conversations.number(None)) & (before != conversation)
+        shared = array["shared"][rows] | other | meta.shared
+        array["shared"][rows] = shared
+        array["over"][rows] = meta.over & ~shared
 
 
 def on_store_clock(clock: Callable[[], float], meta: PageMeta, now: float) -> PageMeta:
     """A copy with its times on the store's clock, none of the past ones in the future."""
-    skew = getattr(clock, "skew_s", 0.0)
-    values = {name: getattr(meta, name) for name in PageMeta.__slots__}
-    for name in ("created", "last_access"):
-        values[name] = min(values[name] - skew, now)
-    for name in ("keep_until", "return_at"):
-        if values[name] is not None:
-            values[name] -= skew
-    return PageMeta(**values)
+    meta = dataclasses.replace(meta)
+    meta.shift(-getattr(clock, "skew_s", 0.0))
+    meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)
+    return meta

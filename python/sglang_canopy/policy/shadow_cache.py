@@ -81,22 +81,4 @@ class ShadowCache:
 
 def as_sampled(request: Request, conversation: Hashable) -> Request:
     """``request`` for shadow caches: a copy that names its conversation, which asks to keep nothing."""
-    return Request(
-        time=request.time,
-        category=request.category,
-        path=tuple(request.path),
-        block_tokens=request.block_tokens,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        turn=request.turn,
-        conversation=conversation,
-        stop=request.stop,
-        tenant=request.tenant,
-        slo_ms=request.slo_ms,
-        over=request.over,
-        return_in_s=request.return_in_s,
-        source=request.source,
-        ttft_model=request.ttft_model,
-        cached_tokens=request.cached_tokens,
-        label=request.label,
-    )
+    return request.copy(path=tuple(request.path), conversation=conversation, keep_until=None)

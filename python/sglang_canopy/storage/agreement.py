@@ -89,7 +89,7 @@ def _packed(runs: Sequence[Run]) -> bytes:
 
 def _portable(meta: PageMeta) -> dict[str, Any]:
     """``meta`` without where its page is, which differs from page to page of a run."""
-    return {k: v for k, v in meta.to_json().items() if k not in ("offset", "tokens")}
+    return {k: v for k, v in meta.to_json().items() if k not in ("offset", "length")}
 
 
 def _unpacked(text: bytes) -> list[Run]:

@@ -67,11 +67,11 @@ class PageTransfer:
             return list(filter(None, metas))
         now = store.clock() + getattr(store.clock, "skew_s", 0.0)
         above = store.meta([parent])[0] if parent is not None else None
-        offset = above.offset + above.tokens if above is not None else 0
+        offset = above.offset + above.length if above is not None else 0
         described = []
         for meta in metas:
             if meta is None:
                 meta = PageMeta(offset, self.page_tokens, created=now, last_access=now, hits=1)
             described.append(meta)
-            offset = meta.offset + meta.tokens
+            offset = meta.offset + meta.length
         return described

@@ -10,7 +10,6 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, TIERS
 from sglang_canopy.telemetry.reported_cache import ReportedCache
-from sglang_canopy.ttl.table import RESIDUAL
 
 _SLICE = 1000
 """Nodes looked at before other threads may run."""
@@ -67,7 +66,7 @@ class Holdings:
                 for sums, name in (
                     (category, category_of(leaf.category)),
                     (tenant, leaf.tenant),
-                    (group, (DISK, RESIDUAL if leaf.group is None else leaf.group)),
+                    (group, (DISK, leaf.group)),
                     (group, (HOST, leaf.host_group)),
                 ):
                     tokens = sums.setdefault(name, [0, 0, 0])

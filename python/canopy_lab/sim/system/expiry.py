@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_canopy.records import Leaf
+from sglang_canopy.ttl.table import RESIDUAL
 
 
 class Expiry:
@@ -21,13 +22,12 @@ class Expiry:
         """``None`` where nothing expires."""
         return None if ttl is None or ttl == math.inf else cls(ttl)
 
-    def group(self, path: Sequence[int]) -> int | None:
+    def group(self, path: Sequence[int]) -> int:
         """The group of a node whose path, itself included, this is."""
-        return None if self._table is None else self._table.group_of(path)
+        return RESIDUAL if self._table is None else self._table.group_of(path)
 
     def over(self, leaf: Leaf, now: float) -> bool:
         """Whether ``leaf`` was last used too long ago, for its group or category."""
         if self._table is None:
             return now - leaf.last_access > self._ttl_s
-        group = -1 if leaf.group is None else leaf.group
-        return now - leaf.last_access > self._table.ttl_s(group, leaf.category)
+        return now - leaf.last_access > self._table.ttl_s(leaf.group, leaf.category)

@@ -1,0 +1,54 @@
+"""A leaf's fields are declared once; everything that copies a leaf or a request copies them all."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
+from sglang_canopy.policy.shadow_cache import as_sampled
+from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
+from support.disk_pages import PAGE, chain, content, store_at
+
+OTHER = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
+UNLIKE = {name: OTHER.get(kind, f"another {name}") for name, kind in FIELDS.items()}
+UNLIKE |= {"source": GATEWAY, "group": -1}
+"""A value for each field that is not its default; groups are those of a TTL table."""
+
+
+def test_a_split_leaf_keeps_every_field() -> None:
+    old, new = Leaf(), Leaf()
+    for name in (*RECORD_FIELDS, "awaited_until"):
+        setattr(old, name, UNLIKE.get(name, 5.0))
+    new.inherit(old)
+    assert (new.offset, new.length, new.slot) == (0, 0, None)
+    for name in (*RECORD_FIELDS[2:], "awaited_until"):
+        assert getattr(new, name) == getattr(old, name), name
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_every_field_of_a_page_comes_back_after_a_restart(tmp_path, compress) -> None:
+    sizes = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE, "compress": compress}
+    store = store_at(tmp_path, **sizes)
+    (key,) = chain("a", 1)
+    store.write([key], [content(key)], [PageMeta(**UNLIKE)], [None])
+    store.close()
+    assert store_at(tmp_path, **sizes).meta([key]) == [PageMeta(**UNLIKE)]
+
+
+def test_a_page_takes_every_field_of_its_leaf() -> None:
+    leaf = Leaf()
+    for name in RECORD_FIELDS:
+        setattr(leaf, name, UNLIKE[name])
+    meta = PageMeta.from_leaf(leaf, ttl_s=UNLIKE["ttl_s"])
+    assert meta == PageMeta(**UNLIKE) == PageMeta.from_json(meta.to_json())
+
+
+def test_a_request_for_shadow_caches_says_all_but_what_it_asks_to_keep() -> None:
+    request = Request(1.0)
+    for field in fields(Request):
+        setattr(request, field.name, f"another {field.name}")
+    copy = as_sampled(request, "c")
+    differ = {f.name for f in fields(Request) if getattr(copy, f.name) != getattr(request, f.name)}
+    assert differ == {"path", "conversation", "keep_until"}
