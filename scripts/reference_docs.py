@@ -31,7 +31,8 @@ from canopy_chunks import fields as chunk_fields
 from canopy_chunks.server import options as chunk_options
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight
-from sglang_canopy.config import declared, refusals, setups
+from sglang_canopy import declared
+from sglang_canopy.config import refusals, setups
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.queue import QueueFlags

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_canopy.config import tiers as of_tiers
-from sglang_canopy.config.declared import from_args
 from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.config.tiers import TierFlags, TierOptions
+from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server import flags as options

@@ -9,9 +9,9 @@ from typing import Any
 
 from canopy_chunks import ENCODINGS, SERVABLE, SPLIT_SELECTORS, TENANT_SHARE
 from canopy_chunks.variants import STAND_IN_ENCODINGS
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare
+from sglang_canopy import declared
 from sglang_canopy.config.refusals import CHUNKS, unsupported
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 ATTRIBUTE = "_canopy_chunks"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy import declared
 from sglang_canopy.admission.settings import AGE_S, MODES, OFF, SHARE, GateSettings
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 FLAG = "--canopy-session-gate"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.response_ratio import OLDEST_SHARE
 

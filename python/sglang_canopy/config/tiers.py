@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare, declare_key, json_object, option_of
+from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.declared import declare, declare_key, json_object, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import live_names, make_policy, parse_config

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare, option_of
+from sglang_canopy import declared
+from sglang_canopy.declared import declare, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, make_policy
 

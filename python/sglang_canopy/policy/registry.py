@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_canopy import declared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
@@ -70,53 +68,8 @@ def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:
-    """Turn a JSON object into the policy's ``Config`` dataclass.
-
-    Keys are checked by name and by type; range checks are the dataclass's ``__post_init__``,
-    which raises ``CanopyError`` (or ``ValueError``) with a sentence about one key.
-    """
-    hints = typing.get_type_hints(cls)
-    allowed = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
-    listing = ", ".join(f"{k} ({_type_name(t)})" for k, t in allowed.items()) or "none"
-    if not isinstance(given, Mapping):
-        raise CanopyError(
-            f"policy {policy!r}: the configuration must be a JSON object, got {given!r}"
-        )
-    for key, value in given.items():
-        if key not in allowed:
-            raise CanopyError(f"policy {policy!r}: unknown key {key!r}; allowed keys: {listing}")
-        if not _fits(value, allowed[key]):
-            raise CanopyError(
-                f"policy {policy!r}: key {key!r} must be {_type_name(allowed[key])}, "
-                f"got {value!r}; allowed keys: {listing}"
-            )
+    """Turn a JSON object into ``cls``, a policy's ``Config``. Raises ``CanopyError`` by name."""
     try:
-        return cls(**given)
-    except ValueError as error:
-        raise CanopyError(f"policy {policy!r}: {error}; allowed keys: {listing}") from None
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    for option in _options(hint):
-        if option is type(None):
-            ok = value is None
-        elif option is float:
-            ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-        elif option is int:
-            ok = isinstance(value, int) and not isinstance(value, bool)
-        else:
-            ok = isinstance(value, typing.get_origin(option) or option)
-        if ok:
-            return True
-    return False
-
-
-def _type_name(hint: Any) -> str:
-    names = [
-        ("null" if o is type(None) else getattr(o, "__name__", str(o))) for o in _options(hint)
-    ]
-    return " or ".join(names)
+        return declared.make(cls, given)
+    except CanopyError as error:
+        raise CanopyError(f"policy {policy!r}: {error}") from None

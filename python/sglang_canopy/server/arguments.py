@@ -8,7 +8,6 @@ from typing import Any
 
 from canopy_lab.bench import forced_output
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.declared import from_args
 from sglang_canopy.config.gate import FLAG as GATE_FLAG
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.gate import GateFlags, gate_settings
@@ -17,6 +16,7 @@ from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
 from sglang_canopy.config.tiers import PLAN_FLAG
 from sglang_canopy.config.whatif import NOTE as WHATIF_NOTE
 from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
+from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints, identity, owner

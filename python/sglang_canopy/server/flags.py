@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare, from_args, option_of
+from sglang_canopy import declared
 from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.refusals import DISK, unsupported
@@ -27,6 +26,7 @@ from sglang_canopy.config.tiers import (
     tier_options,
 )
 from sglang_canopy.config.whatif import WhatifFlags
+from sglang_canopy.declared import declare, from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import client_hints, identity, owner

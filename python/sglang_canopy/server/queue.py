@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.config.declared import from_args, option_of
 from sglang_canopy.config.queue import FLAG, RESPONSE_RATIO, QueueFlags
 from sglang_canopy.config.refusals import QUEUE, unsupported
+from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server import observer
 

@@ -1,9 +1,26 @@
-"""Options that are spelt once: a dataclass field whose metadata makes its flag.
+"""Options that are spelt once: a dataclass field whose metadata makes its flag, its key, its check
+and its row in the reference.
 
-``declare`` writes a field's flag, help, allowed range and parser into the field itself. From
-there come the command line (``add_flags``), the values read back from it (``from_args``), their
-checks (``check``) and the rows of the reference page (``rows``). ``declare_key`` does the same for
-a key of a JSON object, which needs no flag.
+A command or a server declares its flags as fields of a frozen dataclass::
+
+    @dataclass(frozen=True, slots=True)
+    class Limits:
+        hit_rate: float = declare(0.5, "--hit-rate", "Least share of hits.", low=0, high=1)
+        window: str = declare("day", "--window", "What is looked at.", choices=("day", "week"))
+        disk: DiskKeys = declare(
+            DiskKeys(), "--disk", "The disk.", parse=keyed(DiskKeys, head="path")
+        )
+
+        def __post_init__(self) -> None:
+            declared.check(self)
+
+    declared.add_flags(parser.add_argument_group("limits"), Limits)
+    limits = declared.read(Limits, parser.parse_args())
+
+What tunes one thing is one flag: ``DiskKeys`` is such a dataclass too, its fields declared with
+``declare_key``, and ``--disk`` takes ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or the
+same as a JSON object. A server's configuration objects (``--radix-eviction-policy-config``) are made
+from such classes by ``make``. ``rows`` is what the reference pages are made from.
 """
 
 from __future__ import annotations
@@ -11,6 +28,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +44,7 @@ class Declared:
     """What one field's metadata says of its option."""
 
     flag: str | None
-    """``None``: a key of a JSON object."""
+    """``None``: a key of an object."""
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] = ()
@@ -37,6 +56,8 @@ class Declared:
     ``None``: a switch, ``int`` or ``float`` as the field is, else text."""
     shown_default: str | None = None
     """The default in words, where the value does not speak for itself."""
+    hidden: bool = False
+    """Taken, documented, and left out of ``--help``."""
 
     @property
     def dest(self) -> str:
@@ -98,7 +119,7 @@ def add_flags(group: argparse._ArgumentGroup, cls: type) -> None:
                 option.flag,
                 dest=option.dest,
                 default=None,
-                help=text.replace("%", "%%"),
+                help=argparse.SUPPRESS if option.hidden else text.replace("%", "%%"),
                 **_argparse_options(field, option),
             )
 
@@ -122,6 +143,11 @@ def from_args(cls: type, args: Any) -> dict[str, Any]:
     return given
 
 
+def read(cls: type, args: Any) -> Any:
+    """An object of ``cls`` from parsed arguments. Raises ``CanopyError`` naming the flag."""
+    return cls(**from_args(cls, args))
+
+
 def _parsed(option: Declared, value: Any) -> Any:
     if option.parse is None:
         return value
@@ -129,6 +155,106 @@ def _parsed(option: Declared, value: Any) -> Any:
         return option.parse(value)
     except CanopyError as error:
         raise CanopyError(f"{option.flag} {error}") from None
+
+
+# ---- objects: keys and their types ----
+
+
+def make(cls: type, given: Any) -> Any:
+    """An object of the dataclass ``cls`` from a JSON object: keys are checked by name and type, then
+    by what ``cls`` itself raises (``CanopyError`` or ``ValueError``) of one key.
+
+    Raises ``CanopyError`` naming the key and what is allowed.
+    """
+    if not isinstance(given, Mapping):
+        raise CanopyError(f"the configuration must be a JSON object, got {given!r:.60}")
+    hints = typing.get_type_hints(cls)
+    allowed = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    listing = ", ".join(f"{k} ({_type_name(t)})" for k, t in allowed.items()) or "none"
+    for key, value in given.items():
+        if key not in allowed:
+            raise CanopyError(f"unknown key {key!r:.60}; allowed keys: {listing}")
+        if not _fits(value, allowed[key]):
+            raise CanopyError(
+                f"key {key!r} must be {_type_name(allowed[key])}, got {value!r:.60}; "
+                f"allowed keys: {listing}"
+            )
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise CanopyError(f"{error}; allowed keys: {listing}") from None
+
+
+def keyed(cls: type, head: str) -> Callable[[str], Any]:
+    """A parser of ``HEAD``, ``HEAD,KEY=VALUE,...``, ``KEY=VALUE,...`` or a JSON object.
+
+    Words without ``=`` are the key ``head``; several of them are one text with commas between. The
+    values of keys with a parser are its texts, as are those of text; the others are JSON.
+    """
+    parsers = {field.name: option.parse or _text_of(field) for field, option in declared(cls)}
+
+    def parse(text: str) -> Any:
+        try:
+            if text.lstrip().startswith("{"):
+                return make(cls, json_object(text))
+            words = [word.strip() for word in text.split(",")]
+            given: dict[str, Any] = {}
+            heads = [word for word in words if "=" not in word]
+            if heads:
+                given[head] = _value(parsers.get(head), ",".join(heads))
+            for word in words:
+                if "=" in word:
+                    key, _, value = word.partition("=")
+                    key = key.strip().replace("-", "_")
+                    given[key] = _value(parsers.get(key), value.strip())
+            return make(cls, given)
+        except CanopyError as error:
+            raise CanopyError(f"{text:.80}: {error}") from None
+
+    return parse
+
+
+def _value(parse: Callable[[str], Any] | None, text: str) -> Any:
+    if parse is not None:
+        return parse(text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text_of(field: dataclasses.Field[Any]) -> type[str] | None:
+    """``str`` where the field is annotated as one, else ``None``."""
+    return str if "str" in _types(field) else None
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for option in _options(hint):
+        if option is type(None):
+            ok = value is None
+        elif option is float:
+            ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        elif option is int:
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        else:
+            ok = isinstance(value, typing.get_origin(option) or option)
+        if ok:
+            return True
+    return False
+
+
+def _type_name(hint: Any) -> str:
+    names = [
+        ("null" if o is type(None) else getattr(o, "__name__", str(o))) for o in _options(hint)
+    ]
+    return " or ".join(names)
+
+
+# ---- checks and pages ----
 
 
 def check(options: Any) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from sglang_canopy.config import declared
-from sglang_canopy.config.declared import declare, declare_key
+from sglang_canopy import declared
+from sglang_canopy.declared import declare, declare_key
 from sglang_canopy.errors import CanopyError
 
 
@@ -94,3 +94,57 @@ def test_help_and_reference_say_the_default(capsys: pytest.CaptureFixture[str]) 
     assert table["--sample-size-mb"]["allowed"] == "from 0 to 64"
     assert table["--sample-mode"]["allowed"] == "one of fast, slow"
     assert (table["--sample-mode"]["default"], table["--sample-loud"]["default"]) == ("fast", "")
+
+
+@dataclass(frozen=True)
+class Disk:
+    path: str = declare_key("", "Folder.")
+    capacity_gb: float = declare_key(10.0, "Size.", low=0)
+    sizes: tuple | None = declare_key(None, "Sizes.", parse=lambda text: tuple(text.split(":")))
+    compress: bool = declare_key(False, "Whether pages are compressed.")
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data", Disk("/data")),
+        ("7", Disk("7")),
+        ("/data,capacity_gb=20", Disk("/data", 20)),
+        ("capacity-gb=2.5, compress=true", Disk(capacity_gb=2.5, compress=True)),
+        ("sizes=1:2,/a,/b", Disk("/a,/b", sizes=("1", "2"))),
+        ('{"path": "/data", "capacity_gb": 1}', Disk("/data", 1)),
+    ],
+)
+def test_one_flag_takes_a_head_and_keys_or_a_json_object(text: str, expected: Disk) -> None:
+    assert declared.keyed(Disk, "path")(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("size=1", "unknown key 'size'; allowed keys: path"),
+        ("capacity_gb=much", "key 'capacity_gb' must be float, got 'much'"),
+        ("capacity_gb=-1", "key 'capacity_gb' must be at least 0, got -1"),
+        ("compress=1", "key 'compress' must be bool"),
+        ("{", "is not JSON"),
+        ('{"compress": 1}', "key 'compress' must be bool"),
+    ],
+)
+def test_a_key_that_is_wrong_is_refused_by_its_name(text: str, reason: str) -> None:
+    with pytest.raises(CanopyError, match=reason):
+        declared.keyed(Disk, "path")(text)
+
+
+def test_a_hidden_flag_is_taken_and_left_out_of_the_help() -> None:
+    @dataclass(frozen=True)
+    class Advanced:
+        depth: int = declare(1, "--advanced-depth", "How deep.", hidden=True)
+
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group("advanced"), Advanced)
+    assert "depth" not in parser.format_help()
+    assert declared.read(Advanced, parser.parse_args(["--advanced-depth", "3"])).depth == 3
+    assert declared.rows(Advanced)[0]["flag"] == "--advanced-depth"
