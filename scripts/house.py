@@ -55,7 +55,6 @@ ROOMS: dict[str, set[str]] = {
     "server": {
         *(
             "admission",
-            "bench",
             "canopy_chunks/server",
             "config",
             "cpu",

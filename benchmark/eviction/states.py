@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.sim.hybrid.driver import (
+from hybrid.driver import (
     HybridResult,
     simulate_marconi,
     simulate_split,
     split_memory,
 )
-from canopy_lab.sim.hybrid.shape import preset
+from hybrid.shape import preset
+
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest

@@ -32,12 +32,12 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
-from canopy_lab.bench import replay_clock
 from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 from canopy_lab.bench.options import labels
 from canopy_lab.report.table import text_table
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
+from sglang_canopy.request import replay_clock
 
 Row = TypeVar("Row")
 READY_S = 600.0

@@ -51,13 +51,14 @@ import aiohttp
 from paired import TIME, Result, compared, figures, ratio, table
 from slices import balanced, due_times, rate_of, turn
 
-from canopy_lab.bench import client, forced_output, replay_clock
+from canopy_lab.bench import client
 from canopy_lab.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
 from canopy_lab.bench.options import closed_loop, labels
 from canopy_lab.bench.schedule import ReplayRequest, Schedule
 from canopy_lab.cli.main import main as canopy
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
+from sglang_canopy.request import forced_output, replay_clock
 
 DIALECT = client.DIALECTS["sglang"]
 THINK_CAP_S = 300.0

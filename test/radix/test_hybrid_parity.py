@@ -11,12 +11,12 @@ from array import array
 from contextlib import nullcontext
 
 import pytest
+from hybrid.tree import HybridTree as SimulatedTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from canopy_lab.sim.hybrid.tree import HybridTree as SimulatedTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.states import ORDERS
 from sglang_canopy.radix.live_request import LiveRequest, extend_path

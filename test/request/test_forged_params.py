@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canopy_lab.bench import forced_output
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import forced_output
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY
 from support.live_tree import LiveTree, check, fake_req

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from hybrid.driver import simulate_marconi, simulate_split, split_memory
+from hybrid.marconi import MarconiTree
+from hybrid.shape import HybridShape, preset
+from hybrid.tree import HybridTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canopy_lab.sim.hybrid.driver import simulate_marconi, simulate_split, split_memory
-from canopy_lab.sim.hybrid.marconi import MarconiTree
-from canopy_lab.sim.hybrid.shape import HybridShape, preset
-from canopy_lab.sim.hybrid.tree import HybridTree
 from canopy_lab.sim.model import ModelShape
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError

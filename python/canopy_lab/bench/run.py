@@ -22,13 +22,14 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from canopy_lab.bench import client, forced_output, options, outcome, replay_clock
+from canopy_lab.bench import client, options, outcome
 from canopy_lab.bench.schedule import ReplayRequest, Schedule
 from canopy_lab.bench.upstream import replaced
 from canopy_lab.latency.slo import parse_slo
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import forced_output, replay_clock
 
 _TIMEOUT_S = 6 * 3600
 _LINE_BYTES = 64 << 20

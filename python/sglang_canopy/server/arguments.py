@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-from canopy_lab.bench import forced_output
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.gate import FLAG as GATE_FLAG
 from sglang_canopy.config.gate import NOTE as GATE_NOTE
@@ -19,7 +18,7 @@ from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, identity, owner
+from sglang_canopy.request import client_hints, forced_output, identity, owner
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from canopy_chunks.server import hooks as chunk_hooks
-from canopy_lab.bench import forced_output
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request import forced_output
 from sglang_canopy.server import (
     arguments,
     arrivals,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.bench import forced_output, replay_clock
-from canopy_lab.bench.forced_output import Forced, check, replacements
-from canopy_lab.bench.replay_clock import ReplayClock
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import forced_output, replay_clock
+from sglang_canopy.request.forced_output import Forced, check, replacements
+from sglang_canopy.request.replay_clock import ReplayClock
 
 TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
 

@@ -19,8 +19,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from canopy_lab.bench import replay_clock
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import replay_clock
 from sglang_canopy.request.stamp import STAMP_KEY
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from canopy_lab.sim.hybrid.shape import HybridShape
+from hybrid.shape import HybridShape
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import cached_run
 from sglang_canopy.records import Request

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from canopy_lab.sim.hybrid.marconi import MarconiTree
-from canopy_lab.sim.hybrid.shape import HybridShape
-from canopy_lab.sim.hybrid.tree import HybridTree
 from canopy_lab.sim.requests import to_requests
 from canopy_lab.trace.record import TraceRequest
+from hybrid.marconi import MarconiTree
+from hybrid.shape import HybridShape
+from hybrid.tree import HybridTree
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.states import StatePolicy
