@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.states import LeastRecentStates, StatePolicy, WorthOfStates
-from sglang_canopy.reuse.state_reuse import StateReuse
+from sglang_canopy.policy.states import LeastRecentStates, State, StatePolicy, WorthOfStates
 
 MODEL = "qwen3-next-80b-a3b"
 FLOPS_PER_S = 1e14
@@ -39,13 +39,27 @@ SHARES = (0.05, 0.1, 0.2, 0.9)
 ALPHAS = (0.0, 0.3, 1.0, 2.0)
 MEMORY_GIB = {"agentic-1": (20, 40), "agentic-2": (20,), "conversation": (80, 160)}
 
+
+class RandomWorth(WorthOfStates):
+    """The placebo: each state has the saving of another one, drawn among those seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draw = random.Random(1)
+        self._seen: list[float] = []
+
+    def admit(self, state: State, now: float) -> None:
+        self._seen.append(state.saves)
+        true, state.saves = state.saves, self._draw.choice(self._seen)
+        super().admit(state, now)
+        state.saves = true
+
+
 ARMS: dict[str, tuple[str, Callable[[], StatePolicy]]] = {
     "SGLang": ("lru", LeastRecentStates),
     "`wa` on KV": ("wa", LeastRecentStates),
     "`wa` and states by worth": ("wa", WorthOfStates),
-    "without labels": ("wa", lambda: WorthOfStates(StateReuse(labels=False))),
-    "random labels (placebo)": ("wa", lambda: WorthOfStates(StateReuse(placebo_seed=1))),
-    "without savings": ("wa", lambda: WorthOfStates(saves=False)),
+    "random savings (placebo)": ("wa", RandomWorth),
 }
 """The policy on KV, and the order of states."""
 

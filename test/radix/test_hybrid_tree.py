@@ -125,10 +125,6 @@ def test_a_state_that_its_conversation_left_behind_goes_before_an_older_tip() ->
                 tree.serve(idle, 9.5)
             tree.serve(growing, time)
             growing = [*growing, *sequence(tree, 1000 + 10 * turn, 2)]
-        order = tree.core.live.states
-        if order is not None:
-            order.reuse.min_samples = 1
-            order.reuse.fit(12.0)
         tree.evict(mamba=1)
         tree.recount()
         kept[states] = tree.match(idle).device_prefix_len

@@ -76,7 +76,7 @@ def test_what_waits_for_the_disk_keeps_its_place_on_the_host(tmp_path: Path, see
         load_back_threshold_tokens=0,
         waiting_prefixes="ignored",
     )
-    ours = _SystemRun(w := Workload(trace), config, profile(), 0, None, OpenLoop(w))
+    ours = _SystemRun(w := Workload(trace), config, profile(), 0, OpenLoop(w))
     ours.serve()
     pending = sum(t.size for t in ours.disks[0].channel._queues[1]) / KV
     assert waiting > host_tokens / 2

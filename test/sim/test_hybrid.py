@@ -16,20 +16,12 @@ from canopy_lab.sim.model import ModelShape
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.states import LeastRecentStates, State, WorthOfStates
+from sglang_canopy.policy.states import ORDERS, State, WorthOfStates
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.state_reuse import StateReuse
 
 BLOCK = 4
 SHAPE = HybridShape(ModelShape(1, 4, 1, 1, 4, 4), 1, 64, 100)
 """A block of KV holds as much as a state."""
-ORDERS = {
-    "lru": LeastRecentStates,
-    "worth": WorthOfStates,
-    "placebo": lambda: WorthOfStates(StateReuse(placebo_seed=1, min_samples=1)),
-    "without savings": lambda: WorthOfStates(saves=False),
-    "without belief": lambda: WorthOfStates(belief=False),
-}
 
 
 def chained(names: str) -> tuple[int, ...]:
@@ -174,64 +166,19 @@ def test_with_room_for_all_a_prompt_is_found_to_its_last_known_place(steps) -> N
         seen.update(names[: i + 1] for i in range(len(names)))
 
 
-# ---- what is learnt of places ----
+def test_the_least_saving_for_its_age_goes_first() -> None:
+    order = WorthOfStates()
 
-
-def test_what_is_used_again_soon_outranks_what_is_left_behind() -> None:
-    reuse = StateReuse(min_samples=4)
-    for number in range(40):
-        time = 10.0 * number
-        tip, path = (number, "tip"), [(number, "tip"), (number, "next")]
-        reuse.make(tip, "chat", time)
-        reuse.arrive(path, time + 1.0)
-        reuse.make((number, "next"), "bye", time + 1.0)
-    reuse.fit(500.0)
-    assert reuse.category("chat").rank[0] > reuse.category("bye").rank[0]
-    assert reuse.category("chat").rank[0] > reuse.category(reuse.label((3, "tip"))).rank[0]
-
-
-def test_only_the_deepest_place_of_a_path_is_used() -> None:
-    reuse = StateReuse()
-    reuse.make("a", "chat", 0.0)
-    reuse.make("ab", "chat", 0.0)
-    reuse.arrive(["a", "ab", "abc"], 1.0)
-    assert reuse.label("a") == "chat"
-    assert reuse.label("ab").startswith("used")
-
-
-def test_places_are_bounded() -> None:
-    reuse = StateReuse(most=100, window_s=50.0)
-    for number in range(1000):
-        reuse.make(number, f"label{number}", float(number))
-        reuse.arrive([number], float(number))
-    reuse.fit(1000.0)
-    assert len(reuse._places) <= 100
-    assert len(reuse._samples) <= 100
-    assert len(reuse.stats()) <= 256
-
-
-def test_equal_savings_go_by_reuse_and_equal_reuse_by_savings() -> None:
-    order = WorthOfStates(StateReuse(min_samples=4))
-    for number in range(20):
-        time = 10.0 * number
-        order.reuse.make((number, 0), "soon", time)
-        order.reuse.arrive([(number, 0)], time + 1.0)
-        order.reuse.make((number, 1), "never", time)
-    order.reuse.fit(200.0)
-
-    def state(label: str, saves: float) -> State:
-        made = State(label, 100, 199.5)
-        order.reuse.make(label, label.split("-")[0], 199.5)
+    def state(saves: float, at: float) -> State:
+        made = State(100, at)
         made.saves = saves
-        order.admit(made, 199.5)
+        order.admit(made, at)
         return made
 
-    small, large, never = state("soon-1", 4.0), state("soon-2", 400.0), state("never-1", 400.0)
+    # 64 tokens over the root of 100 s, of 25 s and of 1 s; 512 over the root of 100 s.
+    old, newer, newest, large = state(64, 0), state(64, 75), state(64, 99), state(512, 0)
     victims = []
-    for _ in range(3):
-        victim = order.victim(200.0)
+    while (victim := order.victim(100.0)) is not None:
         victims.append(victim)
         order.drop(victim)
-    assert victims == [never, small, large] or victims == [small, never, large]
-    assert victims[-1] is large
-    assert order.victim(200.0) is None
+    assert victims == [old, newer, large, newest]

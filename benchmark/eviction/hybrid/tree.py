@@ -98,7 +98,6 @@ class HybridTree(RadixTree):
         policy, order = self.policy, self.state_policy
         self.now = max(self.now, request.time)
         request.label = policy.arrive(request)
-        order.arrive(request)
         node, found = self.match(request.path)
         start = self._last_with_state(node)
         hit = (start.offset + start.length) // self.block_tokens
@@ -114,9 +113,9 @@ class HybridTree(RadixTree):
         self.lock(leaf)
         self.unlock(node)
         if found > hit and node is not leaf:
-            self._leave_state(node, request, branch=True)
+            self._leave_state(node)
         if leaf.offset + leaf.length == len(request.path) * self.block_tokens:
-            self._leave_state(leaf, request, branch=False)
+            self._leave_state(leaf)
         if used is not None and used.slot is None and self.states.get(start) is used:
             order.admit(used, self.now)
         self.unlock(leaf)
@@ -127,7 +126,7 @@ class HybridTree(RadixTree):
             node = node.parent  # type: ignore[assignment]
         return node
 
-    def _leave_state(self, node: Node, request: Request, branch: bool) -> None:
+    def _leave_state(self, node: Node) -> None:
         """Keep the state at the end of ``node``, which is locked or has a locked child."""
         if node is self.root:
             return
@@ -139,13 +138,12 @@ class HybridTree(RadixTree):
                 if victim is None:
                     return
                 self._evict_state(victim)
-            state = State(node.blocks[-1], node.offset + node.length, self.now)
+            state = State(node.offset + node.length, self.now)
             self.states[node] = state
             self._nodes[id(state)] = node
         else:
             order.drop(state)
             state.last_access = self.now
-        order.make(state, request, branch)
         self._value(node)
         order.admit(state, self.now)
         for other in self._next_states(node):

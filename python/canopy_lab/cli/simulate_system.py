@@ -13,7 +13,6 @@ from canopy_lab.latency.report import WARM_UP_SHARE
 from canopy_lab.latency.slo import parse_slo
 from canopy_lab.report.table import bytes_text
 from canopy_lab.sim.system import (
-    EventLog,
     SystemConfig,
     SystemResult,
     TierSpec,
@@ -224,14 +223,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--requests", type=int, metavar="N", help="only the first N of the trace")
     add("--json", metavar="OUT", help="write the result as JSON")
-    add("--chrome-trace", metavar="OUT", help="write every event, for Perfetto or chrome://tracing")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, write what was asked for."""
-    for out in (args.json, args.chrome_trace):
-        if out and not Path(out).resolve().parent.is_dir():
-            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise CanopyError(f"cannot write {args.json!r}: its folder does not exist; make it first")
     profile = load_profile(args.profile, args.model)
     ttl = {"ttl": args.ttl_s, "policy": args.policy}
     host = disk = None
@@ -266,19 +263,13 @@ def run(args: argparse.Namespace) -> int:
     for option in ("slo", "saturation"):
         if getattr(args, option) is not None:
             raise CanopyError(f"--{option} is for several loads; give --loads as well")
-    events = EventLog() if args.chrome_trace else None
     workload = _workload(args)
     result = simulate_system(
-        workload, config, profile, seed=args.seed, events=events, arrivals=_arrivals(args, workload)
+        workload, config, profile, seed=args.seed, arrivals=_arrivals(args, workload)
     )
     print(summary(result, f"{profile.name} ({profile.source})"))
     if args.json:
         Path(args.json).write_text(json.dumps(result.to_json(), indent=1) + "\n")
-    if events is not None:
-        events.write(args.chrome_trace)
-        if events.dropped:
-            print(f"{args.chrome_trace}: {events.dropped:,} events beyond the first "
-                  f"{events.limit:,} are left out")  # fmt: skip
     return 0
 
 
@@ -293,10 +284,8 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 def _loads(args: argparse.Namespace, config: SystemConfig, profile: EngineProfile) -> int:
     """Several loads instead of one run."""
-    for option in ("sessions_per_hour", "chrome_trace"):
-        if getattr(args, option) is not None:
-            name = option.replace("_", "-")
-            raise CanopyError(f"--{name} is for one run; leave out it or --loads")
+    if args.sessions_per_hour is not None:
+        raise CanopyError("--sessions-per-hour is for one run; leave out it or --loads")
     if args.seeds < 1:
         raise CanopyError(f"--seeds must be 1 or more, got {args.seeds}")
     if args.saturation is not None and not 0 < args.saturation < math.inf:

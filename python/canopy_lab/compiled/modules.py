@@ -16,7 +16,7 @@ PACKAGES = ("canopy_lab", "sglang_canopy")
 """Whose code the modules import."""
 
 _SYSTEM = (
-    *("channel", "costs", "decode", "disk", "engine_profile", "events", "instance", "job", "loads"),
+    *("channel", "costs", "decode", "disk", "engine_profile", "instance", "job", "loads"),
     *("meter", "nodes", "placement", "prefetch", "prefill", "queue", "queue_order", "reservation"),
     *("routing", "run", "tree", "waiting", "workload", "write_policy"),
 )

@@ -1,34 +1,32 @@
 """Which recurrent state of a hybrid model goes next.
 
 A state takes one slot however long its prefix is, and saves what computing from the state above it
-would cost. ``worth`` ranks it by what the past says: uses won per second that the slot is held
-(``reuse/state_reuse.py``) times what one use saves. ``lru`` is SGLang's order.
+would cost. ``worth`` ranks it by that saving and by its age. ``lru`` is SGLang's order.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
+from math import sqrt
 from typing import Any, ClassVar
 
-from sglang_canopy.policy.structures.cells import Cell, Cells
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
-from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.state_reuse import BRANCH, StateReuse
+from sglang_canopy.records import Leaf
+
+_LEAST_AGE_S = 1e-3
 
 
 class State(Leaf):
     """A cached state at the end of a prefix of ``offset`` tokens.
 
-    ``at`` names the place (the hash of the path's last block), ``saves`` is what one use of it
-    saves, in the caller's unit.
+    ``saves`` is what one use of it saves, in the caller's unit.
     """
 
-    __slots__ = ("at", "node", "saves")
+    __slots__ = ("node", "saves")
 
-    def __init__(self, at: Hashable, tokens: int, now: float) -> None:
+    def __init__(self, tokens: int, now: float) -> None:
         super().__init__(offset=tokens, length=1)
-        self.at = at
         self.node: Any = None
         """Where it is in the tree that holds it."""
         self.saves = 0.0
@@ -39,12 +37,6 @@ class StatePolicy(abc.ABC):
     """Ranks the states that are cached. A tree ``drop``s a state before it changes one."""
 
     name: ClassVar[str]
-
-    def arrive(self, request: Request) -> None:
-        """A request came: its path says which places are used again."""
-
-    def make(self, state: State, request: Request, branch: bool) -> None:
-        """``request`` left ``state``; ``branch``: not at its end, but where it left another path."""
 
     @abc.abstractmethod
     def admit(self, state: State, now: float) -> None:
@@ -88,70 +80,52 @@ class LeastRecentStates(StatePolicy):
 
 
 class WorthOfStates(StatePolicy):
-    """The state that is worth least: reuse by label and age, times what a use saves.
+    """What a use of the state saves, over the square root of its age: the least goes first.
 
-    Savings are put in steps of a half power of two, so that the states of one label and step are
-    one queue and a victim costs O(queues), however many states there are. With ``saves`` off every
-    use is worth the same; with ``belief`` off every state is as likely to be used.
+    Savings are put in steps of a half power of two. The states of one step are a queue by last use,
+    of which only the oldest can be the victim: a choice costs O(steps), however many states there are.
     """
 
     name: ClassVar[str] = "worth"
 
-    def __init__(
-        self, reuse: StateReuse | None = None, *, saves: bool = True, belief: bool = True
-    ) -> None:
-        self.reuse = StateReuse() if reuse is None else reuse
-        self._saves = saves
-        self._cells = Cells("survival" if belief else "recency")
-        self._belief = belief
-        self._version = 0
+    def __init__(self) -> None:
+        self._steps: dict[int, LeastRecentStates] = {}
 
-    def arrive(self, request: Request) -> None:
-        self.reuse.arrive(request.path, request.time)
-
-    def make(self, state: State, request: Request, branch: bool) -> None:
-        label = BRANCH if branch else (request.label or request.category)
-        self.reuse.make(state.at, label, request.time)
-
-    # rank(state) = uses won per second of its slot, by its label and age, * what a use saves
-    # victim = the state of least rank
     def admit(self, state: State, now: float) -> None:
-        label = self.reuse.label(state.at)
-        step = _half_power(state.saves) if self._saves else 0
-        self._cells.push(
-            (label, step),
-            state,
-            lambda: (self.reuse.category(label), 2.0 ** (step / 2)),
-        )
+        step = _half_power(state.saves)
+        queue = self._steps.get(step)
+        if queue is None:
+            queue = self._steps[step] = LeastRecentStates()
+        queue.admit(state, now)
+        state.slot = queue
 
     def drop(self, state: State) -> None:
         if state.slot is not None:
-            self._cells.remove(state)
+            state.slot.drop(state)
 
+    # rank(state) = saves / sqrt(seconds since its last use)
+    # victim = the state of least rank, among equals the least recent
     def victim(self, now: float) -> State | None:
-        if self._version != self.reuse.version:
-            self._version = self.reuse.version
-            self._cells.reweigh(self._refit)
-        if not self._belief:
-            return min(self.states(), key=_least_saved, default=None)
-        least = self._cells.least(now)
-        return None if least is None else least[1]  # type: ignore[return-value]
+        least: tuple[float, float] | None = None
+        found: State | None = None
+        for step, queue in self._steps.items():
+            oldest = queue.victim(now)
+            if oldest is None:
+                continue
+            age_s = max(now - oldest.last_access, _LEAST_AGE_S)
+            rank = (2.0 ** (step / 2) / sqrt(age_s), oldest.last_access)
+            if least is None or rank < least:
+                least, found = rank, oldest
+        return found
 
     def states(self) -> Iterator[State]:
-        return iter(self._cells)  # type: ignore[arg-type]
-
-    def _refit(self, cell: Cell) -> float:
-        cell.category = self.reuse.category(cell.key[0])  # type: ignore[index]
-        return cell.weight
+        for queue in self._steps.values():
+            yield from queue.states()
 
 
 def _half_power(saves: float) -> int:
     """The step of a saving: equal within a factor of the square root of two."""
     return int(saves * saves).bit_length()
-
-
-def _least_saved(state: State) -> tuple[float, float]:
-    return state.saves, state.last_access
 
 
 Cost = Callable[[int], float]

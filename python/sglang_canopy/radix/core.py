@@ -116,8 +116,6 @@ class CanopyTreeCore(TierTrafficCore):
                 self.groups.replace_disk_table(table, self._node_arena.values())
                 self.disk.set_ttl(table)
         self._announce(request, "arrive")
-        if self.live.states is not None:
-            self.live.states.arrive(request)
         self.conversations.arrived(request)
 
     def finish(self, request: Request) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Policy
@@ -33,7 +32,6 @@ class NodeLeaf(Leaf):
         "reported_at",
         "request_number",
         "state",
-        "state_at",
         "ttl_s",
     )
 
@@ -51,8 +49,6 @@ class NodeLeaf(Leaf):
         """Number of the last request counted in ``hits``."""
         self.state: State | None = None
         """The recurrent state at this node's end on the device, where their order is ours."""
-        self.state_at: Hashable = None
-        """The place of the last such state: one that comes back from the host is of the same."""
         self.ttl_s: float | None = None
         """Seconds below the device that a request asked for; ``None``: the group's."""
         self.pin_until: float | None = None

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.radix.core import CanopyTreeCore
-    from sglang_canopy.radix.live_request import LiveRequest
 
 
 class CanopyMambaComponent(MambaComponent):
@@ -55,7 +54,9 @@ class CanopyMambaComponent(MambaComponent):
         if node is self.tree_core.root_node:
             return
         if node.canopy.state is None:
-            self._made(node, self.tree_core.inserting.value)
+            set_offsets(node)
+            leaf = node.canopy
+            self._enter(node, State(leaf.offset + leaf.length, self.tree_core.clock.now))
         else:
             self._used(node)
 
@@ -82,20 +83,7 @@ class CanopyMambaComponent(MambaComponent):
         if phase is CacheTransferPhase.LOAD_BACK and came:
             set_offsets(node)
             now = self.tree_core.clock.now
-            self._enter(node, State(leaf.state_at, leaf.offset + leaf.length, now))
-
-    def _made(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
-        set_offsets(node)
-        leaf = node.canopy
-        tokens = leaf.offset + leaf.length
-        blocks = 0 if request is None else tokens // request.block_tokens
-        at = None if request is None or not 0 < blocks <= len(request.path) else blocks - 1
-        leaf.state_at = None if at is None else request.path[at]  # type: ignore[union-attr]
-        state = State(leaf.state_at, tokens, self.tree_core.clock.now)
-        if request is not None and at is not None:
-            before_the_end = tokens + request.block_tokens <= request.prompt_tokens
-            self.order.make(state, request, before_the_end)
-        self._enter(node, state)
+            self._enter(node, State(leaf.offset + leaf.length, now))
 
     def _enter(self, node: UnifiedTreeNode, state: State) -> None:
         """The device has ``state`` at the end of ``node``."""

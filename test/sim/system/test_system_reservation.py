@@ -105,7 +105,7 @@ def test_who_is_let_in_is_who_sglang_lets_in(running, waiting, ratio, fixed, pag
             device_tokens=device, page_tokens=page, max_running=64, fixed_outputs=fixed,
             waiting_prefixes="ignored",
         ),
-        profile(), 0, None, OpenLoop(workload),
+        profile(), 0, OpenLoop(workload),
     )  # fmt: skip
     (instance,) = run.instances
     for number, ((prompt, output, beyond), generated) in enumerate(running):
@@ -214,7 +214,7 @@ def test_who_is_told_to_be_careful_keeps_more():
 def test_the_ratio_begins_anew_when_nothing_is_left_to_do():
     run = _SystemRun(
         workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
-        SystemConfig(device_tokens=1000), profile(), 0, None, OpenLoop(workload),
+        SystemConfig(device_tokens=1000), profile(), 0, OpenLoop(workload),
     )  # fmt: skip
     seen, (instance,) = [], run.instances
     plan = instance.prefilling.plan

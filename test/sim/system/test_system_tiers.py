@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from canopy_lab.sim.system.arrivals import OpenLoop, TurnsWait
-from canopy_lab.sim.system.events import EventLog
+from canopy_lab.sim.system.channel import DiskChannel
 from canopy_lab.sim.system.run import _SystemRun
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.trace.record import TraceRequest
@@ -28,9 +28,9 @@ def tier(tokens: int, **others) -> TierSpec:
     return TierSpec(tokens * KV, **FAST, **others)
 
 
-def run(trace, *, events=None, **config):
+def run(trace, **config):
     config = {"device_tokens": 300, "quantum_tokens": 1, "prefetch_threshold_tokens": 1, **config}
-    return simulate_system(trace, SystemConfig(**config), profile(), events=events)
+    return simulate_system(trace, SystemConfig(**config), profile())
 
 
 def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0):
@@ -181,7 +181,7 @@ def test_every_token_is_accounted_for_after_every_step(
         max_running=running,
     )
     made = _SystemRun(
-        workload, config, profile(), 0, None, (TurnsWait if waiting else OpenLoop)(workload)
+        workload, config, profile(), 0, (TurnsWait if waiting else OpenLoop)(workload)
     )
     plain = made._step
 
@@ -208,20 +208,20 @@ def test_every_token_is_accounted_for_after_every_step(
         assert on_host == instance.tree.host_used
 
 
-def test_prefetches_leave_half_of_the_host_to_what_the_device_writes():
+def test_prefetches_leave_half_of_the_host_to_what_the_device_writes(monkeypatch):
     # Six prompts of 100 tokens are on the disk and come again at once, behind others. SGLang
     # begins no prefetch while those under way ask for half of the host, here 400 tokens, or more
     # (``prefetch_capacity_limit``): the sixth waits until the first of them is let in.
     first = rounds(20, 1, every_s=10.0)
     ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
     again = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
-    events = EventLog()
+    reads, read = [], DiskChannel.read
+    monkeypatch.setattr(DiskChannel, "read", lambda *given: reads.append(read(*given)) or reads[-1])
     disk = TierSpec(1e9, 1e6, 1e9)  # 90 ms to read a prompt
     run(
-        [*first, *ahead, *again], device_tokens=450, host=tier(800), disk=disk, events=events
+        [*first, *ahead, *again], device_tokens=450, host=tier(800), disk=disk
     )  # fmt: skip
-    spans = [e for e in events.chrome()["traceEvents"] if e.get("name") == "read"]
-    begins = sorted(s["ts"] / 1e6 for s in spans)
+    begins = sorted(transfer.begin_s for transfer in reads)
     assert [b - a for a, b in itertools.pairwise(begins[:5])] == pytest.approx([0.09] * 4)
     assert begins[5] - begins[4] > 0.3
 

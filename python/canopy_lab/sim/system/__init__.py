@@ -7,7 +7,6 @@ from canopy_lab.sim.system.engine_profile import (
     load_profile,
     profile_names,
 )
-from canopy_lab.sim.system.events import EventLog
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
@@ -15,7 +14,6 @@ from canopy_lab.sim.system.workload import Workload
 __all__ = [
     "Bandwidth",
     "EngineProfile",
-    "EventLog",
     "SystemConfig",
     "SystemResult",
     "TierSpec",

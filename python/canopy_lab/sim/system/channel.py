@@ -71,17 +71,16 @@ class DiskChannel:
     """Reads in order and writes in order, side by side.
 
     On a shared channel each gets half of its rate while the other is busy too: what the disk
-    gives reads and writes is one budget. ``written`` and ``read_done`` hear of each end.
+    gives reads and writes is one budget. ``written`` hears of each write's end.
     """
 
     def __init__(
         self,
         spec: TierSpec,
         written: Callable[[Transfer], None] | None = None,
-        read_done: Callable[[Transfer], None] | None = None,
     ) -> None:
         self._spec = spec
-        self._ends = (read_done, written)
+        self._written = written
         self._queues: tuple[deque[Transfer], deque[Transfer]] = (deque(), deque())
         self._rates = (spec.read_bytes_per_s, spec.write_bytes_per_s)
         self._now = 0.0
@@ -169,9 +168,8 @@ class DiskChannel:
             transfer.end_s = self._now
             queue.popleft()
             self._start(which)
-            heard = self._ends[which]
-            if heard is not None:
-                heard(transfer)
+            if which and self._written is not None:
+                self._written(transfer)
 
     def _add(self, which: int, now: float, size: float, payload: Any) -> Transfer:
         self.advance(now)

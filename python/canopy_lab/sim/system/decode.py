@@ -107,15 +107,15 @@ class RunningBatch:
             self._tree.claim(len(self.jobs) * self.segment.steps)
             self._claimed = True
 
-    def finish_segment(self) -> tuple[Segment, int, list[SimulatedRequest]]:
-        """The segment is over: it, its batch and the jobs that are done with it."""
+    def finish_segment(self) -> tuple[Segment, list[SimulatedRequest]]:
+        """The segment is over: it and the jobs that are done with it."""
         self.claim()
         assert self.segment is not None
         segment, self.segment, self._claimed = self.segment, None, False
-        batch, done = len(self.jobs), []
+        done: list[SimulatedRequest] = []
         self._steps += segment.steps
         self.ratio.decoded(segment.steps)
-        self._context += batch * segment.steps
+        self._context += len(self.jobs) * segment.steps
         while self.jobs and self.jobs[0][0] <= self._steps:
             _, _, job = heapq.heappop(self.jobs)
             self._reservation.remove(job)
@@ -123,7 +123,7 @@ class RunningBatch:
             # Its share of what the batch has claimed; the last token has no KV.
             job.private += job.output - 1 - (job.target - job.prompt)
             done.append(job)
-        return segment, batch, done
+        return segment, done
 
     def _plan_segment(self, begin: float, steps: int) -> None:
         batch = len(self.jobs)

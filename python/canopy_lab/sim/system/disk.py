@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from canopy_lab.sim.system.channel import DiskChannel, Transfer
 from canopy_lab.sim.system.config import TierSpec
-from canopy_lab.sim.system.events import EventLog
 from canopy_lab.sim.system.expiry import Expiry
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import Node, RadixTree
@@ -38,8 +37,6 @@ class Disk:
         block_tokens: int,
         block_bytes: float,
         *,
-        name: str = "disk",
-        events: EventLog | None = None,
         whole_nodes: bool = False,
     ) -> None:
         self.spec = spec
@@ -50,9 +47,7 @@ class Disk:
             whole_nodes=whole_nodes,
         )  # fmt: skip
         self.expiry = Expiry.of(spec.ttl)
-        self._events = events
-        self._name = name
-        self.channel = DiskChannel(spec, self._written, self._read)
+        self.channel = DiskChannel(spec, self._written)
         self._coming: set[int] = set()
         """Blocks on their way to the disk."""
 
@@ -158,8 +153,6 @@ class Disk:
             return
         self._coming.difference_update(path[write.have :])
         tree = self.tree
-        if self._events is not None:
-            self._log("write", transfer)
         node, hit = tree.match(path)
         if hit < write.have:
             return
@@ -180,12 +173,3 @@ class Disk:
             above = above.parent
         node.locks -= 1
         self.policy.admit(leaf, tree.now)
-
-    def _read(self, transfer: Transfer) -> None:
-        if self._events is not None:
-            self._log("read", transfer)
-
-    def _log(self, what: str, transfer: Transfer) -> None:
-        assert self._events is not None
-        begin, end = transfer.begin_s, transfer.end_s
-        self._events.span(self._name, what, what, begin, end, bytes=transfer.bytes)

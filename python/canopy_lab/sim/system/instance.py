@@ -8,14 +8,12 @@ into what is free or evictable, beside what is kept for others (``reservation.py
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from canopy_lab.sim.system.channel import Link
 from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.decode import RunningBatch
 from canopy_lab.sim.system.disk import Disk
-from canopy_lab.sim.system.events import EventLog
 from canopy_lab.sim.system.expiry import Expiry
 from canopy_lab.sim.system.gate import make_session_gate
 from canopy_lab.sim.system.job import SimulatedRequest
@@ -24,7 +22,6 @@ from canopy_lab.sim.system.prefetch import Prefetcher
 from canopy_lab.sim.system.prefill import PrefillBatch
 from canopy_lab.sim.system.queue import Queue
 from canopy_lab.sim.system.queue_order import make_queue_order
-from canopy_lab.sim.system.request_log import RequestLog
 from canopy_lab.sim.system.reservation import NewTokenRatio
 from canopy_lab.sim.system.session_refs import SessionAwareLRU
 from canopy_lab.sim.system.tree import TieredTree
@@ -39,20 +36,15 @@ class Instance:
 
     def __init__(
         self,
-        number: int,
         config: SystemConfig,
         costs: Costs,
         block_tokens: int,
         device_policy: Policy,
         host_policy: Policy | None,
         disk: Disk | None,
-        events: EventLog | None,
     ) -> None:
-        self.name = f"instance {number}"
         self.config = config
         self.disk = disk
-        self.events = events
-        self.request_log = RequestLog(events, self.name) if events is not None else None
         kv_bytes, host = costs.kv_bytes, config.host
         self.host_link = Link(host) if host is not None else None
         self.waits_for_disk = config.prefetch_policy != "best_effort"
@@ -94,7 +86,6 @@ class Instance:
             disk,
             kv_bytes,
             config.page_tokens,
-            self._span,
             write_policy,
             prefixes,
         )
@@ -219,11 +210,8 @@ class Instance:
         if step.load_tokens and self.host_link is not None:
             _, loaded_at = self.host_link.read(now, step.load_tokens * self.placement.kv_bytes)
             duration = self.prefilling.costs.overlapped(compute, loaded_at - now)
-            self._span("host reads", "load", now, loaded_at, tokens=step.load_tokens)
         self.end = now + duration
         self.busy_s += duration
-        batch, tokens = self.prefilling.batch, step.tokens
-        self._span("engine", "prefill", now, self.end, requests=len(batch), tokens=tokens)
         return True
 
     def _copies_wait(self, now: float) -> bool:
@@ -236,7 +224,6 @@ class Instance:
             return False
         # What a decode segment has taken is counted when it is over: then it ends later.
         self.end = max(self.end, now) + until - now
-        self._span("engine", "wait for copies", now, until)
         return True
 
     def _segment_planned(self) -> None:
@@ -260,9 +247,8 @@ class Instance:
         self.prefilling.batch = []
 
     def _end_segment(self, now: float) -> None:
-        segment, batch, done = self.decoding.finish_segment()
+        segment, done = self.decoding.finish_segment()
         self.busy_s += now - segment.begin_s
-        self._span("engine", "decode", segment.begin_s, now, requests=batch, steps=segment.steps)
         for job in done:
             self._finish(job, now)
             self.prefilling.full = False
@@ -286,10 +272,8 @@ class Instance:
         self.outstanding -= job.prompt + job.output
         self.queue.ended(job, now)
         self.finished.append((job, now))
-        if self.request_log is not None:
-            self.request_log.add(job, now)
 
-    # ---- the end, and the log ----
+    # ---- the end ----
 
     def check_empty(self) -> None:
         """Raise ``CanopyError`` if requests are left that nothing will ever serve."""
@@ -299,7 +283,3 @@ class Instance:
                 f"the session gate {self.config.session_gate!r} never let {left} requests in; "
                 "its wake_at must name a time while it refuses"
             )
-
-    def _span(self, track: str, name: str, begin: float, end: float, **args: Any) -> None:
-        if self.events is not None:
-            self.events.span(self.name, track, name, begin, end, **args)

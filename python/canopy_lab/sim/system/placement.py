@@ -9,7 +9,6 @@ node, and ``_execute_kv_backup``, which gives up where ``evict_host`` frees too 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 
 from canopy_lab.sim.system.channel import Link
@@ -23,7 +22,7 @@ from sglang_canopy.records import Request
 
 
 class Placement:
-    """Copies one instance's KV to host and disk. ``span`` is called for every copy."""
+    """Copies one instance's KV to host and disk."""
 
     def __init__(
         self,
@@ -32,7 +31,6 @@ class Placement:
         disk: Disk | None,
         kv_bytes: float,
         page_tokens: int,
-        span: Callable[..., None],
         write_policy: WritePolicy,
         waiting: WaitingPrefixes,
     ) -> None:
@@ -41,7 +39,6 @@ class Placement:
         self.disk = disk
         self.kv_bytes = kv_bytes
         self.page_tokens = page_tokens
-        self.span = span
         self.write_policy = write_policy
         self.waiting = waiting
         tree.pins_demoted = disk is not None
@@ -79,8 +76,7 @@ class Placement:
         assert self.host_link is not None
         copied = self.tree.back_up(node)
         if copied:
-            begin, end = self.host_link.write(now, copied * self.kv_bytes)
-            self.span("host writes", "back up", begin, end, tokens=copied)
+            self.host_link.write(now, copied * self.kv_bytes)
         return copied
 
     def write_demoted(self, now: float) -> float:
@@ -89,8 +85,7 @@ class Placement:
         assert self.host_link is not None
         done = now
         for node in self.tree.demoted:
-            begin, done = self.host_link.write(now, node.length * self.kv_bytes)
-            self.span("host writes", "write back", begin, done, tokens=node.length)
+            _, done = self.host_link.write(now, node.length * self.kv_bytes)
             if self.disk is None:
                 continue
             runs, above = [], node

@@ -18,7 +18,6 @@ from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.disk import Disk
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from canopy_lab.sim.system.events import EventLog
 from canopy_lab.sim.system.instance import Instance
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.meter import Meter
@@ -44,14 +43,12 @@ def simulate_system(
     profile: EngineProfile,
     *,
     seed: int = 0,
-    events: EventLog | None = None,
     turns_wait: bool = False,
     arrivals: Arrivals | None = None,
 ) -> SystemResult:
     """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
 
-    ``seed`` breaks ties of the routing; the same arguments give the same result. ``events`` takes
-    a log of what happened. With ``turns_wait`` a turn comes no earlier than the one before it was
+    ``seed`` breaks ties of the routing; the same arguments give the same result. With ``turns_wait`` a turn comes no earlier than the one before it was
     answered, as a replay does; else each comes at its time in the trace. ``arrivals`` says so
     itself (``arrivals.py``): closed-loop agents, a trace at another load.
 
@@ -64,7 +61,7 @@ def simulate_system(
     workload = trace if isinstance(trace, Workload) else Workload(trace)
     if arrivals is None:
         arrivals = TurnsWait(workload) if turns_wait else OpenLoop(workload)
-    run = _SystemRun(workload, config, profile, seed, events, arrivals)
+    run = _SystemRun(workload, config, profile, seed, arrivals)
     with _rare_collections():
         run.serve()
     return run.result(time.perf_counter() - started)
@@ -90,24 +87,21 @@ class _SystemRun:
         config: SystemConfig,
         profile: EngineProfile,
         seed: int,
-        events: EventLog | None,
         arrivals: Arrivals,
     ) -> None:
         self.workload = workload
         self.config = config
         self.profile = profile
         self.arrivals = arrivals
-        self.disks = _disks(config, profile, workload.block_tokens, events)
+        self.disks = _disks(config, profile, workload.block_tokens)
         costs = Costs(profile)
         self.instances = [
             Instance(
-                number + 1,
                 config,
                 costs,
                 workload.block_tokens,
                 *_policies(config),
                 self.disks[number % len(self.disks)] if self.disks else None,
-                events,
             )
             for number in range(config.instances)
         ]
@@ -298,9 +292,7 @@ def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
     return device, make_policy(host.policy, host.policy_config)
 
 
-def _disks(
-    config: SystemConfig, profile: EngineProfile, block_tokens: int, events: EventLog | None
-) -> list[Disk]:
+def _disks(config: SystemConfig, profile: EngineProfile, block_tokens: int) -> list[Disk]:
     spec = config.disk
     if spec is None:
         return []
@@ -312,9 +304,7 @@ def _disks(
             make_policy(spec.policy, config_of),
             block_tokens,
             block_tokens * profile.kv_bytes_per_token,
-            name=f"disk {number + 1}" if count > 1 else "disk",
-            events=events,
             whole_nodes=config.whole_nodes,
         )
-        for number in range(count)
+        for _ in range(count)
     ]

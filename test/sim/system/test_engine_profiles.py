@@ -1,70 +1,19 @@
-"""The event log as a Chrome trace, and profiles: what is shipped, and what is refused."""
+"""Profiles of engines: what is shipped, and what is refused."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 
 import pytest
 
 from canopy_lab.sim.system import (
     EngineProfile,
-    EventLog,
-    SystemConfig,
-    TierSpec,
     load_profile,
     profile_names,
-    simulate_system,
 )
 from canopy_lab.sim.system.engine_profile import PUBLISHED
 from sglang_canopy.errors import CanopyError
-from support.systems import KV, profile, rounds
-
-
-def logged(limit: int = 10**6) -> EventLog:
-    events = EventLog(limit)
-    config = SystemConfig(
-        device_tokens=300,
-        host=TierSpec(400 * KV, 1e8, 1e8),
-        disk=TierSpec(1e9, 1e7, 1e7, shared_channel=True),
-        prefetch_policy="wait_complete",
-        prefetch_threshold_tokens=1,
-    )
-    simulate_system(rounds(10, 3, every_s=0.05, output=5), config, profile(), events=events)
-    return events
-
-
-def test_the_log_is_a_chrome_trace_whose_spans_nest(tmp_path):
-    file = tmp_path / "trace.json"
-    logged().write(file)
-    spans = defaultdict(list)
-    names = set()
-    for event in json.loads(file.read_text())["traceEvents"]:
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            spans[event["pid"], event["tid"]].append(event)
-            names.add(event["name"])
-    assert names >= {"request", "queue", "prefill", "decode", "load", "back up", "read", "write"}
-    for track in spans.values():
-        open_: list[float] = []
-        for event in track:
-            begin, end = event["ts"], event["ts"] + event["dur"]
-            while open_ and open_[-1] <= begin + 0.002:
-                open_.pop()
-            assert not open_ or end <= open_[-1] + 0.002, f"{event} does not nest"
-            open_.append(end)
-
-
-def test_every_request_is_in_the_log_once():
-    made = logged().chrome()["traceEvents"]
-    requests = [e["args"]["request"] for e in made if e["name"] == "request"]
-    assert sorted(requests) == list(range(1, 31))
-
-
-def test_the_log_is_bounded_and_says_what_it_left_out():
-    events = logged(limit=10)
-    assert len(events) == 10
-    assert events.dropped > 0
+from support.systems import profile
 
 
 def test_every_shipped_profile_is_valid_and_says_where_it_is_from():
