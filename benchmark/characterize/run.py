@@ -1,6 +1,6 @@
 """Characterise every trace there is, and print the key numbers as a table.
 
-python benchmark/characterize/run.py --data FOLDER --out DIR [--only NAME,NAME] [--jobs N]
+python benchmark/characterize/run.py --data FOLDER --out DIR [--only NAME,NAME]
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="a folder a trace is made here")
     parser.add_argument("--only", help="names of traces, separated by commas")
-    parser.add_argument("--jobs", default="2")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     wanted = args.only.split(",") if args.only else None
@@ -32,7 +31,7 @@ def main() -> None:
         out = args.out / name
         started = time.perf_counter()
         command = ["characterize", str(trace), "--format", format, "--out", str(out)]
-        if canopy([*command, "--jobs", args.jobs, *flags]):
+        if canopy([*command, *flags]):
             sys.exit(f"{name} failed")
         taken_s = time.perf_counter() - started
         rows.append(row(name, json.loads((out / "report.json").read_text()), taken_s))
@@ -70,7 +69,7 @@ def row(name: str, report: dict, taken_s: float) -> dict[str, str]:
     """The numbers of one report, as text; a dash where the trace has no answer."""
     got = {"trace": name, "requests": f"{report['overview']['requests']:,}"}
     hits, turns, reuse = report["hits"], report["turns"], report["reuse"]
-    life, room, advice = report["lifespan"], report["capacity"], report["recommendation"]
+    life, room = report["lifespan"], report["capacity"]
     got["ideal"] = f"{100 * hits['block_hit_ratio']:.1f} %" if hits else "-"
     later = [t for t in hits["turns"] if t["name"] == "later turns"] if hits else []
     got["hits of later turns"] = f"{100 * later[0]['hits']:.0f} %" if later else "-"
@@ -92,17 +91,6 @@ def row(name: str, report: dict, taken_s: float) -> dict[str, str]:
         got["LRU: 90 % of ideal with"] = f"{100 * need:.1f} %"
     else:
         got["LRU: 90 % of ideal with"] = "-"
-    got["advice"] = (
-        ", ".join([advice["policy"], *advice["policy_options"].values()]) if advice else "-"
-    )
-    for share in (0.25, 0.5, 0.9):
-        gain = [g for g in advice["gains"] if g["lru_share"] == share] if advice else []
-        got[f"gain at {100 * share:.0f} %"] = (
-            f"{gain[0]['points']:+.1f} [{gain[0]['low']:+.1f}, {gain[0]['high']:+.1f}] "
-            f"({gain[0]['placebo_points']:+.1f})"
-            if gain
-            else "-"
-        )
     got["s"] = f"{taken_s:.0f}"
     return got
 

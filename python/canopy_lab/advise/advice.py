@@ -23,11 +23,11 @@ from canopy_lab.advise.arms import (
     hit_ratio,
     run_arms,
 )
+from canopy_lab.advise.bootstrap import bootstrap
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from canopy_lab.advise.decide import Decision, Gain, decide
 from canopy_lab.advise.queue import servers_for
 from canopy_lab.advise.sample import Sample
-from canopy_lab.characterize.recommend import bootstrap
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.stamps import spread_stamps

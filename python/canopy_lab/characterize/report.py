@@ -18,9 +18,7 @@ from canopy_lab.characterize.lifespan import Lifespan, lifespan
 from canopy_lab.characterize.locality import Locality, locality
 from canopy_lab.characterize.observe import Observation, observe
 from canopy_lab.characterize.published import PublishedStatistic, compare
-from canopy_lab.characterize.recommend import RUNS, Recommendation, recommend
 from canopy_lab.characterize.reuse_time import ReuseTimes, reuse_times
-from canopy_lab.characterize.runs import prepare
 from canopy_lab.characterize.skew import Skew, skew
 from canopy_lab.characterize.turns import Turns, turns
 from canopy_lab.sim.model import load_model_shape
@@ -29,11 +27,6 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.synth import meta_path
 from sglang_canopy import __version__
-
-SIMULATED_ACCESSES = 400_000
-"""Block accesses given to each run of the simulator; above it blocks are merged, then cut."""
-SIMULATED_REQUESTS = 15_000
-"""Requests given to each run of the simulator, from the beginning of the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,6 @@ class TraceReport:
     lifespan: Lifespan | None = None
     footprint: Footprint | None = None
     capacity: Capacity | None = None
-    recommendation: Recommendation | None = None
     published: tuple[PublishedStatistic, ...] = ()
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -88,7 +80,7 @@ Progress = Callable[[int], object]
 
 
 class ReadProgress:
-    """The one progress bar's arithmetic: passes over the trace, then runs of the simulator.
+    """The one progress bar's arithmetic.
 
     A pass is as many units as the trace has requests, which the first pass finds out.
     """
@@ -114,26 +106,21 @@ def characterize(
     format: str,
     *,
     model: str = "qwen2.5-7b",
-    simulate_requests: int = SIMULATED_REQUESTS,
-    jobs: int | None = None,
     skip_bad: int = 0,
     against: str | None = None,
     work: ReadProgress | None = None,
 ) -> TraceReport:
-    """Read a trace two or three times and answer every question that it can answer.
+    """Read a trace once or twice and answer every question that it can answer.
 
-    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``simulate_requests``
-    is how many requests the simulator is given for the recommendation, 0 to leave it out; ``against`` names the published statistics to compare with
-    (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``against``
+    names the published statistics to compare with (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
     """
     work = work or ReadProgress(lambda n: None, lambda n: None)
-    simulate = simulate_requests > 0
     shape = load_model_shape(model)
     seen = observe(work.reading(open_trace(path, format, skip_bad=skip_bad)))
     accesses = int(seen.blocks.sum())
     shared = bool(seen.hits.any())
-    passes = 1 + shared + (1 + RUNS if simulate and shared else 0)
-    work.resize(seen.requests * passes)
+    work.resize(seen.requests * (1 + shared))
     report = TraceReport(_overview(path, format, seen, accesses))
     report.footprint = footprint(seen, shape, model)
     report.turns = turns(seen)
@@ -167,17 +154,6 @@ def characterize(
     report.capacity = capacity(seen, lru, seen.block_tokens * weight)
     if against is not None:
         report.published = compare(against, seen)
-    if simulate:
-        prepared = prepare(
-            work.reading(open_trace(path, format, skip_bad=skip_bad)),
-            accesses,
-            SIMULATED_ACCESSES,
-            most_requests=simulate_requests,
-            mean_tokens=float(seen.input_tokens.mean()),
-        )
-        report.recommendation = recommend(
-            seen, prepared, weight, jobs=jobs, progress=lambda: work.advance(seen.requests)
-        )
     return report
 
 

@@ -1,4 +1,4 @@
-"""``canopy characterize``: how a trace reuses KV, and which policy suits it."""
+"""``canopy characterize``: how a trace reuses KV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from canopy_lab.characterize.published import TARGETS
-from canopy_lab.characterize.report import SIMULATED_REQUESTS, ReadProgress, characterize
+from canopy_lab.characterize.report import ReadProgress, characterize
 from canopy_lab.report.characterize_text import summary
 from canopy_lab.trace.open import format_names
 from sglang_canopy.errors import CanopyError
@@ -37,17 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with the published statistics of this trace of arXiv 2506.02634",
     )
     parser.add_argument(
-        "--simulate-requests",
-        type=int,
-        default=SIMULATED_REQUESTS,
-        metavar="N",
-        help="requests, from the beginning, that policies are compared on; more is slower, "
-        "0 leaves out the recommendation (default %(default)s)",
-    )
-    parser.add_argument(
-        "--jobs", type=int, help="processes for the simulator (default: one a core)"
-    )
-    parser.add_argument(
         "--skip-bad", type=int, default=0, metavar="N", help="go on past N broken lines"
     )
 
@@ -56,10 +45,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the report. Returns the exit status."""
     from canopy_lab.report.characterize_html import write_report
 
-    if args.jobs is not None and args.jobs < 1:
-        raise CanopyError(f"--jobs must be 1 or more, got {args.jobs}")
-    if args.simulate_requests < 0:
-        raise CanopyError(f"--simulate-requests must be 0 or more, got {args.simulate_requests}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
             args.trace,
             args.format,
             model=args.model_config,
-            simulate_requests=args.simulate_requests,
-            jobs=args.jobs,
             skip_bad=args.skip_bad,
             against=args.published,
             work=ReadProgress(bar.update, resize),

@@ -19,7 +19,7 @@ COMMANDS = {
     "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
     "compile": "make plan, simulate-system and validate about twice as fast",
     "profile": "measure a live server's costs, for the simulator and the planner",
-    "characterize": "how a trace reuses KV, and which policy suits it",
+    "characterize": "how a trace reuses KV",
     "plan": "how much DRAM and disk a workload should get, at what price",
     "validate": "what a plan predicted beside what its server's log says, and the error",
     "ttl": "a plan file with a TTL for each prefix group, within a disk budget",

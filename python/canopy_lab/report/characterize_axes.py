@@ -11,7 +11,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from canopy_lab.report.characterize_text import percent, seconds
+from canopy_lab.report.characterize_text import seconds
 
 # Okabe and Ito's palette: told apart by people of every colour vision, and in grey.
 BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
@@ -84,7 +84,3 @@ def round_step(value: float) -> float:
     """1, 2 or 5 times a power of ten, at least ``value``."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= value)
-
-
-def capacity_label(fraction: float) -> str:
-    return percent(fraction, 0 if fraction >= 0.1 else 1 if fraction >= 0.01 else 2)

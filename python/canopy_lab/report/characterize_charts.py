@@ -27,11 +27,7 @@ from canopy_lab.report.characterize_axes import (
     time_axis,
     title,
 )
-from canopy_lab.report.characterize_policy_charts import (
-    draw_capacity,
-    draw_gain,
-    draw_policies,
-)
+from canopy_lab.report.characterize_capacity_chart import draw_capacity
 from canopy_lab.report.characterize_text import percent, seconds, size
 
 
@@ -47,8 +43,6 @@ def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
         ("lifespan", report.lifespan, _lifespan),
         ("footprint", report.footprint, _footprint),
         ("capacity", report.capacity, draw_capacity),
-        ("policies", report.recommendation, draw_policies),
-        ("gain", report.recommendation and report.recommendation.policy != "lru", draw_gain),
     )
     for name, answer, draw in drawn:
         if answer:

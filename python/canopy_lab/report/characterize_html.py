@@ -9,11 +9,9 @@ from typing import Any
 from canopy_lab.characterize.report import TraceReport
 from canopy_lab.report.characterize_charts import charts
 from canopy_lab.report.characterize_text import (
-    advice,
     count,
     findings,
     percent,
-    policy_name,
     seconds,
     size,
 )
@@ -22,7 +20,6 @@ from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 
 _QUESTIONS = (
-    ("recommendation", "What to do", ("policies", "gain")),
     ("hits", "How much could be reused?", ("hits",)),
     ("skew", "Who has the reuse?", ("skew",)),
     ("turns", "How long are conversations?", ("turns",)),
@@ -91,12 +88,10 @@ def _sections(
     for key, question, names in _QUESTIONS:
         if key not in found:
             continue
-        recommended = report.recommendation if key == "recommendation" else None
         sections.append(
             {
                 "question": question,
                 "finding": found[key],
-                "advice": advice(recommended) if recommended else [],
                 "figures": [as_data(pictures[name]) for name in names if name in pictures],
                 "table": tables.get(key),
             }
@@ -152,33 +147,4 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
                 for s, b in c.lru_for_share
             ],
         )
-    if report.recommendation:
-        made["recommendation"] = _recommendation(report)
     return made
-
-
-def _recommendation(report: TraceReport) -> HtmlTable:
-    r = report.recommendation
-    assert r is not None
-    notes = [
-        f"Simulated: {policy_name(r)} and the others over {count(r.requests)} requests in blocks "
-        f"of {r.block_tokens} tokens"
-        + (", the beginning of the trace" if r.cut else "")
-        + f". Capacities are shares of the {count(r.capacities[-1] / r.fractions[-1])} distinct "
-        "blocks, those where LRU has "
-        + ", ".join(percent(g.lru_share) for g in r.gains)
-        + " of the ideal hits.",
-        f"Intervals: {r.cluster_count} {r.clusters} drawn with replacement a thousand times, with "
-        "what the simulator gave for each request; contention between other conversations is not "
-        "redrawn.",
-    ]
-    if r.label_gain:
-        notes.append(f"Categories, at {percent(r.label_fraction, 1)}: {r.categories_reason}.")
-    return HtmlTable(
-        [
-            "token hit ratio at",
-            *(f"{percent(f, 1)}, {size(b)}" for f, b in zip(r.fractions, r.capacity_bytes)),
-        ],
-        [(name, *(percent(v, 1) for v in row)) for name, row in r.table.items()],
-        notes=notes,
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from canopy_lab.characterize.recommend import Recommendation
 from canopy_lab.characterize.report import TraceReport
 
 
@@ -40,12 +39,6 @@ def size(value: float) -> str:
 def count(value: float) -> str:
     """A number with its thousands apart."""
     return f"{value:,.0f}"
-
-
-def policy_name(r: Recommendation) -> str:
-    """The policy as a user types it, with its options."""
-    options = ", ".join(f"{k}={v}" for k, v in r.policy_options.items())
-    return f"{r.policy} ({options})" if options else r.policy
 
 
 def findings(report: TraceReport) -> dict[str, str]:
@@ -156,27 +149,7 @@ def findings(report: TraceReport) -> dict[str, str]:
             f"({percent(need[0.9] / c.distinct_blocks, 1)} of them); a cache that knew the future "
             f"would need {size(c.live_peak * c.block_bytes)} at its fullest."
         )
-    if report.recommendation:
-        answers["recommendation"] = " ".join(advice(report.recommendation))
     return answers
-
-
-def advice(r: Recommendation) -> list[str]:
-    """What to do, one sentence each: policy, gain, categories, room."""
-    answers = [f"Use {policy_name(r)}: {r.reason}."]
-    answers += [
-        f"Where LRU has {percent(g.lru_share)} of the ideal hits ({size(room)}, "
-        f"{percent(g.fraction, 1)} of the distinct blocks), expect {g.points:+.1f} points of token hit ratio over LRU, 95 % "
-        f"between {g.low:+.1f} and {g.high:+.1f}; with shuffled labels {g.placebo_points:+.1f}."
-        for g, room in zip(r.gains, r.capacity_bytes)
-        if r.policy != "lru" and g.lru_share in (0.25, 0.5, 0.9)
-    ]
-    return [
-        *answers,
-        f"Categories to send: {r.categories}.",
-        f"Room for 90 % of the ideal hits: {size(r.knee_bytes)} "
-        f"({percent(r.knee_fraction, 1)} of the distinct blocks).",
-    ]
 
 
 def summary(report: TraceReport, out: Path) -> str:
