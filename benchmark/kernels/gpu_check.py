@@ -22,9 +22,8 @@ from attention_times import (
     attention_costs,
     attention_times,
     stock_ways,
-)  # beside this file, like the next two
+)  # beside this file, like the next
 from device_timing import Bench, against_peaks, ceilings, table
-from layer_ahead import pipelined_prefill
 
 from canopy_chunks import engine
 from canopy_chunks.cache import dense_cache
@@ -193,12 +192,7 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
             choose = make_selector(name)
             row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
             row[f"host_{name}_s"] = wall(lambda: fused_prefill(model, away, cache, choose, ratio))
-        stored = make_selector("frequency")
-        row["device_pipelined_s"] = wall(
-            lambda: pipelined_prefill(model, here, cache, stored, ratio)
-        )
-        row["host_pipelined_s"] = wall(lambda: pipelined_prefill(model, away, cache, stored, ratio))
-        for name in ("frequency", "asked", "pipelined"):
+        for name in ("frequency", "asked"):
             row.update(
                 compared(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name)
             )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -186,27 +183,6 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
         plain(short, ids)
 
 
-def layer_ahead():
-    """The layer-ahead prefill that the GPU check measures."""
-    path = Path(__file__).parents[2] / "benchmark" / "kernels" / "layer_ahead.py"
-    spec = importlib.util.spec_from_file_location("layer_ahead", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize("name", ["first-k", "frequency-per-layer", "frequency-nested"])
-@pytest.mark.parametrize("page", [0, 16])
-def test_placing_layer_by_layer_changes_nothing(llama, ids, name, page):
-    pipelined_prefill = layer_ahead().pipelined_prefill
-    prompt = prompt_of(llama, ids)
-    dense = caches.dense_cache(llama, len(prompt))
-    expected = fused_prefill(llama, prompt, dense, make_selector(name), 0.2).logits
-    cache = paged_cache(llama, len(prompt), page) if page else garbage(dense)
-    got = pipelined_prefill(llama, prompt, cache, make_selector(name), 0.2)
-    assert (got - expected).abs().max() < LIMIT
-
-
 @pytest.mark.parametrize("page", [1, 16])
 def test_a_chunk_on_disk_is_read_once_into_a_paged_cache(llama, ids, tmp_path, page):
     prompt = prompt_of(llama, ids)
@@ -221,14 +197,3 @@ def test_a_chunk_on_disk_is_read_once_into_a_paged_cache(llama, ids, tmp_path, p
     assert [p.chunk.bytes_read for p in placed] == [p.chunk.nbytes for p in placed]
     for one, other in zip(there.k + there.v, here.k + here.v):
         assert torch.equal(one, other)
-
-
-def test_layers_sent_ahead_read_a_chunk_on_disk_once(llama, ids, tmp_path):
-    chunk = encode(llama, ids[20:60].tolist())
-    disk.write(tmp_path / "one.chunk", chunk)
-    there = disk.open_chunk(tmp_path / "one.chunk")
-    layer_of = layer_ahead().layer_of
-    for layer in range(llama.shape.layers):
-        for one, other in zip(layer_of(there, layer), layer_of(chunk, layer)):
-            assert torch.equal(one, other)
-    assert there.bytes_read == there.nbytes

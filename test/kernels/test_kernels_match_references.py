@@ -252,27 +252,3 @@ def test_every_position_in_order_is_causal_attention():
     rows = attention.Rows.one(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
     close(halves.causal(q, k, v, 0.125), expected, torch.float32)
-
-
-@pytest.mark.parametrize("how", ["positions", "mask"])
-def test_the_flashinfer_variants_agree(how):
-    from canopy_kernel import flashinfer_attention
-
-    reason = flashinfer_attention.unavailable(how=how)
-    if reason:
-        pytest.skip(reason)
-    torch.manual_seed(5)
-    k, v = (pool(400, 128, 2, torch.bfloat16, 1, "NHD") for _ in range(2))
-    rows = batch([150, 97], [41, 97], 400)
-    q = torch.randn(138, 8, 128, device=DEVICE).to(torch.bfloat16)
-    expected = attention.reference(q, k, v, rows, 128**-0.5)
-    backend = {"positions": "flashinfer", "mask": "flashinfer-mask"}[how]
-    got = attention.sparse_prefill(q, k, v, rows, 128**-0.5, backend)
-    close(got, expected, torch.bfloat16)
-
-
-def test_flashinfers_mask_goes_by_position():
-    from canopy_kernel.flashinfer_attention import position_mask
-
-    rows = attention.Rows.one(torch.tensor([0, 2]), torch.arange(4))
-    assert position_mask(rows).int().tolist() == [1, 0, 0, 0, 1, 1, 1, 0]

@@ -79,20 +79,12 @@ def sparse_prefill(
     """Attention of sparse rows over a paged cache.
 
     q: ``[m, heads, d]``; pools: views ``[pages, page_size, kv_heads, d]`` that already hold the
-    recomputed rows; returns ``[m, heads, d]``. backend: ``auto``, ``triton``, ``flashinfer``
-    (customised attention by position), ``flashinfer-mask``, ``blocked`` (torch) or ``reference``.
+    recomputed rows; returns ``[m, heads, d]``. backend: ``auto``, ``triton``, ``blocked``
+    (torch) or ``reference``.
     """
     if backend == "auto":
         backend = "triton" if q.is_cuda else "blocked"
-    if backend in ("flashinfer", "flashinfer-mask"):
-        from canopy_kernel.flashinfer_attention import sparse_prefill_flashinfer
-
-        how = "mask" if backend.endswith("mask") else "positions"
-        return sparse_prefill_flashinfer(q, k_pool, v_pool, rows, scale, how)
     paths = {"triton": sparse_prefill_triton, "blocked": blocked, "reference": reference}
     if backend not in paths:
-        raise ValueError(
-            f"backend {backend!r}: allowed are auto, flashinfer, flashinfer-mask, "
-            f"{', '.join(paths)}"
-        )
+        raise ValueError(f"backend {backend!r}: allowed are auto, {', '.join(paths)}")
     return paths[backend](q, k_pool, v_pool, rows, scale)
