@@ -1,11 +1,23 @@
-"""Files for their owner alone, written whole or not at all, and where what can be made again lies."""
+"""Files for their owner alone, written whole or not at all, and where what can be made again lies.
+
+One rule for each file that only keeps what was learnt or can be made again (a profile, an index, a
+mark): one that is damaged or of another version is ``set_aside``, and its user starts empty.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+BAD = ".bad"
+SET_ASIDE: Counter[str] = Counter()
+"""Files that this process could not use, by name."""
 
 
 def cache_folder(name: str) -> Path:
@@ -34,3 +46,18 @@ def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.unlink(scratch)
         raise
+
+
+def set_aside(path: Path | str, why: object) -> None:
+    """Rename a file that cannot be used to ``NAME.bad`` (an earlier one goes), log and count it.
+
+    Where the folder takes no change, the file stays, and is replaced when it is next written.
+    """
+    path = Path(path)
+    SET_ASIDE[path.name] += 1
+    now = path.with_name(path.name + BAD)
+    try:
+        os.replace(path, now)
+    except OSError:
+        now = path
+    logger.warning("%s cannot be used (%s). It is kept as %s; starting without it.", path, why, now)

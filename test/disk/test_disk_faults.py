@@ -222,6 +222,7 @@ def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
     if damage in ("garbage", "foreign"):
         assert len(again) == 0
         assert again.counters.faults["index"] == 1
+        assert (again.path / f"{FILE}.bad").exists()
     if damage in ("empty", "missing"):
         assert len(again) == 0
         assert again.counters.orphans == 300

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
-from sglang_canopy.disk.folder import remove_abandoned
+from sglang_canopy.disk.folder import MARK, remove_abandoned
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE, chain, get, put, store_at
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_a_busy_folder_is_taken_once_it_is_free_with_its_pages(tmp_path, caplog) -> None:
@@ -138,3 +144,45 @@ def test_an_index_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch) -
         assert again.unavailable == "database is locked"
     assert again.open()
     assert get(again, chain("a", 2)) == [True] * 2
+
+
+def test_a_mark_that_was_never_written_is_made(tmp_path) -> None:
+    """As a crash or a full disk leaves it, beside what a cut-off write had begun."""
+    (tmp_path / MARK).touch()
+    (tmp_path / f".{MARK}.k3v1").touch()
+    store = store_at(tmp_path)
+    assert store.unavailable is None
+    assert put(store, chain("a", 2)) == [True] * 2
+    assert (tmp_path / MARK).read_text().startswith("sglang-canopy disk store")
+
+
+def test_a_mark_of_another_version_is_set_aside(tmp_path, caplog) -> None:
+    (tmp_path / MARK).write_text("sglang-canopy disk store, version 99\n")
+    assert store_at(tmp_path).unavailable is None
+    assert "version 99" in (tmp_path / f"{MARK}.bad").read_text()
+    assert caplog.text.count("cannot be used") == 1
+
+
+def test_a_first_start_on_a_full_disk_is_made_up_for(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_AT_FIRST, str(tmp_path / "store"), str(TESTS)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"faults": {"full": 1}, "stored": [True] * 3}
+    assert len(store_at(tmp_path / "store")) == 3
+
+
+_FULL_AT_FIRST = """
+import json, resource, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from support.disk_pages import store_at, put, chain
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+store = store_at(Path(sys.argv[1]))
+assert store.unavailable and not store.open()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert store.open(), store.unavailable
+print(json.dumps({"faults": store.counters.faults, "stored": put(store, chain("a", 3))}))
+"""

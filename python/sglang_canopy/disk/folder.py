@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import BAD, replace_file, set_aside
 
 MARK = "CANOPY-DISK-STORE"
-_MARK_TEXT = b"sglang-canopy disk store, version 1\n"
+_MARK_TEXT = "sglang-canopy disk store, version 1\n"
 _LOCK = "lock"
 _NAMESPACE = "namespace"
 _TEMPORARY = "temporary"
@@ -78,9 +79,9 @@ def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = F
             f"another server has {path}; end it, or give each server a folder of its own",
         ) from error
     try:
-        _write_private(path / _NAMESPACE, namespace.encode())
+        _make_file(path / _NAMESPACE, namespace)
         if temporary:
-            _write_private(path / _TEMPORARY, b"")
+            (path / _TEMPORARY).touch(mode=0o600)
     except OSError as error:
         os.close(fd)
         from sglang_canopy.disk.journal import kind_of
@@ -119,21 +120,15 @@ def _make_top(top: Path) -> None:
         raise CanopyError(f"disk store: {top} is not a folder; name a folder, or a new path")
     if not top.exists():
         top.mkdir(mode=0o700, parents=True)
-    names = [name for name in os.listdir(top) if name != "lost+found"]
-    if MARK in names:
-        if (top / MARK).read_bytes()[:64] != _MARK_TEXT:
-            raise CanopyError(
-                f"disk store: {top} was made by another version of the store; "
-                "name a new folder, or remove this one"
-            )
-    elif names:
+    names = set(os.listdir(top)) - {"lost+found"}
+    foreign = sorted(name for name in names if not name.startswith(f".{MARK}."))
+    if foreign and not names & {MARK, MARK + BAD}:
         raise CanopyError(
-            f"disk store: {top} holds other files ({', '.join(sorted(names)[:3])}); "
+            f"disk store: {top} holds other files ({', '.join(foreign[:3])}); "
             "name an empty folder, or a new path"
         )
     _check_ours(top)
-    if MARK not in names:
-        _write_private(top / MARK, _MARK_TEXT)
+    _make_file(top / MARK, _MARK_TEXT)
 
 
 def _check_ours(path: Path) -> None:
@@ -147,13 +142,12 @@ def _check_ours(path: Path) -> None:
         path.chmod(0o700)
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def _make_file(path: Path, text: str) -> None:
+    """See to it that ``path`` holds ``text``. An empty file is one that is yet to be made."""
     with contextlib.suppress(FileNotFoundError):
-        if path.read_bytes() == content:
+        found = path.read_bytes()
+        if found == text.encode():
             return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
+        if found:
+            set_aside(path, "damaged, or of another version")
+    replace_file(path, text, durable=True)

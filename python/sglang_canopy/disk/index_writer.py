@@ -99,7 +99,7 @@ class IndexWriter:
         if not (isinstance(error, sqlite3.Error) and damaged(error)):
             return False
         try:  # a broken file is made anew from what is in memory
-            state.journal.start_over()
+            state.journal.start_over(error)
             with state.lock:
                 rows = state.index.rows.values()
                 put = [record(state.index, row, state.ttl) for row in rows]

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sglang_canopy.disk.records import FIELDS, Row
+from sglang_canopy.private_file import set_aside
 
 FILE = "index.sqlite"
 VERSION = 2
@@ -102,10 +103,12 @@ class Journal:
                 connection.execute("ROLLBACK")
             raise
 
-    def start_over(self) -> None:
-        """Throw the index away and begin an empty one."""
+    def start_over(self, damage: object = None) -> None:
+        """Begin an empty index; one with ``damage`` is set aside."""
         with self.lock:
             self.close()
+            if damage is not None:
+                set_aside(self.folder / FILE, damage)
             for suffix in ("", "-wal", "-shm", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
                     (self.folder / (FILE + suffix)).unlink()

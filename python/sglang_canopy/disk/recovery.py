@@ -133,7 +133,7 @@ class Recovery:
                 raise
             state.faults.note("index", error)
             state.replace_index()
-            state.journal.start_over()
+            state.journal.start_over(error)
             renumbered = False
         if renumbered:
             state.journal.start_over()
