@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.radix.saved_profile import EVERY_S, Profile
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import SET_ASIDE
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.saved_profile import EVERY_S, Profile, read_or_set_aside
 from sglang_canopy.server import entry
+from sglang_canopy.server.arguments import _check_policy
 from sglang_canopy.telemetry.ttft_hour import TtftHour
 from support.live_tree import LiveTree
 
@@ -25,6 +30,7 @@ def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
     first = LiveTree(4096, "wa", {"profile": str(path)})
     first.core.live.profile = Profile(str(path))
     learn(first, 60)
+    first.core.live.profile.writer.join()
     assert path.exists()
     first.core.live.profile.save(first.core.live.device_policy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -46,6 +52,7 @@ def test_it_is_saved_now_and_then_not_at_every_request(tmp_path: Path) -> None:
     profile = Profile(str(tmp_path / "p.json"))
     for now in (0.0, 1.0, EVERY_S - 1, EVERY_S + 1, EVERY_S + 2):
         profile.save_sometimes(Policy(), now)  # type: ignore[arg-type]
+        profile.writer.join()
     assert len(saved) == 2
 
 
@@ -95,8 +102,6 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_ttft_line_is_fed_by_first_tokens() -> None:
-    from types import SimpleNamespace
-
     before = entry.ttft_fit.stats()["requests"]
     times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
@@ -109,8 +114,6 @@ def test_the_ttft_line_is_fed_by_first_tokens() -> None:
 def test_what_clients_waited_is_counted_from_the_requests_creation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from types import SimpleNamespace
-
     hour = TtftHour(lambda: 1e9)
     monkeypatch.setattr(entry, "ttft_hour", hour)
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
@@ -122,4 +125,40 @@ def test_what_clients_waited_is_counted_from_the_requests_creation(
         2,
         pytest.approx(2.0, rel=0.06),
         pytest.approx(4.0, rel=0.06),
+    )
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut off": b'{"version": 1, "categories": {"de',
+    "binary": bytes(range(256)),
+    "of another version": b'{"version": 99, "categories": {}}',
+    "no counts": b'{"version": 1, "categories": {"default": {}}}',
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_profile_is_set_aside_and_learnt_anew(tmp_path: Path, what: str, caplog) -> None:
+    path = tmp_path / "wa.json"
+    path.write_bytes(DAMAGED[what])
+    _check_policy(_arguments(path))  # what the launcher does
+    live = live_cache("wa", {"profile": str(path)}, read_profile=read_or_set_aside)
+    assert not live.device_policy.state()["categories"]
+    assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED[what]
+    assert SET_ASIDE["wa.json"] >= 1
+    assert caplog.text.count("cannot be used") == 1
+    Profile(str(path)).save(Learnt("anew"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "anew"}
+
+
+def test_a_profile_that_cannot_be_one_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(CanopyError, match="profile"):
+        _check_policy(_arguments(tmp_path / "no" / "such" / "folder.json"))
+
+
+def _arguments(path: Path) -> SimpleNamespace:
+    return SimpleNamespace(
+        radix_eviction_policy="wa",
+        radix_eviction_policy_config={"profile": str(path)},
+        node_rank=0,
     )

@@ -8,6 +8,8 @@ import fcntl
 import json
 import logging
 import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import torch
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.private_file import replace_file
-from sglang_canopy.reuse import saved_curves as profile
+from sglang_canopy.private_file import replace_file, set_aside
+from sglang_canopy.reuse import saved_curves
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +26,40 @@ EVERY_S = 30.0
 """Seconds between two saves. SGLang kills its schedulers, so one at exit is not enough."""
 
 
+def peek(path: str) -> Any:
+    """The state in a profile; ``None`` before the first was saved, and for one that is damaged.
+
+    Raises ``CanopyError`` where there can be no profile.
+    """
+    with contextlib.suppress(saved_curves.Damaged):
+        return _checked(path)
+
+
+def read_or_set_aside(path: str) -> Any:
+    """The same, and a damaged profile is set aside: it is learnt and saved anew."""
+    try:
+        return _checked(path)
+    except saved_curves.Damaged as error:
+        set_aside(path, error)
+        return None
+
+
+def _checked(path: str) -> Any:
+    state = saved_curves.read(path)
+    if state is not None:
+        saved_curves.check(state)
+    return state
+
+
 def from_first_rank(path: str, group: Any) -> Any:
-    """``profile.read(path)`` as the first rank of ``group`` has it, on every rank.
+    """``read_or_set_aside(path)`` as the first rank of ``group`` has it, on every rank.
 
     Ranks may run on several machines, and a rank that started from another profile would evict
     differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
     Raises the first rank's ``CanopyError`` on all of them.
     """
     if group is None or torch.distributed.get_world_size(group=group) == 1:
-        return profile.read(path)
+        return read_or_set_aside(path)
     text = b""
     if torch.distributed.get_rank(group=group) == 0:
         text = _answer(path)
@@ -50,7 +77,7 @@ def from_first_rank(path: str, group: Any) -> Any:
 
 def _answer(path: str) -> bytes:
     try:
-        return json.dumps({"profile": profile.read(path)}).encode()
+        return json.dumps({"profile": read_or_set_aside(path)}).encode()
     except CanopyError as error:
         return json.dumps({"error": str(error)}).encode()
 
@@ -68,6 +95,9 @@ class Profile:
         self._lock: int | None = None
         self._saved_at = float("-inf")
         self._said: set[str] = set()
+        self._writing = threading.Lock()
+        self.writer: threading.Thread | None = None
+        """The thread that writes, so that the scheduler's waits for no disk."""
 
     def claim(self) -> bool:
         """Whether this server is the one that saves. Asks again where another one was."""
@@ -103,19 +133,26 @@ class Profile:
         return self._lock is not None
 
     def save_sometimes(self, policy: Policy, now: float) -> None:
-        """Save if the last time is ``EVERY_S`` or more ago; ``now`` on the requests' clock."""
-        if now - self._saved_at >= EVERY_S:
-            self._saved_at = now
-            self.save(policy)
+        """Save if the last time is ``EVERY_S`` or more ago, on a thread; ``now`` on the requests'
+        clock. A disk that is still at the last time's is not waited for."""
+        if now - self._saved_at < EVERY_S or self._writing.locked():
+            return
+        self._saved_at = now
+        state = policy.state()
+        self.writer = threading.Thread(target=self._write, args=(state,), daemon=True)
+        self.writer.start()
 
     def save(self, policy: Policy) -> None:
         """Write the state, if no other server does. What fails is logged once; serving goes on."""
-        state = policy.state()
+        self._write(policy.state())
+
+    def _write(self, state: Mapping[str, Any] | None) -> None:
         if not state:
             return
         try:
-            if self.claim():
-                replace_file(self.path, json.dumps(state))
+            with self._writing:
+                if self.claim():
+                    replace_file(self.path, json.dumps(state), durable=True)
         except OSError as error:
             self._say_once("cannot save the policy's profile to %s: %s", self.path, error)
 

@@ -21,6 +21,10 @@ _SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2}
 _MOST = 1e15
 
 
+class Damaged(CanopyError):
+    """A file that is no profile, or one of another version."""
+
+
 def save(categories: Categories, share: float = 0.0) -> dict[str, Any]:
     """The counts behind every category's curve (its own, not its refinements').
 
@@ -53,19 +57,10 @@ def _counts(category: Category, share: float) -> dict[str, list[float]]:
 def load(state: Mapping[str, Any], categories: Categories) -> float:
     """Take over a ``save``; returns its number of samples. All is checked before any is used.
 
-    Labels beyond the table's bound join the nearest category there is. Raises ``CanopyError``.
+    Labels beyond the table's bound join the nearest category there is. Raises ``Damaged``.
     """
-    if not isinstance(state, Mapping) or state.get("version") != VERSION:
-        raise CanopyError(
-            f"a profile must be a JSON object with version {VERSION}, "
-            "as a run with this version of Canopy saves it; delete it or save a new one"
-        )
-    saved = state.get("categories")
-    if not isinstance(saved, Mapping):
-        raise CanopyError("a profile must have an object 'categories'; save a new one")
-    for label, counts in saved.items():
-        _check(label, counts)
-    total = 0.0
+    check(state)
+    saved, total = state["categories"], 0.0
     for label, counts in saved.items():
         names = () if label == ROOT else tuple(label.split("|"))
         category = categories.get(label) if label == OVERFLOW else categories.refine(names)
@@ -78,11 +73,25 @@ def load(state: Mapping[str, Any], categories: Categories) -> float:
     return total
 
 
+def check(state: Any) -> None:
+    """Raise ``Damaged`` for anything that is not what ``save`` returns."""
+    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+        raise Damaged(
+            f"a profile must be a JSON object with version {VERSION}, "
+            "as a run with this version of Canopy saves it; delete it or save a new one"
+        )
+    saved = state.get("categories")
+    if not isinstance(saved, Mapping):
+        raise Damaged("a profile must have an object 'categories'; save a new one")
+    for label, counts in saved.items():
+        _check(label, counts)
+
+
 def _check(label: Any, counts: Any) -> None:
     if not isinstance(label, str) or not 0 < len(label) <= 512 or label.count("|") > 8:
-        raise CanopyError(f"a profile's category must be a short name, got {str(label)[:80]!r}")
+        raise Damaged(f"a profile's category must be a short name, got {str(label)[:80]!r}")
     if not isinstance(counts, Mapping):
-        raise CanopyError(f"profile category {label!r}: must be an object of counts")
+        raise Damaged(f"profile category {label!r}: must be an object of counts")
     for key, size in _SIZES.items():
         values = counts.get(key)
         if (
@@ -92,7 +101,7 @@ def _check(label: Any, counts: Any) -> None:
                 isinstance(v, (int, float)) and math.isfinite(v) and 0 <= v <= _MOST for v in values
             )
         ):
-            raise CanopyError(
+            raise Damaged(
                 f"profile category {label!r}: {key!r} must be {size} numbers of 0 or more; "
                 "save a new profile with this version"
             )
@@ -101,20 +110,23 @@ def _check(label: Any, counts: Any) -> None:
 def read(path: str) -> Any:
     """The JSON of a profile file; ``None``, with a line in the log, before the first run saved it.
 
-    Raises ``CanopyError`` where it is no profile, or where there is no folder to save one in.
+    Raises ``Damaged`` where it is no JSON, and ``CanopyError`` where it cannot be read or there is
+    no folder to save one in.
     """
-    wanted = "a profile must be a JSON file saved by an earlier run"
+    expected = "a profile must be a JSON file saved by an earlier run"
     if not Path(path).exists() and Path(path).absolute().parent.is_dir():
         logger.warning("profile %s does not exist yet: nothing is known at the start", path)
         return None
     try:
         size = Path(path).stat().st_size
-        if size > MAX_BYTES:
-            raise CanopyError(f"{wanted}: {path!r} has {size} bytes, at most {MAX_BYTES} are read")
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_bytes() if size <= MAX_BYTES else b""
+    except OSError as error:
+        raise CanopyError(f"{expected}: {path!r}: {error}") from None
+    if size > MAX_BYTES:
+        raise Damaged(f"{expected}: {path!r} has {size} bytes, at most {MAX_BYTES} are read")
+    try:
+        return json.loads(text.decode())
     except RecursionError:
-        raise CanopyError(f"{wanted}: {path!r} is nested too deeply") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, CanopyError):
-            raise
-        raise CanopyError(f"{wanted}: {path!r}: {error}") from None
+        raise Damaged(f"{expected}: {path!r} is nested too deeply") from None
+    except ValueError as error:
+        raise Damaged(f"{expected}: {path!r}: {error}") from None

@@ -110,10 +110,10 @@ def _check_policy(server_args: Any) -> None:
     if refusal:
         raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
     from sglang_canopy.radix.live import live_cache
-    from sglang_canopy.reuse import saved_curves
+    from sglang_canopy.radix.saved_profile import peek
 
     # The profile is the first machine's: the others need no copy of it.
-    read = (lambda _: None) if server_args.node_rank else saved_curves.read
+    read = (lambda _: None) if server_args.node_rank else peek
     try:
         live_cache(name, config, read_profile=read)
     except CanopyError as error:

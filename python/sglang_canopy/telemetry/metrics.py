@@ -82,6 +82,8 @@ class Metrics:
         self._set("tree_nodes", status["nodes"])
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
+        for file, times in status.get("files_set_aside", {}).items():
+            self._count("files_set_aside_total", times, file)
         self._update_gate(status.get("session_gate"))
         self.update_whatif(status.get("whatif"))
         for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():

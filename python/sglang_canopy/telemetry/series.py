@@ -74,6 +74,12 @@ METRICS = (
         ("kind",),
         "faults of the disk tier that were answered by recomputation",
     ),
+    Metric(
+        "files_set_aside_total",
+        "counter",
+        ("file",),
+        "files of learnt state that were damaged or of another version, kept as `.bad`",
+    ),
     *adapter_series.METRICS,
     *limit_series.METRICS,
     Metric(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_canopy.policy.canary import Canary
+from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
 from sglang_canopy.telemetry.holdings import Holdings
@@ -118,6 +119,7 @@ class Status:
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
+            "files_set_aside": dict(SET_ASIDE),
         }
 
     def _tiers(
