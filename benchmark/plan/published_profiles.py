@@ -1,4 +1,4 @@
-"""Write the shipped profiles of named GPUs, from published figures (``sim/system/roofline.py``).
+"""Write the shipped profiles of named GPUs, from published figures (``papers/roofline.py``).
 
     python benchmark/plan/published_profiles.py python/canopy_lab/sim/system/profiles
 
@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 from canopy_lab.sim.model import PRESETS
-from canopy_lab.sim.system.roofline import Device, roofline_profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "papers"))
+from roofline import Device, roofline_profile
 
 DATE = "2026-11-21"
 DEVICES = {

@@ -1,8 +1,7 @@
-"""``canopy advise`` and ``canopy hash-log`` as a user runs them."""
+"""``canopy advise`` as a user runs it."""
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import pytest
@@ -46,26 +45,6 @@ def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
     assert out.read_text().startswith("<!doctype html>")
 
 
-def test_a_hashed_log_gives_the_same_answers_and_holds_no_text(chats, tmp_path, capsys):
-    hashed, salt = tmp_path / "hashed.jsonl.gz", tmp_path / "salt"
-    args = ["hash-log", str(chats), "-o", str(hashed), "--block-tokens", "16"]
-    assert main([*args, "--salt-file", str(salt)]) == 0
-    assert "no text is in it" in capsys.readouterr().out
-    text = gzip.decompress(hashed.read_bytes()).decode()
-    assert "secret" not in text
-    assert salt.read_text().strip() not in text
-    answers = []
-    for log in (chats, hashed):
-        numbers = tmp_path / "n.json"
-        assert advise(tmp_path, log, "--json", str(numbers))[0] == 0
-        got = json.loads(numbers.read_text())
-        answers.append(
-            [got["repeats"], *(r["gain"]["hit_ratio"] for r in got["rows"] if r["kind"] != "hints")]
-        )
-    assert answers[0] == pytest.approx(answers[1])
-    assert main(["simulate", "--trace", str(hashed), "--format", "hashed", "--policy", "lru", "--capacity", "0.5", "--jobs", "1"]) == 0  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -78,9 +57,6 @@ def test_a_hashed_log_gives_the_same_answers_and_holds_no_text(chats, tmp_path, 
         (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
         (["advise", "LOG", "--jobs", "0"], "--jobs must be 1 or more"),
         (["advise", "LOG", "--sample-requests", "0"], "1 request or more"),
-        (["hash-log", "LOG", "-o", "LOG"], "is the log itself"),
-        (["hash-log", "LOG", "-o", "/no/such/x.jsonl"], "cannot write"),
-        (["hash-log", "LOG", "-o", "x.jsonl", "--block-tokens", "0"], "--block-tokens"),
     ],
 )
 def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, says):

@@ -227,7 +227,7 @@ def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
         open_trace(tmp_path, "csv")
     with pytest.raises(CanopyError, match="no trace at"):
         open_trace(tmp_path / "missing", "mooncake")
-    names = {"bailian", "mooncake", "agentic", "azure", "sglang", "openai", "vllm", "hashed"}
+    names = {"bailian", "mooncake", "agentic", "azure", "sglang", "openai", "vllm"}
     assert set(format_names()) == names
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from math import exp, sqrt
-from pathlib import Path
 
 import pytest
+from tail.birth_death import BirthDeathLoad, birth_death, still_under_way
 
-from canopy_lab.cli.main import main
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_birth_death import still_under_way
-from canopy_lab.trace.synth_presets import BirthDeathLoad, Lengths, get_preset
+from canopy_lab.trace.synth_presets import Lengths
 from sglang_canopy.errors import CanopyError
 
 RATES = [(0.5, 1 / 180, 1 / 60), (2.0, 1 / 30, 1 / 10), (1.0, 1 / 100, 1 / 400)]
@@ -27,7 +24,7 @@ def load(conversations: float, ends: float, turns: float) -> BirthDeathLoad:
 
 
 def drawn(rates: tuple[float, float, float], seed: int = 1) -> list[TraceRequest]:
-    preset = replace(get_preset("birth-death"), load=load(*rates))
+    preset = replace(birth_death(), load=load(*rates))
     return [r.request for r in synthesise(preset, SECONDS, seed)]
 
 
@@ -105,27 +102,6 @@ def test_the_belief_begins_at_one_and_falls() -> None:
     assert beliefs == sorted(beliefs, reverse=True)
 
 
-def test_the_command_takes_the_rates_and_writes_them_down(tmp_path: Path) -> None:
-    out = tmp_path / "made.jsonl"
-    given = ["--conversation-rate", "3", "--end-rate", "0.1", "--turn-rate", "0.2"]
-    fixed = ["synth", "--preset", "birth-death", "--seconds", "100", "-o", str(out)]
-    assert main([*fixed, *given]) == 0
-    label = json.loads((tmp_path / "made.meta.json").read_text())
-    assert label["requests_per_s"] == pytest.approx(6.0)
-    rates = {k: v for k, v in label["load"].items() if k.endswith("_per_s")}
-    assert rates == {"conversations_per_s": 3.0, "ends_per_s": 0.1, "turns_per_s": 0.2}
-    assert main([*fixed, *given, "--rate", "12"]) == 0
-    label = json.loads((tmp_path / "made.meta.json").read_text())
-    assert label["requests_per_s"] == pytest.approx(12.0)
-    assert label["load"]["conversations_per_s"] == pytest.approx(6.0)
-
-
-def test_rates_are_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rates_are_checked() -> None:
     with pytest.raises(CanopyError, match="ends_per_s must lie above 0"):
-        get_preset("birth-death").with_rates(ends_per_s=0.0)
-    with pytest.raises(CanopyError, match="'trace-a' has no turns_per_s"):
-        get_preset("trace-a").with_rates(turns_per_s=1.0)
-    out = str(tmp_path / "x.jsonl")
-    fixed = ["synth", "--preset", "small", "--seconds", "9", "-o", out]
-    assert main([*fixed, "--end-rate", "1"]) != 0
-    assert "those of preset 'birth-death'" in capsys.readouterr().err
+        birth_death(ends_per_s=0.0)

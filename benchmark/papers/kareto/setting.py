@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from roofline import Device, roofline_profile
+
 from canopy_lab.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
@@ -27,7 +29,6 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.model import ModelShape
 from canopy_lab.sim.system import simulate_system
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from canopy_lab.sim.system.roofline import Device, roofline_profile
 from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.synth import synthesise

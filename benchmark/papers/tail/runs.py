@@ -17,8 +17,8 @@ from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.policy.registry import make_policy
+from tail.birth_death import birth_death
 
 PROFILE = "llama-3.1-8b-a100"
 """An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""
@@ -123,8 +123,8 @@ def conversation(data: Path) -> Workbench:
 
 def stochastic(seconds: float = 3000.0, seed: int = 1, **rates: float) -> Workbench:
     """The paper's stochastic model, in place of ShareGPT with synthetic times (Appendix F)."""
-    preset = get_preset("birth-death").with_rates(**rates)
-    return Workbench(r.request for r in synthesise(preset, seconds, seed))
+    drawn = synthesise(birth_death(**rates), seconds, seed)
+    return Workbench(r.request for r in drawn)
 
 
 def sweep(

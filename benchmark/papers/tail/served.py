@@ -25,8 +25,8 @@ from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 from canopy_lab.sim.driver import distinct_blocks
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.trace.synth import synthesise, to_bailian
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.bench_serving import replay
+from tail.birth_death import birth_death
 
 SCALE = Fraction(1, 8)
 RESULT = Path(__file__).parents[1] / "results" / "tail" / "served.json"
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=2, help="servers that start at a time")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    drawn = list(synthesise(get_preset("birth-death"), given.seconds, 1))
+    drawn = list(synthesise(birth_death(), given.seconds, 1))
     trace = [d.request for d in drawn]
     block = max(1, round(trace[0].block_tokens * SCALE))
     pool = round(given.capacity * distinct_blocks(trace)) * block

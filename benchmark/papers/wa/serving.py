@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from artefact import Context
+from roofline import Device, roofline_profile
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
-from canopy_lab.sim.system.roofline import Device, roofline_profile
-from canopy_lab.trace.parts import one_part
 from canopy_lab.trace.record import TraceRequest
 from wa.picture import COLOURS, label, panels, save
 from wa.sizes import MODELS
 from wa.sources import conversation, trace_a
+from wa.split import one_part
 
 A100 = Device("NVIDIA A100 SXM 80 GB", 312e12, 2.039e12, 32e9, ("NVIDIA A100 datasheet",))
 PAPER = {"model": "exponential", "categories": "type-turn"}

@@ -17,7 +17,7 @@ GPU_BYTES = 80e9
 ACTIVATION_BYTES = 4e9
 """A GPU; with it 973 tokens of Qwen2-7B are 0.09 % of what is left for KV, as the paper has it."""
 FLOPS = 0.55 * 312e12
-"""A GPU's arithmetic that kernels reach (as in sim/system/roofline.py)."""
+"""A GPU's arithmetic that kernels reach (as in roofline.py)."""
 PREFILL_SHARE = 0.5
 """Of a busy GPU's time: the rest goes to decoding. Gives about the paper's 5 requests/s."""
 

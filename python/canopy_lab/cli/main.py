@@ -13,7 +13,6 @@ from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
     "advise": "from a log to a page: what policies, hints and memory would win on it",
-    "hash-log": "a log without its text: salted hashes of blocks, for advise and simulate",
     "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "simulate": "hit ratios of policies at several capacities on a trace, without a server",
     "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",

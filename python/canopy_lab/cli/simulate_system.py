@@ -29,7 +29,6 @@ from canopy_lab.sim.system.queue_order import QUEUE_ORDERS
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from canopy_lab.trace.open import format_names, open_trace
-from canopy_lab.trace.parts import one_part
 from sglang_canopy.errors import CanopyError
 
 
@@ -190,13 +189,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as that with --canopy-protect-waiting off, touched as SGLang's own lru",
     )
     add(
-        "--one-part-of",
-        type=int,
-        default=1,
-        metavar="N",
-        help="serve one of N equal parts of the trace, whole conversations, as one of N instances",
-    )
-    add(
         "--loads",
         metavar="SHARES",
         help="run several loads, as shares of the saturation, which is found: 0.6,0.8,0.95,1.1",
@@ -276,7 +268,7 @@ def run(args: argparse.Namespace) -> int:
 def _workload(args: argparse.Namespace) -> Workload:
     if args.requests is not None and args.requests < 1:
         raise CanopyError(f"--requests must be 1 or more, got {args.requests}")
-    trace = one_part(open_trace(args.trace, args.format, skip_bad=args.skip_bad), args.one_part_of)
+    trace = open_trace(args.trace, args.format, skip_bad=args.skip_bad)
     return Workload(
         itertools.islice(trace, args.requests), keep_stamps=args.keep_stamps, seed=args.seed
     )

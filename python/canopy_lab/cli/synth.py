@@ -28,12 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REQUESTS_PER_S",
         help="mean requests a second instead of the preset's: the same habits, more or fewer users",
     )
-    for option, metavar, what in (
-        ("--conversation-rate", "LAMBDA", "conversations that begin, a second"),
-        ("--end-rate", "MU", "one over the seconds that a conversation lasts on average"),
-        ("--turn-rate", "LAMBDA_I", "turns a second of a conversation under way"),
-    ):
-        parser.add_argument(option, type=float, metavar=metavar, help=f"preset birth-death: {what}")
     parser.add_argument(
         "-o",
         "--out",
@@ -47,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the trace. Returns the exit status."""
     check_seconds(args.seconds)
-    rates = {
-        "conversations_per_s": args.conversation_rate,
-        "ends_per_s": args.end_rate,
-        "turns_per_s": args.turn_rate,
-    }
-    preset = get_preset(args.preset).with_rates(**rates).at_rate(args.rate)
+    preset = get_preset(args.preset).at_rate(args.rate)
     with tqdm(
         total=round(args.seconds), unit="s", desc=f"synth {preset.name}", disable=None
     ) as bar:

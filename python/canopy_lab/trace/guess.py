@@ -6,7 +6,7 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from canopy_lab.trace import azure, hashed, lines, openai_log
+from canopy_lab.trace import azure, lines, openai_log
 from sglang_canopy.errors import CanopyError
 
 _LOOK_AT = 10_000
@@ -50,8 +50,6 @@ def _json_format(text: bytes) -> str | None:
     except ValueError:
         # The first line of a document that goes on: an agentic conversation, if it is JSON at all.
         return "agentic" if text == b"{" else None
-    if hashed.HEADER in entry:
-        return "hashed"
     if "hash_ids" in entry:
         if "chat_id" in entry:
             return "bailian"

@@ -18,7 +18,6 @@ _MODULES = {
     "sglang": "sglang_log",
     "openai": "openai_log",
     "vllm": "vllm_log",
-    "hashed": "hashed",
 }
 
 

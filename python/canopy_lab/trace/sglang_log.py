@@ -19,12 +19,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
+from canopy_lab.trace.prompts import chained
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import namespace_of
@@ -267,12 +267,3 @@ def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[i
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
         blocks.append(chain)
     return tuple(blocks), len(ids)
-
-
-def chained(raw: bytes, block_bytes: int) -> tuple[int, ...]:
-    """Ids (63 bits) of the blocks of ``raw``: equal id, equal content up to the block's end."""
-    ids, before = [], b""
-    for i in range(0, len(raw), block_bytes):
-        before = blake2b(raw[i : i + block_bytes], digest_size=8, key=before).digest()
-        ids.append(int.from_bytes(before, "little") >> 1)
-    return tuple(ids)

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -18,12 +17,10 @@ from typing import Any, NamedTuple
 from canopy_lab.trace.lines import open_for_writing
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.synth_api import ApiSource
-from canopy_lab.trace.synth_birth_death import BirthDeathSource
 from canopy_lab.trace.synth_chat import ChatSource
 from canopy_lab.trace.synth_presets import (
     BLOCK_TOKENS,
     ApiLoad,
-    BirthDeathLoad,
     ChatLoad,
     Preset,
 )
@@ -33,11 +30,11 @@ from sglang_canopy.errors import CanopyError
 _SUFFIXES = (".gz", ".xz")
 
 
-_SOURCES: dict[type, type] = {
+SOURCES: dict[type, type] = {
     ChatLoad: ChatSource,
     ApiLoad: ApiSource,
-    BirthDeathLoad: BirthDeathSource,
 }
+"""What draws the requests of a preset's load."""
 
 
 class SyntheticRequest(NamedTuple):
@@ -67,7 +64,7 @@ def synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticR
 
 def _synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticRequest]:
     rng = Random(f"{preset.name}/{seed}")
-    source = _SOURCES[type(preset.load)]
+    source = SOURCES[type(preset.load)]
     last_chat: dict[int, int] = {}
     drawn = source(preset.load, seconds, rng, itertools.count())
     for chat, r in enumerate(drawn):
@@ -139,7 +136,6 @@ def write_trace(
         if preset.name.startswith("trace-")
         else None,
         "requests_per_s": preset.load.requests_per_s,
-        "load": asdict(preset.load) if isinstance(preset.load, BirthDeathLoad) else None,
         "seconds": seconds,
         "seed": seed,
         "block_tokens": BLOCK_TOKENS,

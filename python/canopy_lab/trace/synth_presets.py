@@ -107,56 +107,13 @@ class ApiLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class BirthDeathLoad:
-    """Conversations as a birth-death process (arXiv 2510.15152, Section 5); rates in 1/s."""
-
-    conversations_per_s: float
-    """lambda_conv: how many begin."""
-    ends_per_s: float
-    """mu: one over the mean time that a conversation lasts."""
-    turns_per_s: float
-    """lambda_i, one for all: turns of a conversation under way."""
-    prompt: Lengths
-    """What a turn adds before its answer (Q)."""
-    answer: Lengths
-
-    @property
-    def requests_per_s(self) -> float:
-        """Mean requests a second, of all conversations under way."""
-        return self.turns_per_s * self.conversations_per_s / self.ends_per_s
-
-    def __post_init__(self) -> None:
-        for name in ("conversations_per_s", "ends_per_s", "turns_per_s"):
-            rate = getattr(self, name)
-            if not 0 < rate <= 10_000:
-                raise CanopyError(
-                    f"{name} must lie above 0 and be at most 10000, got {rate}; it is a rate in 1/s"
-                )
-
-
-@dataclass(frozen=True, slots=True)
 class Preset:
     """One load, with what is said of it in the ``.meta.json`` beside the trace."""
 
     name: str
-    load: ChatLoad | ApiLoad | BirthDeathLoad
+    load: Any
+    """Of a class that ``synth.SOURCES`` has."""
     about: str
-
-    def with_rates(self, **rates: float | None) -> Preset:
-        """The same load with other rates (1/s) of ``BirthDeathLoad``; ``None`` leaves one as it is.
-
-        Raises ``CanopyError`` for a rate out of range, and for a load that has no such rates.
-        """
-        given: dict[str, Any] = {n: rate for n, rate in rates.items() if rate is not None}
-        if not given:
-            return self
-        load = self.load
-        if not isinstance(load, BirthDeathLoad):
-            raise CanopyError(
-                f"preset {self.name!r} has no {next(iter(given))}; the rates of conversations, ends "
-                "and turns are those of preset 'birth-death'"
-            )
-        return replace(self, load=replace(load, **given))
 
     def at_rate(self, requests_per_s: float | None) -> Preset:
         """The same load with another mean number of requests a second."""
@@ -167,9 +124,6 @@ class Preset:
                 f"the rate must lie above 0 and be at most 10000 requests/s, got {requests_per_s}"
             )
         load = self.load
-        if isinstance(load, BirthDeathLoad):
-            begin = requests_per_s * load.ends_per_s / load.turns_per_s
-            return replace(self, load=replace(load, conversations_per_s=begin))
         if isinstance(load, ChatLoad):
             # The same people for longer or shorter: users follow the rate, habits do not.
             users = max(1, round(load.users * requests_per_s / load.requests_per_s))
@@ -248,20 +202,9 @@ _SMALL = ChatLoad(
     tail=(6.0, 6.0),
 )
 
-_BIRTH_DEATH = BirthDeathLoad(
-    conversations_per_s=0.5,  # assumption: the paper gives no rates; these make 1.5 requests/s
-    ends_per_s=1 / 180,  # assumption
-    turns_per_s=1 / 60,  # assumption: 4 turns in a conversation that has any
-    prompt=Lengths(90, 1.25),  # mean 197 tokens; the paper plans with 200, WildChat's mean
-    answer=Lengths(220, 0.9),  # assumption
-)
-
 PRESETS = {
     "trace-a": Preset("trace-a", _TO_C, "people in chat, file, image and search conversations"),
     "trace-b": Preset("trace-b", _TO_B, "programs calling an API with fixed system prompts"),
-    "birth-death": Preset(
-        "birth-death", _BIRTH_DEATH, "conversations that begin, go on and end at random rates"
-    ),
     "small": Preset("small", _SMALL, "a minute of short conversations, for a first try"),
 }
 

@@ -1,4 +1,4 @@
-"""Conversations that begin and end at random: the generator behind ``birth-death``.
+"""Conversations that begin and end at random: the paper's stochastic model.
 
 The model of arXiv 2510.15152, Section 5, that its Appendix F gives ShareGPT its arrival times
 with. Conversations begin as a Poisson process of rate ``conversations_per_s`` and last an
@@ -21,11 +21,52 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
+from canopy_lab.trace.synth import SOURCES
 from canopy_lab.trace.synth_blocks import DrawnRequest, Prompt
 from canopy_lab.trace.synth_draw import draw_tokens
-from canopy_lab.trace.synth_presets import BirthDeathLoad
+from canopy_lab.trace.synth_presets import Lengths, Preset
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class BirthDeathLoad:
+    """Conversations as a birth-death process (arXiv 2510.15152, Section 5); rates in 1/s."""
+
+    conversations_per_s: float
+    """lambda_conv: how many begin."""
+    ends_per_s: float
+    """mu: one over the mean time that a conversation lasts."""
+    turns_per_s: float
+    """lambda_i, one for all: turns of a conversation under way."""
+    prompt: Lengths
+    """What a turn adds before its answer (Q)."""
+    answer: Lengths
+
+    @property
+    def requests_per_s(self) -> float:
+        """Mean requests a second, of all conversations under way."""
+        return self.turns_per_s * self.conversations_per_s / self.ends_per_s
+
+    def __post_init__(self) -> None:
+        for name in ("conversations_per_s", "ends_per_s", "turns_per_s"):
+            rate = getattr(self, name)
+            if not 0 < rate <= 10_000:
+                raise CanopyError(
+                    f"{name} must lie above 0 and be at most 10000, got {rate}; it is a rate in 1/s"
+                )
+
+
+LOAD = BirthDeathLoad(
+    conversations_per_s=0.5,  # assumption: the paper gives no rates; these make 1.5 requests/s
+    ends_per_s=1 / 180,  # assumption
+    turns_per_s=1 / 60,  # assumption: 4 turns in a conversation that has any
+    prompt=Lengths(90, 1.25),  # mean 197 tokens; the paper plans with 200, WildChat's mean
+    answer=Lengths(220, 0.9),  # assumption
+)
 
 
 def still_under_way(load: BirthDeathLoad, silent_s: float) -> float:
@@ -109,3 +150,12 @@ class BirthDeathSource:
         if more:
             heapq.heappush(running, (talk.times_s[-1], name, talk))
         return request
+
+
+SOURCES[BirthDeathLoad] = BirthDeathSource
+
+
+def birth_death(**rates: Any) -> Preset:
+    """The load, with other rates where they are given. Raises ``CanopyError``."""
+    about = "conversations that begin, go on and end at random rates"
+    return Preset("birth-death", replace(LOAD, **rates), about)
