@@ -50,8 +50,6 @@ ARMS: tuple[Arm, ...] = (
     Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}),
     Arm("wa-hrrn", "wa and SGLang's hrrn", {**WA, "schedule_policy": "hrrn"}),
     Arm("lru", "canopy-lru: LRU, evicting what is needed"),
-    Arm("duel", "wa that follows the best of its rankings",
-        {"device_policy": "wa", "device_policy_config": {"model": "duel"}}),
     Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}),
     Arm("random", "a random order, the placebo of every order", {**SGLANG,
                                                                  "schedule_policy": "random"}),

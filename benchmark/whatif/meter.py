@@ -114,7 +114,7 @@ def rows(
                     label = f"{question.policy} {question.capacity}"
                     row[label] = round(truth[question], 2)
                     row[f"{label} error"] = round(100 * arm["hit_ratio"] - truth[question], 2)
-                    row[f"{label} stated"] = round(100 * arm["standard_error"], 2)
+                    row[f"{label} stated"] = round(100 * arm["sampling_error"], 2)
             found.append(row)
     return found
 

@@ -1,4 +1,4 @@
-"""Exchanges of policies on a real server of two ranks: under load, by tenants, and back by itself."""
+"""Exchanges of policies on a real server of two ranks: under load, and back by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TENANTS = [f"team{number}" for number in range(8)]
 CHANGES: tuple[dict[str, Any], ...] = (
     {"device": "canopy-lru"},
     {"device": "wa", "host": "canopy-lru"},
-    {"device": "s3fifo", "canary": 0.5},
+    {"device": "s3fifo"},
     {"device": "wa"},
 )
 
@@ -34,7 +34,7 @@ def client(shared_server, tiny_model):
         tiny_model,
         *("--tp-size", "2", "--radix-eviction", "wa", "--page-size", str(PAGE)),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
-        *("--canopy-whatif", "auto", "--canopy-auto-return", "1"),
+        *("--canopy-whatif", "auto"),
         kv_tokens=KV_TOKENS,
         ready_s=480.0,  # two ranks, and perhaps one core
         environment={"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
@@ -103,7 +103,7 @@ def test_under_load_every_answer_is_that_of_the_server_that_never_switched(clien
     assert peer == rank["agreement"]  # the same leaves went, in the same order
     assert rank["agreement"]["victims"] > 20
     after = [one["after"] for one in rank["policy_changes"]]
-    assert after == ["canopy-lru", "wa", "wa and s3fifo for 0.5 of the tenants", "wa"]
+    assert after == ["canopy-lru", "wa", "s3fifo", "wa"]
     assert "Traceback" not in client.server.log_text()
 
 
@@ -120,19 +120,8 @@ def test_no_kv_is_lost_by_an_exchange(client) -> None:
             assert client.cached(ids, extra_key=tenant)["device"] == 256 - PAGE, change
 
 
-def sides_of(client) -> list[int]:
-    """Requests on each side of a trial, as the status has them by now."""
-    canary = first_rank(client)["canary"] or {}
-    return [side["requests"] for side in canary.values() if isinstance(side, dict)]
-
-
 @pytest.mark.long
-def test_a_trial_counts_each_side_and_a_better_lru_comes_back_by_itself(client) -> None:
-    client.post("/canopy/policy", {"device": "canopy-fifo", "canary": 0.5})
-    for ids, tenant, said in conversations(24, seed=9):
-        client.generate(ids, custom_params=said, extra_key=tenant)
-    sides = once(lambda: (found := sides_of(client)) and sum(found) == 24 and found)
-    assert min(sides) > 0
+def test_a_better_lru_comes_back_by_itself(client) -> None:
     client.post("/canopy/policy", {"device": "canopy-fifo"})
     once(lambda: first_rank(client)["running"] == "canopy-fifo")
     # One prompt is used every other time; to FIFO it is old.
@@ -145,7 +134,7 @@ def test_a_trial_counts_each_side_and_a_better_lru_comes_back_by_itself(client) 
     assert rank["running"] == "canopy-lru"
     last = rank["policy_changes"][-1]
     assert (last["before"], last["after"]) == ("canopy-fifo", "canopy-lru")
-    assert "canopy-lru was ahead for 1 minutes" in last["why"]
+    assert "canopy-lru hits more" in last["why"]
     rank = once(lambda: agreed(client))
     (peer,) = rank["peers"]
     assert peer["victims_digest"] == rank["agreement"]["victims_digest"]

@@ -217,7 +217,7 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"model": "magic"}, "survival, exponential, recency, duel"),
+        ({"model": "magic"}, "survival, exponential, recency"),
         ({"window_s": 0.0}, "window_s"),
         ({"window_s": float("nan")}, "window_s"),
         ({"max_categories": 3}, "max_categories"),

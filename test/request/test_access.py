@@ -447,8 +447,8 @@ def test_an_administrator_exchanges_the_policy_and_nobody_else(serve: Serve, tre
         assert tree.core.live.running == "canopy-lru"
         assert tree.match(list(range(8))) == 8
         check(tree)
-        for bad in ({"device": "lru"}, {"device": "wa", "canary": 2}, [1], b"{"):
+        for bad in ({"device": "lru"}, {"device": "wa", "canary": 0.5}, [1], b"{"):
             assert http(*change, ADMIN, bad)[0] == 400
-        assert http(*change, ADMIN, {"device": "wa", "canary": 0.5})[0] == 200
-        assert tree.core.live.device_policy.name == "canary"
+        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 200
+        assert tree.core.live.device_policy.name == "lru"
         check(tree)

@@ -179,14 +179,11 @@ def exchanges(rank: int, folder: Path) -> Any:
     ballast = [object() for _ in range(1000 * rank)]
     tree = tree_of(rank, folder, policy="wa")
     live, rng = tree.core.live, random.Random(7)
-    live.meter = Meter(Asked(), Memory(live.device_tokens), "wa", live.device_policy)
-    live.auto_return_s = 60.0
+    live.meter = Meter(Asked(), Memory(live.device_tokens), "wa")
     names, hits, victims = ("canopy-lru", "wa", "s3fifo", "wa"), [], []
     for i in range(240):
         if i % 40 == 20:
-            body: dict[str, Any] = {"device": names[i // 40 % 4]}
-            if i // 40 % 2:
-                body["canary"] = 0.5
+            body = {"device": names[i // 40 % 4]}
             tree.core.exchange.apply(change_of(body), "test")
         prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
         request = tree.request(
@@ -200,7 +197,7 @@ def exchanges(rank: int, folder: Path) -> Any:
         tree.core.finish(request)
         live.meter.ended(request, hits[-1])
         if i == 230:
-            live.meter.lru_ahead_since = 100.0
+            live.meter._guard.lost = True
         tree.insert(prompt, request)
         victims.append(tree.core.counters.victims.sum)
     said = live.meter.stats()

@@ -52,9 +52,6 @@ class UsableFirst(Policy):
     def evicted(self, leaf: Leaf, tokens: int) -> None:
         self.inner.evicted(leaf, tokens)
 
-    def sized(self, tokens: int) -> None:
-        self.inner.sized(tokens)
-
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if leaf not in self._unusable:
             self.inner.split(leaf, head)

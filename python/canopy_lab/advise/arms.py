@@ -47,7 +47,6 @@ CANDIDATES = (
     Arm("s3fifo", "s3fifo", "s3fifo"),
     Arm("gdfs", "gdfs", "gdfs"),
     WA,
-    Arm("wa (duel)", "wa", "wa", (("model", "duel"),)),
 )
 """What a server could run instead, without a word from clients. Simplest first."""
 PLACEBO = Arm("wa, labels shuffled", "", "wa", placebo=True)

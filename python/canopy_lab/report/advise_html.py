@@ -80,6 +80,4 @@ def _steps(advice: Advice) -> list[str]:
     steps = ["sglang serve MODEL --radix-eviction canopy-lru"]
     if advice.decision.flag != "canopy-lru":
         steps.append(f"sglang serve MODEL --radix-eviction {advice.decision.flag}")
-    if advice.decision.gain.label == "wa (duel)":
-        steps[-1] += """ --radix-eviction-policy-config '{"model": "duel"}'"""
     return steps

@@ -16,7 +16,7 @@ MADE_AT_START = (*TREE_KEYS, "profile")
 KEY = "canopy_policy:"
 """How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
 MAX_BYTES = 16384
-_KEYS = ("device", "device_config", "host", "host_config", "canary")
+_KEYS = ("device", "device_config", "host", "host_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,6 @@ class PolicyChange:
     device: PolicyChoice
     host: PolicyChoice | None = None
     """``None``: the device's, with what it learns."""
-    canary: float | None = None
-    """Share of the tenants for whom it is; ``None``: for all."""
 
     def message(self) -> str:
         """The key that carries it to the schedulers."""
@@ -35,8 +33,6 @@ class PolicyChange:
         body: dict[str, Any] = {"device": self.device.name, "device_config": self.device.config}
         if host is not None:
             body |= {"host": host.name, "host_config": host.config}
-        if self.canary is not None:
-            body["canary"] = self.canary
         return KEY + json.dumps(body)
 
 
@@ -47,18 +43,12 @@ def change_of(body: Any) -> PolicyChange:
     unknown = sorted(map(str, body.keys() - set(_KEYS)))
     if unknown:
         raise CanopyError(f"unknown key {unknown[0][:60]!r}; allowed: {', '.join(_KEYS)}")
-    canary = body.get("canary")
-    if canary is not None and (
-        isinstance(canary, bool) or not isinstance(canary, int | float) or not 0 < canary < 1
-    ):
-        raise CanopyError(f"canary must be a share of the tenants, between 0 and 1; got {canary!r}")
     if body.get("host") is None and body.get("host_config") is not None:
         raise CanopyError("host_config needs host: say which policy the options are for")
     device = _choice("device", body)
     return PolicyChange(
         device,
         None if body.get("host") is None else _choice("host", body),
-        None if canary is None else float(canary),
     )
 
 

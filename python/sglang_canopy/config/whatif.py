@@ -84,14 +84,12 @@ class WhatifFlags:
         "The same under SGLang's own eviction policies, of which nothing is changed: only watch, "
         "to see what Canopy would win here.",
     )
-    auto_return_min: float | None = declare(
-        None,
-        "--canopy-auto-return",
-        "Go back to canopy-lru when the meter has found it surely better than the running policy "
-        "for so many minutes without a break.",
-        metavar="MINUTES",
-        low=1,
-        high=10080,
+    guard: str = declare(
+        "on",
+        "--canopy-guard",
+        "Go back to canopy-lru when the meter is sure that it hits more than the running policy. "
+        "Policies that aim at the tail are left alone.",
+        choices=("on", "off"),
     )
 
     def __post_init__(self) -> None:
@@ -115,6 +113,6 @@ def whatif_flags(given: Mapping[str, Any], ours: bool) -> WhatifFlags | None:
         for name in given:
             raise CanopyError(f"{option_of(WhatifFlags, name).flag} needs {FLAG}: say auto")
         return None
-    if flags.auto_return_min is not None and not ours:
-        raise CanopyError("--canopy-auto-return needs --radix-eviction with a policy of Canopy's")
+    if "guard" in given and not ours:
+        raise CanopyError("--canopy-guard needs --radix-eviction with a policy of Canopy's")
     return flags

@@ -98,9 +98,6 @@ class Policy(abc.ABC):
         tree with its new length; the tokens that are gone never come back as this leaf.
         """
 
-    def sized(self, tokens: int) -> None:
-        """The tier that this policy ranks holds ``tokens`` tokens. Called before any request."""
-
     def split(self, leaf: Leaf, head: Leaf) -> None:
         """The tree split ``leaf``: ``head`` now holds its first tokens and is its parent.
 

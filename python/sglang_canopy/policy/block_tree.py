@@ -94,7 +94,6 @@ class RadixTree:
         self.evictions = 0
         self.evicted_blocks = 0
         self.now = 0.0
-        policy.sized(capacity_blocks * block_tokens)
 
     def access(self, request: Request) -> int:
         """Serve one request whole; returns how many leading blocks of its path were cached."""

@@ -43,10 +43,6 @@ class Config(wa.Config):
         check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
         if not 0 <= self.floor <= 1:
             raise ValueError(f"key 'floor' must be from 0 to 1, got {self.floor!r}")
-        if self.model == "duel":
-            raise ValueError(
-                "key 'model' cannot be duel: it counts hits, and etlru is for the tail"
-            )
         if self.depth_weight_tokens > 0:
             raise ValueError("key 'depth_weight_tokens' is for wa; etlru ranks by depth already")
 

@@ -4,7 +4,7 @@ Survival model (default): the rank of a leaf is G_w(a), the reuse its category `
 second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
 paper's tuple (ReuseProb_w(t, life), -offset), of which ``reuse/exponential.py`` has the formula and
 its two readings. Lowest goes first. With too few samples a category uses a coarser one's curve,
-then the global one; with none at all the order is LRU. ``duel.py`` chooses between them.
+then the global one; with none at all the order is LRU.
 
 Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
 returns to at a known time ranks s / (return_at - now) + (1 - s) G_w(a), s being how much of such
@@ -17,14 +17,12 @@ it again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.duel import Duel
 from sglang_canopy.policy.structures.cells import Cell, Cells
 from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
@@ -35,16 +33,14 @@ from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
 
-_MODELS = ("survival", "exponential", "recency", "duel")
-_ARMS = ("survival", "exponential", "recency")
-"""What a duel chooses from; the first is followed until another one has shown to be better."""
+_MODELS = ("survival", "exponential", "recency")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     model: str = "survival"
-    """``survival``; ``exponential``, the ATC 2025 paper's own formula; ``recency``, LRU that heeds
-    hints; or ``duel``: whichever of the three saves most prompt tokens in shadow caches."""
+    """``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that
+    heeds hints."""
     cdf: str = "all"
     """Of the exponential model: ``all`` if the fitted distribution counts what is never used again,
     ``reused`` if not (the paper leaves it open)."""
@@ -76,8 +72,8 @@ class Config:
             raise ValueError(
                 f"key 'categories' must be refined or type-turn, got {self.categories!r}"
             )
-        if self.model not in ("exponential", "duel") and (self.cdf != "all" or not self.life):
-            raise ValueError("keys 'cdf' and 'life' belong to the models exponential and duel")
+        if self.model != "exponential" and (self.cdf != "all" or not self.life):
+            raise ValueError("keys 'cdf' and 'life' belong to the model exponential")
         for key in ("window_s", "max_samples", "min_samples"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
@@ -101,7 +97,7 @@ class WorkloadAware(Policy):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         exponential = None
-        if config.model in ("exponential", "duel"):
+        if config.model == "exponential":
             exponential = ExponentialModel(config.cdf == "all", config.life)
         self.model = ReuseModel(
             window_s=config.window_s,
@@ -112,8 +108,7 @@ class WorkloadAware(Policy):
             exponential=exponential,
             type_turn=config.categories == "type-turn",
         )
-        self.duel = self._make_duel() if config.model == "duel" else None
-        self._cells = Cells(config.model if self.duel is None else self.duel.winner)
+        self._cells = Cells(config.model)
         self._over = EndQueue()
         self._returning: dict[Hashable, ReturnQueue] = {}
         """By whose word it is, since each one's hints come true at a rate of their own."""
@@ -129,13 +124,7 @@ class WorkloadAware(Policy):
         return self.model.arrive(request) if self._learns else super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        if not self._learns:
-            return super().finish(request)
-        origin = self.model.origin(request)
-        request.label = self.model.finish(request)
-        if self.duel is not None:
-            self.duel.observe(request, origin)
-        return request.label
+        return self.model.finish(request) if self._learns else super().finish(request)
 
     def heard(
         self,
@@ -148,23 +137,9 @@ class WorkloadAware(Policy):
         if self._learns:
             self.model.heard(conversation, source, now, over, return_in_s)
 
-    def sized(self, tokens: int) -> None:
-        if self.duel is not None:
-            self.duel.sized(tokens)
-
     def twin(self) -> Policy:
         """The same policy for another tier: it ranks by what this one learns, and as it does."""
-        other = self._ranking(self.config.model)
-        other.duel = self.duel
-        return other
-
-    def _make_duel(self) -> Duel:
-        return Duel({name: functools.partial(self._ranking, name) for name in _ARMS})
-
-    def _ranking(self, model: str) -> WorkloadAware:
-        """A policy without leaves that ranks by ``model`` what this one learns."""
-        config = dataclasses.replace(self.config, profile=None, cdf="all", life=True, model=model)
-        other = type(self)(config)
+        other = type(self)(dataclasses.replace(self.config, profile=None))
         other.model = self.model
         other._learns = False
         return other
@@ -218,8 +193,6 @@ class WorkloadAware(Policy):
     # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
         self._release(now)
-        if self.duel is not None:
-            self._cells.rank_by(self.duel.winner)
         if self._ranked_version != self.model.version:
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)
@@ -327,8 +300,7 @@ class WorkloadAware(Policy):
 
     def stats(self) -> Mapping[str, Any]:
         queues = {f"{c.key}": len(c) for c in self._cells.cells()}
-        duel = {} if self.duel is None else {"duel": self.duel.stats()}
-        return {**self.model.stats(), **duel, "queues": queues}
+        return {**self.model.stats(), "queues": queues}
 
     def state(self) -> Mapping[str, Any]:
         return self.model.state()

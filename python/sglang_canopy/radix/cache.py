@@ -32,9 +32,7 @@ class CanopyRadixCache(UnifiedRadixCache):
     def init_hicache(self, server_args: Any, params: Any) -> None:
         super().init_hicache(server_args, params)
         if self.host_memory_mode != "buffer_only":
-            live = self.tree_core.live
-            live.host_tokens = int(self.cache_controller.mem_pool_host.size)
-            live.host_policy.sized(live.host_tokens)
+            self.tree_core.live.host_tokens = int(self.cache_controller.mem_pool_host.size)
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.canary import Canary
 from sglang_canopy.radix.live import live_cache
 
 if TYPE_CHECKING:
@@ -57,44 +56,29 @@ class Exchange:
             tiers = dataclasses.replace(tiers, disk=live.started)  # the disk's is not exchanged
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
         old = live.device_policy
-        if isinstance(old, Canary):
-            self._retire(old.trial.name, old.trial)
-        self._teach(new.device_policy, change.device.name)
         device, host = new.device_policy, new.host_policy
-        listeners, after = new.listeners, change.device.name
-        if change.canary is None:
-            self._retire(live.running, old)
-        else:
-            device = Canary(_base(old), device, change.canary)
-            own_host = live.host_policy
-            host = Canary(_base(own_host), host, change.canary, device.sides)
-            listeners = (device, host, *listeners[2:])
-            after = f"{live.running} and {change.device.name} for {change.canary:g} of the tenants"
-        before = _in_words(old, live.running)
-        device.sized(live.device_tokens)
-        if live.host_tokens:
-            host.sized(live.host_tokens)
-        live.device_policy, live.host_policy, live.listeners = device, host, listeners
-        if change.canary is None:
-            live.running = change.device.name
+        before, after = live.running, change.device.name
+        self._teach(device, after)
+        self._retire(before, old)
+        live.device_policy, live.host_policy, live.listeners = device, host, new.listeners
+        live.running = after
         core.evictable_device_leaves.rank_by(device)
         core.evictable_host_leaves.rank_by(host)
         for node in core._node_arena.values():
             node.canopy.policy = None
         if live.meter is not None:
-            live.meter.runs(live.running, _base(device), core.clock.now)
+            live.meter.runs(after)
         self.changes.append(Changed(core.clock.now, before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 
     def return_if_due(self) -> None:
-        """Go back to LRU where the meter has found it better for long enough."""
+        """Go back to LRU where the meter is sure that it hits more."""
         live = self.core.live
-        after_s, meter = live.auto_return_s, live.meter
-        if after_s is None or meter is None or meter.lru_ahead_since is None:
+        if not live.guarded or live.meter is None or not live.meter.lru_hits_more:
             return
-        if self.core.clock.now - meter.lru_ahead_since >= after_s:
-            self.apply(FALLBACK, f"canopy-lru was ahead for {after_s / 60:g} minutes")
+        if not live.device_policy.takes_tail_target:  # those give up hits for the tail
+            self.apply(FALLBACK, "the meter is sure that canopy-lru hits more")
 
     def _retire(self, name: str, policy: Policy) -> None:
         state = policy.state()
@@ -107,11 +91,3 @@ class Exchange:
         state = state or self._retired.get(name, {})
         if state:
             policy.restore(state)
-
-
-def _base(policy: Policy) -> Policy:
-    return policy.base if isinstance(policy, Canary) else policy
-
-
-def _in_words(policy: Policy, running: str) -> str:
-    return f"{running} with a trial" if isinstance(policy, Canary) else running

@@ -56,8 +56,8 @@ class LiveCache:
     """Who may start, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """What other policies would hit, with ``--canopy-whatif``."""
-    auto_return_s: float | None = None
-    """Seconds of a lead after which ``canopy-lru`` takes over; ``None``: never."""
+    guarded: bool = True
+    """Whether ``canopy-lru`` takes over where the meter is sure that it hits more."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0

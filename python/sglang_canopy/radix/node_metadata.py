@@ -37,7 +37,6 @@ class NodeMetadataCore(OffsetWalkCore):
         self.waiting = Awaited(device_tokens)
         self.live.device_tokens = device_tokens
         self.live.free_tokens = params.token_to_kv_pool_allocator.available_size
-        self.live.device_policy.sized(device_tokens)
         super().__init__(params, components)
 
     def reset(self) -> None:

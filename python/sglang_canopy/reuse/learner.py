@@ -138,13 +138,6 @@ class ReuseModel:
         elif return_in_s is not None:
             self.hints.note_return(tip, now - tip.born + return_in_s)
 
-    def origin(self, request: Request) -> int:
-        """A number that names ``request``'s conversation, from its arrival to its finish."""
-        tip = self.shadow.pending(request)
-        if tip is not None:
-            return tip.origin
-        return request.path[-1] if request.path else 0
-
     def gap_begins(self, request: Request, now: float) -> None:
         """The gap after ``request`` counts from ``now``, when it was answered, instead of from its
         arrival: what is learnt then is how long clients think, however long they wait for answers.

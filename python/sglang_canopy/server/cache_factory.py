@@ -30,7 +30,7 @@ from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.flags import NOTE
 from sglang_canopy.server.live_queue import LiveQueue
-from sglang_canopy.server.observer import auto_return_s, meter_of
+from sglang_canopy.server.observer import guarded, meter_of
 from sglang_canopy.server.queue import options_of, refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
@@ -101,7 +101,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     )
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
-    live.auto_return_s = auto_return_s(ctx.server_args)
+    live.guarded = guarded(ctx.server_args)
     reporter.start(cache, ctx.params.enable_metrics)
     return cache
 

@@ -41,14 +41,13 @@ def meter_of(
         flags.one_in,
         {} if policy is None else {running: options_of(policy)},
     )
-    return Meter(asked, memory, running, policy)
+    return Meter(asked, memory, running)
 
 
-def auto_return_s(server_args: Any) -> float | None:
-    """Seconds after which a better ``canopy-lru`` takes over; ``None``: never."""
+def guarded(server_args: Any) -> bool:
+    """Whether the meter may take the server back to ``canopy-lru``."""
     flags: WhatifFlags | None = getattr(server_args, NOTE, None)
-    minutes = None if flags is None else flags.auto_return_min
-    return None if minutes is None else 60.0 * minutes
+    return flags is not None and flags.guard == "on"
 
 
 def options_of(policy: Policy) -> dict[str, Any]:

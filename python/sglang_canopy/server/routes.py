@@ -119,7 +119,7 @@ async def _policy(request: Any) -> dict[str, Any]:
     answers = await _send(change.message())
     if not all(answer.updated for answer in answers):
         raise access.Refused(500, "a scheduler could not exchange its policy; see its log")
-    return {"device": change.device.name, "canary": change.canary, "replicas": len(answers)}
+    return {"device": change.device.name, "replicas": len(answers)}
 
 
 async def _send(key: str) -> list[Any]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sglang_canopy.policy.canary import Canary
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
@@ -94,7 +93,6 @@ class Status:
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
             "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
-            "canary": self._canary(),
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
@@ -227,11 +225,6 @@ class Status:
         """What the session gate says of itself; ``None`` without one."""
         gate = self.cache.tree_core.live.gate
         return None if gate is None else gate.stats()
-
-    def _canary(self) -> dict[str, Any] | None:
-        """What each side of a trial hit; ``None`` without one."""
-        policy = self.cache.tree_core.live.device_policy
-        return {"share": policy.share, **policy.stats()} if isinstance(policy, Canary) else None
 
     def _whatif(self) -> dict[str, Any] | None:
         """What other policies would hit; ``None`` without a meter."""

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.policy.sampled_caches import Sample, block_number
+from sglang_canopy.whatif.sampled_caches import Sample, block_number
 
 GROUPS = 32  # the upper five of a block's 32 bits
 _MISSED = object()
@@ -38,6 +38,7 @@ class Account:
         self._asked = self._hit = self._known_missed = 0.0
         self._sampled = self._missed = self._control = self._left_out = 0.0
         self._saved: dict[Hashable, float] = defaultdict(float)
+        self._squares: dict[Hashable, float] = defaultdict(float)
         self._groups: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUPS)
 
     def serve(self, now: float, asked: int, hit: int, missed: int) -> None:
@@ -56,11 +57,13 @@ class Account:
         asked, blocks = sample.asked_tokens, sample.blocks
         self._sampled += weight * asked
         self._left_out = max(self._left_out, 1.0 - 1.0 / one_in)
-        self._control += weight * min(control * stands_for, asked)
+        had = min(control * stands_for, asked)
+        self._control += weight * had
         missed = max(0, asked - served * stands_for)
         self._missed += weight * missed
         for name, saved in sample.saved_tokens.items():
             self._saved[name] += weight * saved
+            self._squares[name] += (weight * (saved - had)) ** 2
             hit = sample.hit_blocks[name]
             if hit != control and one_in > 1:
                 more = weight * (stands_for if hit > control else -stands_for)
@@ -83,7 +86,12 @@ class Account:
         return (self._saved[name] - self._control) * self._per_token()
 
     def error(self, name: Hashable) -> float:
-        """The standard error that sampling leaves in that."""
+        """The standard error of that as a word on the traffic, of which these are a few requests."""
+        chance = math.sqrt(self._squares.get(name, 0.0)) * self._per_token()
+        return math.hypot(chance, self.sampling_error(name))
+
+    def sampling_error(self, name: Hashable) -> float:
+        """The standard error that sampling leaves in it as a word on these requests."""
         groups = self._groups.get(name)
         if groups is None:
             return 0.0
@@ -122,5 +130,6 @@ class Account:
         self._control *= by
         for name in self._saved:
             self._saved[name] *= by
+            self._squares[name] *= by * by
         for name, groups in self._groups.items():
             self._groups[name] = [one * by for one in groups]

@@ -1,6 +1,6 @@
 """What other policies, and other capacities, would hit on the requests that a server serves.
 
-Shadow caches (``policy/sampled_caches.py``) serve a sample of the blocks. They know nothing of
+Shadow caches (``whatif/sampled_caches.py``) serve a sample of the blocks. They know nothing of
 requests in flight, of pages or of what a tier loads; so the difference that they show, between an
 arm and the policy that runs, is added to what the server really hit (a control variate).
 Only the requests and their stamps count: all tensor-parallel ranks hold the same.
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.duel import surely_ahead
 from sglang_canopy.policy.registry import live_names, make_policy
-from sglang_canopy.policy.sampled_caches import Arm, Sample, SampledCaches, covered_tokens
-from sglang_canopy.policy.shadow_cache import as_sampled
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.account import Account
+from sglang_canopy.whatif.guard import Guard
 from sglang_canopy.whatif.origins import Origins
+from sglang_canopy.whatif.sampled_caches import Arm, Sample, SampledCaches, covered_tokens
+from sglang_canopy.whatif.shadow_cache import as_sampled
 
 NOW = "now"
 """The capacity that the server has."""
@@ -28,6 +28,8 @@ LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
 TIMED = 17
 """One request of so many is timed: reading a thread's clock can take longer than all else."""
+LEAST_REQUESTS = 200
+"""Sampled requests below which no estimate is worth a word."""
 LEARN_FROM_ALL_PER_S = 32.0
 """With more requests a second, policies learn from those alone of which a block is sampled."""
 
@@ -37,6 +39,9 @@ class Question(NamedTuple):
 
     policy: str
     capacity: str
+
+
+_LRU_NOW = Question(LRU, NOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +87,39 @@ class Asked:
 class Meter:
     """The meter of one cache. All calls from the scheduler's thread, but for ``rows`` and ``stats``.
 
-    ``running``: the name of the policy that ranks the device, SGLang's own names too. ``policy``:
-    that policy itself; where it duels, its shadow caches are used and fed by it.
+    ``running``: the name of the policy that ranks the device, SGLang's own names too.
     """
 
-    def __init__(
-        self, asked: Asked, memory: Memory, running: str, policy: Policy | None = None
-    ) -> None:
+    def __init__(self, asked: Asked, memory: Memory, running: str) -> None:
         self.asked = asked
         self.memory = memory
         self.spent_s = 0.0
         """CPU seconds in the scheduler's thread, by a sample."""
         self._heard = 0
-        self.changed: float | None = None
-        """When the running policy was last exchanged, on the requests' clock."""
-        self.lru_ahead_since: float | None = None
-        """Since when ``canopy-lru`` has been surely ahead of the running policy, without a break."""
         self._origins = Origins()
         self._account = Account(asked.memory_s)
         self._teachers: dict[str, Policy] = {}
-        self._own: SampledCaches | None = None
-        """The caches that this meter feeds; ``None`` where a duel does."""
-        self._seen = 0
-        self._run(running, policy)
+        self.caches = SampledCaches(asked.one_in)
+        self._run(running)
 
-    def runs(self, running: str, policy: Policy, now: float) -> None:
+    def runs(self, running: str) -> None:
         """From now on the server runs another policy."""
-        self.changed = now
-        self.lru_ahead_since = None
         self._account.begin()
-        self._run(running, policy)
+        self._run(running)
+
+    @property
+    def lru_hits_more(self) -> bool:
+        """Whether ``canopy-lru`` surely hits more than the running policy since that runs."""
+        return self._guard.lost
+
+    @property
+    def undecided(self) -> str | None:
+        """Why the estimates do not mean anything yet; ``None`` where they do."""
+        if self._counted < LEAST_REQUESTS:
+            return f"too few requests: {self._counted} of {LEAST_REQUESTS}"
+        if not any(self.caches.has_evicted(q) for q in self._questions if q.capacity == NOW):
+            return "the cache has not filled: nothing to win"
+        return None
 
     def ended(self, request: Request, hit_tokens: int) -> None:
         """A request ended; ``hit_tokens`` of its prompt were on the device or the host."""
@@ -128,15 +136,18 @@ class Meter:
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
         account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
-        if self._own is None:
-            sample, self._seen = caches.last if caches.seen > self._seen else None, caches.seen
-        else:
-            sample = self._observe(request)
-        if sample is not None:
-            served = len(caches.sampled(request.path[: hit_tokens // tokens]))
-            control = sample.hit_blocks.get(Question(self.running, NOW), served)
-            account.sample(sample, control, served, tokens, caches.one_in)
-            self._compare(request.time)
+        sample = self._observe(request)
+        if sample is None:
+            return
+        self._counted += 1
+        served = len(caches.sampled(request.path[: hit_tokens // tokens]))
+        running = Question(self.running, NOW)
+        account.sample(
+            sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
+        )
+        saved = sample.saved_tokens
+        if _LRU_NOW in saved and running in saved:
+            self._guard.compare(saved[_LRU_NOW], saved[running])
 
     def rows(self) -> list[dict[str, Any]]:
         """Each arm's estimated hit ratio, and the running policy's own, which is measured."""
@@ -149,6 +160,7 @@ class Meter:
                 "hit_ratio": round(_share(account.served_ratio + account.ahead(name)), 5),
                 "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
                 "standard_error": round(account.error(name), 5),
+                "sampling_error": round(account.sampling_error(name), 5),
                 "running": name == (self.running, NOW),
             }
             for name in self._questions
@@ -163,7 +175,8 @@ class Meter:
             "one_block_in": self.caches.one_in,
             "sampled_requests": self.caches.seen,
             "spent_s": round(self.spent_s, 4),
-            "lru_ahead_since": self.lru_ahead_since,
+            "undecided": self.undecided,
+            "lru_hits_more": self.lru_hits_more,
         }
 
     def learnt(self, name: str) -> Mapping[str, Any]:
@@ -173,17 +186,10 @@ class Meter:
 
     # ---- arms ----
 
-    def _run(self, running: str, policy: Policy | None) -> None:
+    def _run(self, running: str) -> None:
         self.running = running
-        duel = getattr(policy, "duel", None)
-        if duel is not None:
-            self._own = None
-            self.caches: SampledCaches = duel.caches
-        else:
-            self._own = self._own or SampledCaches(self.asked.one_in)
-            self.caches = self._own
-        caches = self.caches
-        self._seen = caches.seen
+        self._guard = Guard()
+        self._counted = 0
         self._tokens = {self.memory.label(f): self.memory.total(f) for f in self.asked.factors}
         self._tokens = {NOW: self.memory.total(), **self._tokens}
         self._questions: list[Question] = []
@@ -192,15 +198,11 @@ class Meter:
             whole_nodes = name == SGLANGS_LRU
             if name not in live_names() and not whole_nodes:
                 continue  # a policy of SGLang's that has no equal here
-            if duel is not None and name == running:
-                assert policy is not None
-                teacher = policy
-            else:
-                teacher = self._teacher(name)
+            teacher = self._teacher(name)
             for capacity, tokens in self._tokens.items():
                 question = Question(name, capacity)
                 self._questions.append(question)
-                caches.add(question, Arm(teacher.twin, tokens, whole_nodes))
+                self.caches.add(question, Arm(teacher.twin, tokens, whole_nodes))
 
     def _teacher(self, name: str) -> Policy:
         teacher = self._teachers.get(name)
@@ -219,16 +221,6 @@ class Meter:
         copy = as_sampled(request, origin)
         copy.label = _labelled(self._teachers.values(), copy)
         return None if picked is None else caches.serve(copy, picked)
-
-    def _compare(self, now: float) -> None:
-        lru, running = Question(LRU, NOW), Question(self.running, NOW)
-        if lru == running or lru not in self._questions or running not in self._questions:
-            return
-        if surely_ahead(*self.caches.ahead(lru, running), self.caches.seen):
-            if self.lru_ahead_since is None:
-                self.lru_ahead_since = now
-        else:
-            self.lru_ahead_since = None
 
 
 def _share(ratio: float) -> float:

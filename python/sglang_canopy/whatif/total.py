@@ -29,7 +29,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         ]
         shares = {
             key: mean([a[key] for a in same])
-            for key in ("hit_ratio", "sampled_hit_ratio", "standard_error")
+            for key in ("hit_ratio", "sampled_hit_ratio", "standard_error", "sampling_error")
         }
         arms.append({**arm, **shares, "tokens": sum(a["tokens"] for a in same)})
     return {
@@ -39,14 +39,22 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "one_block_in": max(m["one_block_in"] for m in meters),
         "sampled_requests": whole,
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
+        "undecided": min((m["undecided"] for m in meters), key=lambda why: why is not None),
     }
 
 
 def in_words(meter: Mapping[str, Any]) -> str:
     """One sentence: what runs, and what each other arm would hit."""
+    if meter["undecided"]:
+        return f"{meter['running']} runs; {meter['undecided']}"
     said = [f"{meter['running']} hits {100 * meter['hit_ratio']:.1f} %"]
     for arm in meter["arms"]:
         if not arm["running"]:
             where = "" if arm["capacity"] == "now" else f" with {arm['capacity']}"
-            said.append(f"{arm['policy']}{where} would hit {100 * arm['hit_ratio']:.1f} %")
+            said.append(f"{arm['policy']}{where} would hit {percent(arm)}")
     return ", ".join(said)
+
+
+def percent(arm: Mapping[str, Any]) -> str:
+    """An arm's hits and two standard errors of them."""
+    return f"{100 * arm['hit_ratio']:.1f} ± {200 * arm['standard_error']:.1f} %"

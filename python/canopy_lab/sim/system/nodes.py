@@ -121,9 +121,6 @@ class TierNodes:
         """Nodes that are protected for requests that wait."""
         self.sessions: SessionRefs | None = None
         """What counts the sessions of each node, where SGLang's session-aware cache is on."""
-        device_policy.sized(device_tokens)
-        if host_policy is not None:
-            host_policy.sized(host_tokens)
 
     @property
     def free(self) -> int:

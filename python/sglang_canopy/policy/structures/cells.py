@@ -54,12 +54,6 @@ class Cells:
         self._edges: list[tuple[float, int, int, Cell]] = []
         self._count = 0
 
-    def rank_by(self, by: str) -> None:
-        """Rank by something else from now on; O(cells), whatever the number of leaves."""
-        if by != self._by:
-            self._by, self._exact = by, by == "exponential"
-            self.reweigh()
-
     def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
         """Put ``leaf`` in cell ``key``; ``make`` gives a new cell's category and weight."""
         cell = self._cells.get(key)

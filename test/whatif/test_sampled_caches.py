@@ -1,4 +1,4 @@
-"""Shadow caches hit what the real cache would, and the policy follows the ranking that hits most."""
+"""Shadow caches hit what the real cache would, whole or on a sample of the blocks."""
 
 import random
 
@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
-from sglang_canopy.policy.duel import Duel
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.sampled_caches import MOST_BLOCKS, Arm, SampledCaches
-from sglang_canopy.policy.shadow_cache import ShadowCache
 from sglang_canopy.records import Request
+from sglang_canopy.whatif.sampled_caches import MOST_BLOCKS, Arm, SampledCaches
+from sglang_canopy.whatif.shadow_cache import ShadowCache, as_sampled
 
 BLOCK = 16
 
@@ -65,71 +63,21 @@ def test_a_shadow_cache_hits_what_a_real_one_does(name):
     assert 0 < len(shadow) <= 30
 
 
-def test_the_ranking_that_hits_most_is_followed():
-    given, blocks = loop(rounds=60), 60
-    saved = {
-        model: serve(make_policy("wa", {"model": model}), given, blocks)
-        for model in ("survival", "exponential", "recency", "duel")
-    }
-    # Of a loop that does not fit, LRU keeps what is needed last.
-    assert saved["recency"] == 0
-    assert saved["duel"] > 0.9 * max(saved.values())
-
-
-def test_recency_is_lru():
-    given = turns(2)
-    assert serve(make_policy("wa", {"model": "recency"}), given, 25) == serve(
-        make_policy("lru"), given, 25
-    )
-
-
-class Always(Duel):
-    """Changes its mind with every sampled request, which is the worst for whoever follows."""
-
-    def _decide(self):
-        arms = sorted(self._make)
-        self.winner = arms[(arms.index(self.winner) + 1) % len(arms)]
-
-
-def test_a_change_of_mind_moves_no_leaf_and_loses_none():
-    policy = make_policy("wa", {"model": "duel"})
-    policy.duel.__class__ = Always
-    serve(policy, turns(3), 25, verify=True)
-    assert policy.stats()["duel"]["sampled_requests"] > 100
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(5, 60))
-def test_two_ranks_that_serve_the_same_requests_follow_alike(seed, blocks):
-    given = turns(seed, conversations=12)
-    ranks = [make_policy("wa", {"model": "duel"}) for _ in range(2)]
-    assert serve(ranks[0], given, blocks) == serve(ranks[1], given, blocks)
-    assert ranks[0].duel.stats() == ranks[1].duel.stats()
-
-
-def test_the_host_tiers_policy_follows_too_and_only_one_of_both_is_fed():
-    device = make_policy("wa", {"model": "duel"})
-    host = device.twin()
-    device.sized(100 * BLOCK)
-    host.sized(400 * BLOCK)
-    assert device.duel is host.duel
-    assert device.duel.capacity_tokens == 400 * BLOCK
-    ended = request(1.0, (1, 2, 3))
-    for policy in (device, host):
-        policy.arrive(ended)
-    for policy in (device, host):
-        policy.finish(ended)
-    assert device.duel.stats()["sampled_requests"] == 1
+def served(caches, entry):
+    """What ``caches`` make of a request that has ended."""
+    ended = request(*entry)
+    ended.label = ended.category
+    picked = caches.pick(ended)
+    return None if picked is None else caches.serve(as_sampled(ended, entry[-1]), picked)
 
 
 def test_dense_traffic_is_thinned_out_and_smaller_samples_are_parts_of_larger():
-    duel = Duel({"lru": lambda: make_policy("lru")}, most_work_per_s=1.0)
-    duel.sized(1_000_000 * BLOCK)
-    caches = duel.caches
+    caches = SampledCaches(most_work_per_s=1.0)
+    caches.add("lru", Arm(lambda: make_policy("lru"), 1_000_000 * BLOCK))
     before = {block for block in range(1000) if caches.samples(block)}
     assert len(before) == 1000
     for step in range(40_000):
-        duel.observe(request(step * 0.01, (step % 1000,)), step % 1000)
+        served(caches, (step * 0.01, (step % 1000,), step % 1000))
     # 100 requests a second, of which 12 may be served: one in 16 are 6.25, one in 8 are 12.5.
     assert caches.one_in == 16
     after = {block for block in range(1000) if caches.samples(block)}
@@ -145,26 +93,26 @@ def test_a_path_is_sampled_as_each_of_its_blocks_is(path, one_in, power):
 
 
 def test_the_shadow_caches_of_a_sample_hold_as_much_less():
-    duel = Duel({"lru": lambda: make_policy("lru")})
-    duel.caches = SampledCaches(one_in=8)
-    duel.sized(64 * BLOCK)
+    caches = SampledCaches(one_in=8)
+    caches.add("lru", Arm(lambda: make_policy("lru"), 64 * BLOCK))
     for step in range(300):
-        duel.observe(request(float(step), (step,)), step)
-    assert duel.caches.blocks() == {"lru": 8}
+        served(caches, (float(step), (step,), step))
+    assert caches.blocks() == {"lru": 8}
 
 
 def test_what_all_conversations_share_is_sampled_as_anything_else():
     """64 conversations, each of 4 blocks behind 400 shared ones, in room for 500."""
     caches = SampledCaches(one_in=8)
     caches.add("lru", Arm(lambda: make_policy("lru"), 500 * BLOCK))
+    last = None
     for step in range(64):
         path = (*range(400), *(1000 * (step + 1) + i for i in range(4)))
-        caches.observe(request(float(step), path), step)
+        last = served(caches, (float(step), path, step)) or last
     assert caches.blocks()["lru"] == 500 // 8
     shared = sum(map(caches.samples, range(400)))
     assert 40 <= shared <= 60
     # All of the shared ones that are in the sample, from the second request on.
-    assert caches.last.hit_blocks["lru"] >= shared
+    assert last.hit_blocks["lru"] >= shared
 
 
 @settings(max_examples=40, deadline=None)
@@ -206,10 +154,5 @@ def test_caches_too_large_to_shadow_are_sampled_from_the_start():
     caches = SampledCaches()
     caches.add("lru", Arm(lambda: make_policy("lru"), 10**9))
     for step in range(20):
-        caches.observe(request(float(step), (step,)), step)
+        served(caches, (float(step), (step,), step))
     assert caches.one_in * MOST_BLOCKS * BLOCK >= 10**9
-
-
-def test_the_tail_policy_does_not_duel_for_hits():
-    with pytest.raises(CanopyError, match="duel"):
-        make_policy("etlru", {"model": "duel"})

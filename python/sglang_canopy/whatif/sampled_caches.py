@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.shadow_cache import ShadowCache, as_sampled
 from sglang_canopy.records import Request
+from sglang_canopy.whatif.shadow_cache import ShadowCache
 
 MOST_WORK_PER_S = 150.0
 """Above this average over a minute, half of the sample goes. A unit is one request in one shadow
@@ -27,9 +27,6 @@ HEARD_WORK = 0.8
 
 LEAST_WORK_PER_S = 12.0
 """What the shadow caches may do however many requests there are."""
-
-MEMORY_REQUESTS = 3000
-"""A sampled request's weight falls to 1/e after so many more."""
 
 MOST_BLOCKS = 200_000
 """Blocks that one shadow cache may hold; beyond, half of the sample goes."""
@@ -90,18 +87,8 @@ class SampledCaches:
         """Requests with a block in the sample."""
         self.heard_per_s = 0.0
         """Requests a second, in the minute before this one."""
-        self.last: Sample | None = None
-        """The last request's, if a block of it is in the sample."""
-        self.asked = 0.0
-        """Sampled prompt tokens; recent requests weigh most, here and in ``saved``."""
-        self.saved: dict[Hashable, float] = {}
-        """Prompt tokens that each cache had."""
-        self.asked_ever = 0
-        self.saved_ever: dict[Hashable, int] = {}
-        """The same since the start, each weighing alike."""
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
-        self._squares: dict[tuple[Hashable, Hashable], float] = {}
         self._largest = 0
         """Tokens of the largest cache that one stands for."""
         self._thins = one_in is None
@@ -117,8 +104,6 @@ class SampledCaches:
         self._arms[name] = arm
         self._largest = max(one.tokens for one in self._arms.values())
         self._caches.pop(name, None)
-        self.saved.setdefault(name, 0.0)
-        self.saved_ever.setdefault(name, 0)
 
     def samples(self, block: int) -> bool:
         """Whether a block, by its id, is in the sample."""
@@ -130,7 +115,6 @@ class SampledCaches:
         Call it once for each request: what it costs is counted here. Its path is extended over the
         output where that is known.
         """
-        self.last = None
         if not self._arms or not request.path:
             return None
         self._thin_out(request)
@@ -145,14 +129,6 @@ class SampledCaches:
         blocks += self.sampled(path[of_prompt:])
         return Picked(tuple(blocks), n * asked) if blocks else None
 
-    def observe(self, request: Request, conversation: Hashable) -> Sample | None:
-        """Serve a request that has ended in every cache, if a block of it is in the sample.
-
-        Its label must be set, its path extended over the output where it is known.
-        """
-        picked = self.pick(request)
-        return None if picked is None else self.serve(as_sampled(request, conversation), picked)
-
     def serve(self, copy: Request, picked: Picked) -> Sample:
         """Serve what was picked of a request in every cache. ``copy`` (``as_sampled``) is used up."""
         copy.path = picked.blocks
@@ -160,26 +136,14 @@ class SampledCaches:
         asked = picked.asked_tokens
         hits = {name: self._cache(name, copy).access(copy) for name in self._arms}
         saved = {name: min(hit * copy.block_tokens, asked) for name, hit in hits.items()}
-        keep = 1.0 - 1.0 / MEMORY_REQUESTS
-        self.asked = self.asked * keep + asked
-        self.asked_ever += asked
-        for name, tokens in saved.items():
-            self.saved[name] = self.saved[name] * keep + tokens
-            self.saved_ever[name] += tokens
-        self._compare(saved, keep)
         self.seen += 1
         self._visits += len(self._arms)
-        self.last = Sample(picked.blocks, asked, hits, saved)
-        return self.last
+        return Sample(picked.blocks, asked, hits, saved)
 
-    def hit_ratio(self, name: Hashable) -> float:
-        """Share of the sampled prompt tokens that a cache had."""
-        return self.saved[name] / (self.asked or 1.0)
-
-    def ahead(self, name: Hashable, other: Hashable) -> tuple[float, float]:
-        """Prompt tokens by which ``name`` is ahead of ``other``, and the standard error of that."""
-        squares = self._squares.get((name, other), self._squares.get((other, name), 0.0))
-        return self.saved[name] - self.saved[other], math.sqrt(squares)
+    def has_evicted(self, name: Hashable) -> bool:
+        """Whether a cache has been full; before, every order hits the same."""
+        cache = self._caches.get(name)
+        return cache is not None and cache.has_evicted
 
     def blocks(self) -> dict[Hashable, int]:
         """Sampled blocks that each cache holds."""
@@ -202,14 +166,6 @@ class SampledCaches:
                 arm.make(), arm.tokens, block_tokens, self.one_in, arm.whole_nodes
             )
         return cache
-
-    def _compare(self, saved: dict[Hashable, int], keep: float) -> None:
-        names = list(saved)
-        for i, name in enumerate(names):
-            mine = saved[name]
-            for other in names[:i]:
-                squares = self._squares.get((name, other), 0.0)
-                self._squares[name, other] = squares * keep + float(mine - saved[other]) ** 2
 
     def _thin_out(self, request: Request) -> None:
         """Halve the sample when there is more work, or the caches have more blocks, than allowed."""

@@ -30,6 +30,12 @@ class ShadowCache:
         self._block_tokens = block_tokens
         self._whole_nodes = whole_nodes
         self.tree = self._empty(policy, one_in)
+        self._evicted_before = False
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether it has ever been full."""
+        return self._evicted_before or self.tree.evictions > 0
 
     def access(self, request: Request) -> int:
         """Serve a request that has ended, its path thinned out as the cache is; returns how many
@@ -46,6 +52,7 @@ class ShadowCache:
 
         ``policy``: a fresh one of the same kind, which ranks from now on.
         """
+        self._evicted_before = self.has_evicted
         old, self.tree = self.tree, self._empty(policy, one_in)
         tree = self.tree
         tree.now = old.now

@@ -1,0 +1,53 @@
+"""Whether the running policy hits less than LRU: a test that may be looked at after every request.
+
+A confidence sequence (Robbins' normal mixture; Howard et al., Annals of Statistics 49, 2021,
+Section 3.2). With S the sum of the differences between two shadow caches on the same requests and V
+the sum of their squares, S leaves the band sqrt((V + r) ln((V + r) / (r a^2))) with a probability of
+at most about a, if there is no difference, however long it is watched. Nothing fades: the band grows
+more slowly than a steady loss does, so that a small loss is found, too, only later.
+"""
+
+from __future__ import annotations
+
+import math
+
+MISTAKEN = 0.001
+"""How probable it may be to find a loss where there is none."""
+WARM_REQUESTS = 200
+"""Requests that fill the caches and say how large differences are here (r); they do not count."""
+DEPENDENCE = 4.0
+"""Variance beside V: requests of one conversation win and lose together."""
+
+
+class Guard:
+    """One comparison, in tokens. ``lost`` stays true once it is."""
+
+    __slots__ = ("_requests", "_scale", "_squares", "_sum", "lost")
+
+    def __init__(self) -> None:
+        self.lost = False
+        """Whether LRU hits more, surely."""
+        self._requests = 0
+        self._scale = 0.0
+        self._sum = self._squares = 0.0
+
+    def compare(self, lru: int, running: int) -> None:
+        """Prompt tokens of one request that each of the two had."""
+        more = float(lru - running)
+        if self._requests < WARM_REQUESTS:
+            self._requests += 1
+            self._scale += more * more
+            return
+        self._sum += more
+        self._squares += more * more
+        band = self._band()
+        if self._sum > band:
+            self.lost = True
+        elif self._sum < -band:
+            # The running policy is ahead: what it has won must not hide what it loses from now on.
+            self._sum = self._squares = 0.0
+
+    def _band(self) -> float:
+        scale = max(self._scale, 1.0)
+        grown = (DEPENDENCE * self._squares + scale) / scale
+        return math.sqrt(grown * scale * (math.log(grown) - 2.0 * math.log(MISTAKEN)))
