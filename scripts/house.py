@@ -42,9 +42,10 @@ ROOMS: dict[str, set[str]] = {
     "advise": {"characterize", "policy", "sim", "trace"},
     "plan": {"compiled", "config", "policy", "sim", "trace", "ttl"},
     "report": {"advise", "characterize", "plan", "sim"},
+    "top": {"policy"},
     "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"policy", "radix", "reuse", "ttl", "whatif"},
+    "telemetry": {"config", "policy", "radix", "reuse", "ttl", "whatif"},
     "ui": set(),
     "canopy_chunks": {"policy"},
     "canopy_chunks/server": {"canopy_chunks", "config", "request"},
@@ -76,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
             "latency",
             "plan",
         ),
-        *("policy", "profiling", "report", "request", "sim", "telemetry", "trace", "ttl"),
+        *("policy", "profiling", "report", "request", "sim", "top", "trace", "ttl"),
     },
     "bench_serving": {"bench"},
 }
@@ -84,7 +85,17 @@ ROOMS: dict[str, set[str]] = {
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *("advise", "admission", "compiled", "config", "latency", "request", "schedule", "whatif"),
+    *(
+        "advise",
+        "admission",
+        "compiled",
+        "config",
+        "latency",
+        "request",
+        "schedule",
+        "top",
+        "whatif",
+    ),
 )
 """Rooms that need neither torch nor sglang."""
 

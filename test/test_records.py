@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from sglang_canopy.policy.shadow_cache import as_sampled
 
 from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
-from sglang_canopy.policy.shadow_cache import as_sampled
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import PAGE, chain, content, store_at
 

@@ -140,7 +140,7 @@ def busiest(url: str) -> str:
 
 
 def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str, Any]:
-    from sglang_canopy.telemetry.top_source import fetch
+    from canopy_lab.top.source import fetch
 
     with (
         tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch,

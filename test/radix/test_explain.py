@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from canopy_lab.top.explained import lines
 from sglang_canopy.radix.decisions import MOST, Decision, Decisions
 from sglang_canopy.radix.explain import KEY, asked, explain
 from sglang_canopy.reuse.survival import still_returns
-from sglang_canopy.telemetry.explained import lines
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check
 

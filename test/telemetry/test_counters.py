@@ -293,7 +293,7 @@ def test_the_status_counts_what_is_held_by_category() -> None:
     assert device["used_bytes"] == 112 * taken["kv_bytes_per_token"] == 112 * 32
     assert device["capacity_bytes"] == 200 * 32
     assert set(taken["tiers"]) == {"device", "host"}
-    assert taken["policies"] == {"device": "lru", "host": "lru"}
+    assert taken["policies"] == {"device": "canopy-lru", "host": "canopy-lru"}
     assert [(g["tier"], g["group"], g["ttl_s"]) for g in taken["groups"]] == [
         ("disk", "0", 30.0),
         ("disk", "residual", None),

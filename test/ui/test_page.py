@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from canopy_lab.top.page_proxy import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry.hour import POINT_S, POINTS, Hour
-from sglang_canopy.telemetry.page_proxy import proxy
 from sglang_canopy.ui import page
 
 STATIC = Path(page.__file__).parent / "static"

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from sglang_canopy.telemetry.explained import fetch, lines
+from canopy_lab.top.explained import fetch, lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.top.source import fetch_all
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.telemetry.top_source import fetch_all
 
 WIDTH = 132
 """Columns of a frame that goes to a file or a pipe."""
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    from sglang_canopy.telemetry.top_frame import frame
+    from canopy_lab.top.frame import frame
 
     if args.svg is not None:
         with open(os.devnull, "w") as nowhere:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _live(args: argparse.Namespace, urls: list[str], console: Any, status: dict[str, Any]) -> int:
     from rich.live import Live
 
-    from sglang_canopy.telemetry.top_frame import frame
+    from canopy_lab.top.frame import frame
 
     answered = time.monotonic()
     with Live(frame(status), console=console, screen=True, auto_refresh=False) as live:

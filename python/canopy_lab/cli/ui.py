@@ -6,8 +6,8 @@ import argparse
 import os
 import webbrowser
 
+from canopy_lab.top.page_proxy import proxy
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.telemetry.page_proxy import proxy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

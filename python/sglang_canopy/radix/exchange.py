@@ -61,7 +61,7 @@ class Exchange:
         self._teach(device, after)
         self._retire(before, old)
         live.device_policy, live.host_policy, live.listeners = device, host, new.listeners
-        live.running = after
+        live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
         core.evictable_device_leaves.rank_by(device)
         core.evictable_host_leaves.rank_by(host)
         for node in core._node_arena.values():

@@ -12,6 +12,7 @@ from sglang_canopy.config.whatif import NOTE, WhatifFlags
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.live_request import complete, live_request
 from sglang_canopy.whatif.meter import Asked, Memory, Meter
+from sglang_canopy.whatif.total import added_up, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ class Observer:
         self.meter = meter
         self._now = 0.0
         self._failed = False
+        self._trusted = False
+        logger.info(
+            "canopy: watching %s, of which nothing is changed; see 'canopy top' or /canopy/ui",
+            meter.running,
+        )
 
     def computed(self, batch: Any) -> None:
         """A batch has been computed: tell the meter of the requests in it that have ended."""
@@ -81,6 +87,14 @@ class Observer:
         complete(request, req)
         self._now = max(self._now, request.time)
         self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
+        if not self._trusted and self.meter.undecided is None:
+            self._trusted = True
+            logger.info("canopy: the first figures that mean anything: %s", self._in_words())
+
+    def _in_words(self) -> str:
+        total = added_up([self.meter.stats()])
+        assert total is not None
+        return in_words(total)
 
 
 def observer_of(scheduler: Any) -> Observer | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.keep import Keeps, TokenBudget
 from sglang_canopy.radix.adapter_counts import AdapterCounts
@@ -43,6 +44,9 @@ class ReportedPolicies(Protocol):
     @property
     def running(self) -> str:
         """The device policy's name, as ``--radix-eviction`` takes it."""
+
+    @property
+    def tiers(self) -> TierOptions: ...
 
     @property
     def meter(self) -> Meter | None: ...

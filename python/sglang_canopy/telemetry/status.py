@@ -212,10 +212,12 @@ class Status:
             yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
+        """Each tier's policy as flags name it."""
         live, controller = self.cache.tree_core.live, self.cache.cache_controller
-        names = {TIERS[DEVICE]: live.device_policy.name}
+        names = {TIERS[DEVICE]: live.running}
         if controller is not None:
-            names[TIERS[HOST]] = live.host_policy.name
+            host = live.tiers.host
+            names[TIERS[HOST]] = live.running if host is None else host.name
             if controller.enable_storage:
                 backend = type(controller.storage_backend).__name__
                 names[TIERS[DISK]] = disk["policy"] if disk is not None else backend

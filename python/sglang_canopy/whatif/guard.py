@@ -13,29 +13,27 @@ import math
 
 MISTAKEN = 0.001
 """How probable it may be to find a loss where there is none."""
-WARM_REQUESTS = 200
-"""Requests that fill the caches and say how large differences are here (r); they do not count."""
-DEPENDENCE = 4.0
-"""Variance beside V: requests of one conversation win and lose together."""
+FIRST_DIFFERENCES = 50
+"""These say how large differences are here (r); they do not count."""
 
 
 class Guard:
     """One comparison, in tokens. ``lost`` stays true once it is."""
 
-    __slots__ = ("_requests", "_scale", "_squares", "_sum", "lost")
+    __slots__ = ("_differences", "_scale", "_squares", "_sum", "lost")
 
     def __init__(self) -> None:
         self.lost = False
         """Whether LRU hits more, surely."""
-        self._requests = 0
+        self._differences = 0
         self._scale = 0.0
         self._sum = self._squares = 0.0
 
     def compare(self, lru: int, running: int) -> None:
         """Prompt tokens of one request that each of the two had."""
         more = float(lru - running)
-        if self._requests < WARM_REQUESTS:
-            self._requests += 1
+        if more and self._differences < FIRST_DIFFERENCES:
+            self._differences += 1
             self._scale += more * more
             return
         self._sum += more
@@ -49,5 +47,5 @@ class Guard:
 
     def _band(self) -> float:
         scale = max(self._scale, 1.0)
-        grown = (DEPENDENCE * self._squares + scale) / scale
+        grown = (self._squares + scale) / scale
         return math.sqrt(grown * scale * (math.log(grown) - 2.0 * math.log(MISTAKEN)))

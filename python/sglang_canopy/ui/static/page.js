@@ -82,6 +82,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
 
 function whatIf(meter) {
   if (!meter) { show("whatif", node("p", "Off. Start the server with --canopy-whatif auto, or --canopy-observe.", "note")); return; }
+  if (meter.undecided) { byId("whatif-note").textContent = ""; show("whatif", node("p", meter.undecided, "note")); return; }
   const names = [...new Set(meter.arms.map((a) => a.capacity))];
   const rows = [...new Set(meter.arms.map((a) => a.policy))].map((policy) => ({
     now: policy === meter.running,

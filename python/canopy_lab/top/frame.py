@@ -203,6 +203,8 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
 
 def _whatif(meter: Mapping[str, Any]) -> RenderableType:
     """What each policy would hit at each capacity; the running one's as measured."""
+    if meter.get("undecided"):
+        return Text(f"what if: {plain(meter['undecided'], 80)}", style="dim italic")
     arms = meter["arms"]
     capacities = list(dict.fromkeys(arm["capacity"] for arm in arms))
     table = _table("what if", *capacities)

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from canopy_lab.bench.launch import free_port
 from canopy_lab.cli.main import main
+from canopy_lab.top.frame import frame, percent, plain, seconds, size, sparkline
+from canopy_lab.top.source import fetch, fetch_all
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.telemetry.top_frame import frame, percent, plain, seconds, size, sparkline
-from sglang_canopy.telemetry.top_source import fetch, fetch_all
 
 
 def tier(hits: int, **more: Any) -> dict[str, Any]:
@@ -148,6 +148,13 @@ def test_what_other_policies_would_hit_is_shown_beside_the_running_one() -> None
     assert "40.0 % of 1k prompt tokens hit" in text
     for part in ("host x2", "47.0 % ± 0.8", "58.0 % ± 0.8", "lru runs and hits 41.0 %"):
         assert part in text
+
+
+def test_a_meter_that_knows_nothing_yet_says_so_instead_of_figures() -> None:
+    undecided = {**WHATIF, "undecided": "too few requests: 5 of 200"}
+    text = shown({**STATUS, "whatif": undecided})
+    assert "too few requests: 5 of 200" in text
+    assert "47.0 %" not in text
 
 
 def test_a_server_that_is_only_watched_has_a_frame_too() -> None:
