@@ -94,9 +94,11 @@ def install(kind: str, *, tests: bool = False) -> None:
 
 
 def _add_test_support() -> None:
-    """Let benchmarks import `support`, the tests' own helpers, from test/."""
+    """Let benchmarks import the tests' own helpers from test/, and the small models of scripts/."""
     packages = Path(sysconfig.get_paths()["purelib"])
-    (packages / "canopy-test-support.pth").write_text(f"{ROOT / 'test'}\n", encoding="utf-8")
+    (packages / "canopy-test-support.pth").write_text(
+        f"{ROOT / 'test'}\n{ROOT / 'scripts'}\n", encoding="utf-8"
+    )
 
 
 def check_torch(kind: str) -> None:

@@ -51,14 +51,11 @@ ROOMS: dict[str, set[str]] = {
     "canopy_chunks/server": {"canopy_chunks", "config", "request"},
     "bench": {"latency", "request", "trace"},
     "profiling": set(),
-    "cpu": set(),
-    "models": set(),
     "server": {
         *(
             "admission",
             "canopy_chunks/server",
             "config",
-            "cpu",
             "policy",
             "radix",
             "request",
@@ -105,7 +102,6 @@ SGLANG = {
         "storage",
         "telemetry",
         "server",
-        "cpu",
         "bench",
         "bench_serving",
         "canopy_chunks/server",

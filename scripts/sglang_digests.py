@@ -27,30 +27,34 @@ from typing import Any
 import sglang
 
 import canopy_chunks
+import canopy_cpu as cpu
 import canopy_lab
 import sglang_canopy
-from sglang_canopy import cpu
 from sglang_canopy.server import digests, seams
 
 ROOT = Path(sglang.__path__[0])
-OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks)]
+OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]
 Place = tuple[str, str]
 """A file below the package ``sglang``, and a name in it."""
 
 
-def our_files() -> list[Path]:
-    """Every Python file of ours."""
-    return sorted(path for folder in OURS for path in folder.rglob("*.py"))
+def our_files() -> list[tuple[Path, str]]:
+    """Every Python file of ours, and the module that it is."""
+    found = []
+    for folder in OURS:
+        for path in sorted(folder.rglob("*.py")):
+            name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+            found.append((path, name.removesuffix(".__init__")))
+    return sorted(found)
 
 
 def our_modules() -> list[Any]:
     """Every module of ours that imports SGLang."""
     modules = []
-    for path in our_files():
+    for path, name in our_files():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(True for _ in _imports(tree)):
-            name = ".".join(path.relative_to(OURS[0].parent).with_suffix("").parts)
-            modules.append(importlib.import_module(name.removesuffix(".__init__")))
+            modules.append(importlib.import_module(name))
     return modules
 
 
@@ -79,7 +83,7 @@ def overridden() -> Iterator[Any]:
 def called_privately() -> Iterator[Any]:
     """SGLang's private methods that our source names, of the classes that ours are based on."""
     named = set()
-    for path in our_files():  # also where SGLang's objects come as arguments
+    for path, _ in our_files():  # also where SGLang's objects come as arguments
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     bases = {base for ours in classes_on_sglang() for base in ours.__mro__ if _is_sglangs(base)}

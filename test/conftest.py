@@ -65,7 +65,7 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer model without weights, for `--load-format dummy`."""
-    from sglang_canopy.models.tiny import write_tiny_model
+    from tiny_model import write_tiny_model
 
     out = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(out, smollm2)

@@ -17,7 +17,7 @@ import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from tqdm import tqdm
 
-from sglang_canopy.cpu.attention import NewTokensAttnBackend
+from canopy_cpu.attention import NewTokensAttnBackend
 
 HEADS, KV_HEADS, HEAD_SIZE = 9, 3, 64  # SmolLM2-135M
 EXTENDS = {  # name: (cached, new) tokens of each request

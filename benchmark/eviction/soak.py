@@ -155,7 +155,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         model = arguments.model
         if model is None:
-            from sglang_canopy.models.tiny import write_tiny_model
+            from tiny_model import write_tiny_model
 
             model = Path(scratch) / "tiny"
             write_tiny_model(model, MODEL)

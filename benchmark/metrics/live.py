@@ -85,7 +85,7 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
 def small_server(folder: Path, *more: str) -> Iterator[Any]:
     """A server with three tiers that are far too small."""
     from canopy_lab.bench.launch import cpu_arguments, free_port, serving
-    from sglang_canopy.models.tiny import write_tiny_model
+    from tiny_model import write_tiny_model
 
     write_tiny_model(folder / "tiny", MODEL)
     plan = folder / "plan.json"

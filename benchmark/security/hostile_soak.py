@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     arguments = parser.parse_args()
-    from sglang_canopy.models.tiny import write_tiny_model
+    from tiny_model import write_tiny_model
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.logs or Path(scratch)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from sglang_canopy import cpu
+import canopy_cpu as cpu
 from sglang_canopy.errors import CanopyError
 
 
@@ -34,7 +34,7 @@ def test_torch_native_is_ours_after_installing():
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     cpu.install()
-    assert ATTENTION_BACKENDS["torch_native"].__module__ == "sglang_canopy.cpu"
+    assert ATTENTION_BACKENDS["torch_native"].__module__ == "canopy_cpu"
 
 
 def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
@@ -50,7 +50,7 @@ def test_nothing_is_installed_or_imported_where_torch_has_cuda(monkeypatch):
     [
         ("sglang.srt.mem_cache.no_such_module.f", (), "no_such_module.f is missing"),
         ("sglang.srt.server_args.ServerArgs.no_such_method", (), "no_such_method is missing"),
-        ("sglang_canopy.cpu.check_seam", ("path", "colour"), r"takes \(path\), not"),
+        ("canopy_cpu.check_seam", ("path", "colour"), r"takes \(path\), not"),
     ],
 )
 def test_a_moved_seam_is_named(path, parameters, reason):

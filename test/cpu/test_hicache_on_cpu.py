@@ -7,8 +7,8 @@ import torch
 from sglang.srt.mem_cache.pool_host import mha
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_canopy import cpu
-from sglang_canopy.cpu import hicache
+import canopy_cpu as cpu
+from canopy_cpu import hicache
 
 LAYERS, PAGE, HEADS, SIZE = 3, 4, 2, 8
 DEVICE_TOKENS, HOST_PAGES = 40, 9

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-from sglang_canopy.cpu import attention
-from sglang_canopy.cpu.attention import NewTokensAttnBackend, group_by_length
+from canopy_cpu import attention
+from canopy_cpu.attention import NewTokensAttnBackend, group_by_length
 
 HEAD_SIZE = 32
 POOL_ROWS = 16

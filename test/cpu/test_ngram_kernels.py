@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_canopy import cpu
-from sglang_canopy.cpu import ngram
-from sglang_canopy.cpu.attention import NewTokensAttnBackend
+import canopy_cpu as cpu
+from canopy_cpu import ngram
+from canopy_cpu.attention import NewTokensAttnBackend
 
 trees = st.integers(1, 7).flatmap(
     lambda size: st.tuples(*[st.integers(0, max(node - 1, 0)) for node in range(size)])

@@ -51,7 +51,7 @@ def test_cuda_symbols_are_absent():
 
 def test_qwens_vision_models_can_be_imported():
     """Their code imports that of Qwen's models of linear attention, which names operators."""
-    from sglang_canopy import cpu
+    import canopy_cpu as cpu
 
     cpu.install()
     from sglang.srt.models.qwen2_vl import Qwen2VLForConditionalGeneration

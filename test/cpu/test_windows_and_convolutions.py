@@ -12,8 +12,8 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_canopy.cpu import short_conv
-from sglang_canopy.cpu.attention import NewTokensAttnBackend
+from canopy_cpu import short_conv
+from canopy_cpu.attention import NewTokensAttnBackend
 
 HEADS, KV_HEADS, SIZE, WINDOW, SLOTS = 4, 2, 8, 6, 96
 SLIDING, FULL = 0, 1

@@ -74,7 +74,7 @@ class KitTree:
         return fixtures.match_prefix(self.cache, tokens)
 
     def add_host_tier(self, **options: Any) -> None:
-        from sglang_canopy.cpu import install
+        from canopy_cpu import install
 
         install()
         HookRegistry.apply_hooks()

@@ -111,7 +111,7 @@ class LiveTree:
         self.cache = (CanopyRadixCache if core is None else UnifiedRadixCache)(params)
         self.core = self.cache.tree_core
         if host_tokens:
-            from sglang_canopy.cpu import install
+            from canopy_cpu import install
 
             install()
             HookRegistry.apply_hooks()

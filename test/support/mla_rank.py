@@ -27,7 +27,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from sglang_canopy import cpu
+import canopy_cpu as cpu
 from sglang_canopy.server.flags import DYNAMIC_BACKEND
 
 RANKS = 2

@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from sglang_canopy.models.tiny import TOKENIZER_FILES
+from tiny_model import TOKENIZER_FILES
 
 VOCABULARY = 49152
 """Of SmolLM2's tokenizer."""

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from sglang_canopy import cpu
+import canopy_cpu as cpu
 
 
 def host_pool(

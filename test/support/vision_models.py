@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from sglang_canopy.models.tiny import TOKENIZER_FILES
 from support.small_models import COMMON, rescale
+from tiny_model import TOKENIZER_FILES
 
 RENAMED = {
     "<repo_name>": "<|vision_start|>",

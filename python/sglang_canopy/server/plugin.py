@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import Any
 
-from sglang_canopy import cpu
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.seams import SEAMS
 from sglang_canopy.server.self_check import check_signature, check_version, stop
@@ -31,7 +31,7 @@ def load() -> None:
         _register_policies()
         for seam in SEAMS:
             seam.register()
-        cpu.install()
+        _support_cpu()
     except SystemExit:
         raise
     except Exception as error:
@@ -57,6 +57,22 @@ def load_for_help() -> None:
         return parse(parser, *args, **kwargs)
 
     argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign, assignment]
+
+
+def _support_cpu() -> None:
+    """Where torch finds no CUDA (or ROCm) device, SGLang serves with what ``canopy_cpu`` adds."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    try:
+        import canopy_cpu
+    except ModuleNotFoundError:
+        raise CanopyError(
+            "torch finds no CUDA device, and SGLang serves on a CPU only with canopy-sgl-kernel-cpu: "
+            "`pip install --no-deps ./sgl-kernel/cpu`"
+        ) from None
+    canopy_cpu.install()
 
 
 def _register_policies() -> None:

@@ -1,8 +1,7 @@
 """SGLang on a CPU: attention over new tokens, convolutions, n-grams, HiCache and LoRA without CUDA.
 
-The plugin calls `install()` at load. Where torch finds CUDA that is all that happens: nothing below
-this package is imported. The import stand-ins are a distribution of their own, in
-`sgl-kernel/cpu`, because they act before any plugin is loaded.
+Canopy's plugin calls `install()` at load, where torch finds no CUDA. The import stand-ins beside
+this package act before any plugin is loaded.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_canopy.cpu import hicache, lora, ngram, short_conv
+    from canopy_cpu import hicache, lora, ngram, short_conv
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
@@ -168,8 +167,8 @@ def _check_environment() -> None:
 
 
 def _new_tokens_backend(runner: Any) -> Any:
-    from sglang_canopy.cpu import mla
-    from sglang_canopy.cpu.attention import NewTokensAttnBackend
+    from canopy_cpu import mla
+    from canopy_cpu.attention import NewTokensAttnBackend
 
     if getattr(runner, "use_mla_backend", False):
         mla.absorb()

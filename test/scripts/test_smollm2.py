@@ -7,8 +7,8 @@ import zipfile
 import numpy as np
 import pytest
 
+import smollm2
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.models import smollm2
 
 # llama.cpp 0.3.36 on the same GGUF: the prompt's ids, then the five best next tokens and the
 # best one's logit.
