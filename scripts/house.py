@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "schedule": set(),
     "admission": {"reuse"},
     "disk": {"policy", "ttl"},
-    "config": {"admission", "policy", "schedule", "ttl"},
+    "config": {"admission", "policy", "request", "schedule", "ttl"},
     "request": set(),
     "trace": set(),
     "latency": set(),
@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("reuse", "schedule", "storage", "telemetry", "ui", "whatif"),
     },
-    "doctor": {"config", "policy", "server", "storage"},
+    "doctor": {"admission", "config", "policy", "server", "storage"},
     "cli": {
         *(
             "advise",

@@ -32,12 +32,11 @@ from canopy_chunks.server import options as chunk_options
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
+from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config import refusals, setups
-from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.plan_file import ServerPlan
-from sglang_canopy.config.queue import QueueFlags
-from sglang_canopy.config.tiers import TierFlags, TreeSettings
-from sglang_canopy.config.whatif import WhatifFlags
+from sglang_canopy.config.tiers import DiskOptions, TreeSettings
+from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import fields as request
@@ -218,10 +217,11 @@ def _help(action: argparse.Action) -> str:
     return f"{text} One of {', '.join(f'`{c}`' for c in action.choices)}." if many else text
 
 
-def declared_flags(*classes: type) -> list[list[str]]:
-    """Flag, allowed values, default and meaning of each declared option of a server."""
+def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]]:
+    """Flag, allowed values, default and meaning of each declared option of a server; ``hidden``:
+    only those that ``--help`` leaves out, or the others."""
     rows = []
-    for row in (row for cls in classes for row in declared.rows(cls)):
+    for row in (row for cls in classes for row in declared.rows(cls, hidden)):
         value = f" `{row['value']}`" if row["value"] else ""
         rows.append([f"`{row['flag']}`{value}", row["allowed"], row["default"], row["help"]])
     return rows
@@ -230,10 +230,17 @@ def declared_flags(*classes: type) -> list[list[str]]:
 FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
 
 
-def canopy_flags() -> str:
+def keys_table(cls: type) -> str:
+    """The keys that a flag takes."""
+    rows = [[f"`{r['flag']}`", r["allowed"], r["default"], r["help"]] for r in declared.rows(cls)]
+    return table(["key", "allowed", "default", "meaning"], rows)
+
+
+def canopy_flags(hidden: bool) -> str:
+    """The flags of ``--help``, or those that it leaves out."""
     short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
-    kinds = (flags.RequestFlags, QueueFlags, TierFlags, GateFlags, WhatifFlags)
-    return table(FLAG_COLUMNS, [short, *declared_flags(*kinds)])
+    rows = declared_flags(*flags.KINDS, hidden=hidden)
+    return table(FLAG_COLUMNS, rows if hidden else [short, *rows])
 
 
 def chunk_flags() -> str:
@@ -393,7 +400,11 @@ def routes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "tree-settings": lambda: options_table(TreeSettings),
     "policy-options": policy_options,
-    "server-flags": canopy_flags,
+    "server-flags": lambda: canopy_flags(hidden=False),
+    "advanced-flags": lambda: canopy_flags(hidden=True),
+    "gate-keys": lambda: keys_table(GateSettings),
+    "meter-keys": lambda: keys_table(MeterOptions),
+    "disk-keys": lambda: keys_table(DiskOptions),
     "storage-keys": lambda: options_table(StorageSettings),
     "refused": refused,
     "setups": setups_table,

@@ -58,7 +58,8 @@ from canopy_lab.bench.schedule import ReplayRequest, Schedule
 from canopy_lab.cli.main import main as canopy
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
-from sglang_canopy.request import forced_output, replay_clock
+from sglang_canopy.request import replay_clock
+from sglang_canopy.request.fields import FORCE_OUTPUT
 
 DIALECT = client.DIALECTS["sglang"]
 THINK_CAP_S = 300.0
@@ -147,7 +148,7 @@ async def send(
     extra: Mapping[str, Any],
 ) -> None:
     """Ask ``arm`` for one request, with ``extra`` fields in its body; the job has the reply then."""
-    custom = {**job.labels, forced_output.KEY: made.output(job.planned)}
+    custom = {**job.labels, FORCE_OUTPUT: made.output(job.planned)}
     if arm.clock:
         custom[replay_clock.KEY] = [arm.clock, round(job.planned.request.time_s, 6)]
     prompt = made.prompt(job.planned)

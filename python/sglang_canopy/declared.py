@@ -191,27 +191,39 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
     Words without ``=`` are the key ``head``; several of them are one text with commas between. The
     values of keys with a parser are its texts, as are those of text; the others are JSON.
     """
-    parsers = {field.name: option.parse or _text_of(field) for field, option in declared(cls)}
+    found = ((field, option.parse or _text_of(field)) for field, option in declared(cls))
+    parsers = {field.name: parse for field, parse in found if parse is not None}
 
     def parse(text: str) -> Any:
         try:
             if text.lstrip().startswith("{"):
-                return make(cls, json_object(text))
-            words = [word.strip() for word in text.split(",")]
-            given: dict[str, Any] = {}
-            heads = [word for word in words if "=" not in word]
+                given = json_object(text)
+                texts = {
+                    k: parsers[k](v) for k, v in given.items() if k in parsers and type(v) is str
+                }
+                return make(cls, given | texts)
+            heads, given = split_keys(text, parsers)
             if heads:
                 given[head] = _value(parsers.get(head), ",".join(heads))
-            for word in words:
-                if "=" in word:
-                    key, _, value = word.partition("=")
-                    key = key.strip().replace("-", "_")
-                    given[key] = _value(parsers.get(key), value.strip())
             return make(cls, given)
         except CanopyError as error:
             raise CanopyError(f"{text:.80}: {error}") from None
 
     return parse
+
+
+def split_keys(
+    text: str, parsers: Mapping[str, Callable[[str], Any]] = types.MappingProxyType({})
+) -> tuple[list[str], dict[str, Any]]:
+    """The words of ``WORD,KEY=VALUE,...`` that have no ``=``, and the values of those that have."""
+    words = [word.strip() for word in text.split(",")]
+    given = {}
+    for word in words:
+        if "=" in word:
+            key, _, value = word.partition("=")
+            key = key.strip().replace("-", "_")
+            given[key] = _value(parsers.get(key), value.strip())
+    return [word for word in words if "=" not in word], given
 
 
 def _value(parse: Callable[[str], Any] | None, text: str) -> Any:
@@ -266,9 +278,9 @@ def check(options: Any) -> None:
             raise CanopyError(f"{name} must be {option.allowed}, got {value!r}")
 
 
-def rows(cls: type) -> list[Mapping[str, str]]:
+def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
     """``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the
-    reference page."""
+    reference page. ``hidden``: only those that ``--help`` leaves out, or only the others."""
     return [
         {
             "flag": option.flag or field.name,
@@ -278,6 +290,7 @@ def rows(cls: type) -> list[Mapping[str, str]]:
             "help": option.help,
         }
         for field, option in declared(cls)
+        if hidden in (None, option.hidden)
     ]
 
 

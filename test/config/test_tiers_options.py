@@ -64,8 +64,7 @@ def test_without_options_the_host_has_the_twin_and_the_disk_the_same_policy() ->
 def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
     given = typed(
-        canopy_host_eviction="wa",
-        canopy_host_eviction_config='{"min_samples": 5}',
+        canopy_host_eviction="wa,min_samples=5",
         canopy_disk_eviction="s3fifo",
     )
     tiers = options.apply(server, given, ours=True)
@@ -77,7 +76,7 @@ def test_each_tier_takes_its_own_policy() -> None:
 
 def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
     server = arguments()
-    given = typed(canopy_tenant_quota_gb='{"salt-of-acme": 2, "#ab12": 1, "*": 0.5}')
+    given = typed(canopy_disk='{"tenant_quota_gb": {"salt-of-acme": 2, "#ab12": 1, "*": 0.5}}')
     options.apply(server, given, ours=True)
     shown = server.hicache_storage_backend_extra_config
     assert "salt-of-acme" not in shown
@@ -102,28 +101,21 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
     ("given", "says"),
     [
         ({"canopy_host_eviction": "magic"}, "--canopy-host-eviction: unknown policy 'magic'"),
-        ({"canopy_host_eviction_config": "{}"}, "needs --canopy-host-eviction"),
+        ({"canopy_host_eviction": "min_samples=5"}, "--canopy-host-eviction must name a policy"),
         (
-            {"canopy_disk_eviction": "wa", "canopy_disk_eviction_config": '{"colour": 1}'},
+            {"canopy_disk_eviction": "wa,colour=1"},
             "--canopy-disk-eviction: policy 'wa': unknown key 'colour'",
         ),
+        ({"canopy_host_eviction": "{"}, "--canopy-host-eviction is not JSON"),
+        ({"canopy_host_eviction": "wa,profile=x.json"}, "profile"),
+        ({"canopy_disk": "ttl_window_min=0"}, "'ttl_window_min' must be from 0.01"),
+        ({"canopy_disk": "ttl_window_min=soon"}, "'ttl_window_min' must be float or null"),
         (
-            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": "[1]"},
-            "--canopy-host-eviction-config must be a JSON object",
+            {"canopy_disk": "tenant_quota_gb=lots"},
+            "--canopy-disk tenant_quota_gb=lots: is not JSON",
         ),
-        (
-            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": "{"},
-            "--canopy-host-eviction-config is not JSON",
-        ),
-        (
-            {"canopy_host_eviction": "wa", "canopy_host_eviction_config": '{"profile": "x.json"}'},
-            "profile",
-        ),
-        ({"canopy_ttl_window": "0"}, "minutes from 0.01"),
-        ({"canopy_ttl_window": "soon"}, "minutes from 0.01"),
-        ({"canopy_tenant_quota_gb": "lots"}, "--canopy-tenant-quota-gb is not JSON"),
-        ({"canopy_tenant_quota_gb": '{"a": -1}'}, "tenant 'a' must have a number of GB"),
-        ({"canopy_tenant_quota_gb": '{"a": true}'}, "tenant 'a' must have a number of GB"),
+        ({"canopy_disk": 'tenant_quota_gb={"a": -1}'}, "tenant 'a' must have a number of GB"),
+        ({"canopy_disk": 'tenant_quota_gb={"a": true}'}, "tenant 'a' must have a number of GB"),
         ({"canopy_plan": "no/such/plan.json"}, "--canopy-plan: cannot read the plan file"),
     ],
 )
@@ -145,7 +137,7 @@ def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) 
         ),
         (
             {"hicache_storage_backend": "file"},
-            {"canopy_tenant_quota_gb": "1"},
+            {"canopy_disk": "1"},
             True,
             "--hicache-storage-backend canopy",
         ),
@@ -168,7 +160,7 @@ def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) 
             True,
             "key 'capacity_gb' must be a number of gigabytes",
         ),
-        ({}, {"canopy_ttl_window": "5"}, False, "--canopy-ttl-window needs --radix-eviction"),
+        ({}, {"canopy_disk": "ttl_window_min=5"}, False, "ttl_window_min needs --radix-eviction"),
     ],
 )
 def test_options_without_their_tier_are_refused(changes, given, ours, says) -> None:
@@ -178,8 +170,8 @@ def test_options_without_their_tier_are_refused(changes, given, ours, says) -> N
 
 
 def test_a_quota_is_for_every_tenant_or_for_named_ones() -> None:
-    assert tier_options({"canopy_tenant_quota_gb": "1.5"}).quotas == {"*": 1_500_000_000}
-    some = tier_options({"canopy_tenant_quota_gb": '{"a": 2, "*": 0.5}'}).quotas
+    assert tier_options({"canopy_disk": "tenant_quota_gb=1.5"}).quotas == {"*": 1_500_000_000}
+    some = tier_options({"canopy_disk": '{"tenant_quota_gb": {"a": 2, "*": 0.5}}'}).quotas
     assert some == {"a": 2_000_000_000, "*": 500_000_000}
 
 

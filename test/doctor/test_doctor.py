@@ -29,7 +29,7 @@ LINES = {
     "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
     "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
     "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
-    "bad option": BASE + "--radix-eviction wa --canopy-session-gate-share 0.5",
+    "bad option": BASE + "--radix-eviction wa --canopy-session-gate share=5",
     "bad policy's option": BASE
     + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
     "no such plan": BASE + "--radix-eviction wa --canopy-plan /no/such/plan.json",
@@ -171,9 +171,10 @@ def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
 @given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())
 def test_no_key_is_ever_shown(secret, joined) -> None:
     words: list[str] = []
-    for flag in ("--api-key", "--admin-api-key", "--canopy-tenant-quota-gb", "--ssl-key-password"):
+    for flag in ("--api-key", "--admin-api-key", "--ssl-key-password"):
         words += [f"{flag}={secret}"] if joined else [flag, secret]
     words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
+    words += ["--canopy-disk", f'ttl_window_min=5,tenant_quota_gb={{"{secret}": 1, "*": 2}}']
     words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
     shown = " ".join(masked(words))
     assert secret not in shown

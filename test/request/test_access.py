@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.request.hints import Waiting, unpack
 from sglang_canopy.server.arrivals import internal_state_set
@@ -109,7 +110,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         worker: bool = False,
     ) -> Iterator[Http]:
         app, manager = FastAPI(), Manager()
-        monkeypatch.setattr(entry, "hint_rule", entry.hint_rule)  # add_routes sets another
+        monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
         monkeypatch.setattr(http_server, "app", app)
         monkeypatch.setattr(
             http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
@@ -119,7 +120,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             radix_eviction_policy_config=None,
             api_key=api_key,
             admin_api_key=admin_api_key,
-            _canopy_client_hints=hints,
+            **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
             **{options.ATTRIBUTE: options.Options()},
         )
         if worker:  # SGLang adds no middleware there
@@ -365,7 +366,7 @@ def test_neither_status_nor_an_error_shows_a_secret(
     with serve(admin_api_key=ADMIN, hints="trusted") as http:
         shown = http("GET", "/canopy/status", ADMIN)[1]
         shown += http("POST", "/canopy/hint", "wrong", HINT, **gateway("wrong"))[1]
-        shown += repr(entry.hint_rule)
+        shown += repr(entry.current.hint_rule)
     assert SECRET not in shown
     assert ADMIN not in shown
 

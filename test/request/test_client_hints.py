@@ -12,7 +12,6 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.client_hints import (
-    ATTRIBUTE,
     GATEWAY_HEADER,
     MAX_SECRET,
     PRIORITY_FIELDS,
@@ -40,7 +39,7 @@ ASKED = {
 
 def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str) -> set[str]:
     """The priority fields in the stamp of a request with these headers."""
-    monkeypatch.setattr(entry, "hint_rule", rule)
+    monkeypatch.setattr(entry.current, "hint_rule", rule)
     sent: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
     asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
@@ -94,7 +93,7 @@ def test_a_call_without_a_request_is_trusted_by_nobody_else() -> None:
 
 
 def test_a_field_with_a_bad_value_is_refused_whether_it_counts_or_not(monkeypatch) -> None:
-    monkeypatch.setattr(entry, "hint_rule", ClientHints("off"))
+    monkeypatch.setattr(entry.current, "hint_rule", ClientHints("off"))
     obj = SimpleNamespace(sampling_params={"custom_params": {"canopy_over": "yes"}})
     with pytest.raises(CanopyError, match="true or false"):
         entry.stamp(obj, {})
@@ -104,9 +103,9 @@ def test_trusted_with_nobody_to_trust_stops_the_start(monkeypatch) -> None:
     for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CanopyError, match="nobody is trusted; give --admin-api-key"):
-        rule_of(SimpleNamespace(admin_api_key=None, **{ATTRIBUTE: "trusted"}))
+        rule_of("trusted", None)
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    assert rule_of(SimpleNamespace(admin_api_key=None, **{ATTRIBUTE: "trusted"})).gateway_secret
+    assert rule_of("trusted", None).gateway_secret
 
 
 def test_the_secret_comes_from_a_variable_or_a_file(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import forced_output
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY
+from sglang_canopy.server import forced_output
 from support.live_tree import LiveTree, check, fake_req
 
 scalars = (
@@ -87,7 +88,11 @@ class Req:
 
 
 def test_a_forged_forced_output_is_ignored() -> None:
-    scheduler = SimpleNamespace(server_args=SimpleNamespace(**{forced_output.ENABLED: True}))
+    scheduler = SimpleNamespace(
+        server_args=SimpleNamespace(
+            **{ATTRIBUTE: ServerOptions(RequestOptions(forced_output=True))}
+        )
+    )
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
         req = Req()
         req.sampling_params = SimpleNamespace(custom_params={forced_output.KEY: value})

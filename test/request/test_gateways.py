@@ -186,7 +186,7 @@ def test_our_keys_pass_in_metadata_where_custom_params_do_not(monkeypatch) -> No
     untold = asked()
     entry.stamp(untold, {"category": "chat"}, http({"metadata": metadata}))
     assert untold.sampling_params["custom_params"][STAMP_KEY]["category"] == "chat"
-    monkeypatch.setattr(entry, "carriers", "metadata")
+    monkeypatch.setattr(entry.current, "carriers", "metadata")
     obj = asked()
     entry.stamp(obj, {"category": "chat"}, http({"metadata": metadata}))
     stamp = obj.sampling_params["custom_params"][STAMP_KEY]
@@ -210,7 +210,7 @@ def test_identities_that_pass_sglang_router_name_conversations_of_their_tenant()
 @pytest.fixture
 def rule(monkeypatch):
     def of(mode: str) -> None:
-        monkeypatch.setattr(entry, "require_tenant", RequireTenant(mode))
+        monkeypatch.setattr(entry.current, "require_tenant", RequireTenant(mode))
 
     return of
 
@@ -238,7 +238,7 @@ def test_a_worker_warns_once_where_a_gateway_drops_what_others_pass_on(rule, cap
 
 def test_a_required_tenant_is_asked_for_and_calls_from_inside_need_none(rule, monkeypatch) -> None:
     rule("on")
-    monkeypatch.setattr(entry, "carriers", "metadata")
+    monkeypatch.setattr(entry.current, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):
         entry.stamp(asked(), {}, http({}))
     entry.stamp(asked(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))

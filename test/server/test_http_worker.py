@@ -23,7 +23,7 @@ def worker():
     print("FOUND " + json.dumps({
         "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
         "stamps": all(s.is_in_place() for s in stamped) and bool(stamped),
-        "hints": entry.hint_rule.mode,
+        "hints": entry.current.hint_rule.mode,
         "middleware": len(app.user_middleware),
     }), flush=True)
 
@@ -33,7 +33,8 @@ if __name__ == "__main__":
     from sglang.srt.server_args import ServerArgs
     given = ServerArgs(model_path="dummy", device="cpu", tokenizer_worker_num=2,
                        radix_eviction_policy="wa", admin_api_key=sys.argv[1] or None)
-    given._canopy_client_hints = "off"
+    from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+    given._canopy_options = ServerOptions(RequestOptions(client_hints="off"))
     kept = write_to_shared_memory((None, given, {}), f"multi_tokenizer_args_{os.getpid()}")
     child = multiprocessing.get_context("spawn").Process(target=worker)
     child.start()

@@ -153,11 +153,13 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
 
 def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> None:
     from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+    from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
     from sglang_canopy.server.cache_factory import build
-    from sglang_canopy.server.queue import NOTE
 
     flags = QueueFlags(queue_order=RESPONSE_RATIO)
-    server_args = supported(pp_size=2, hicache_storage_backend=None, **{NOTE: flags})
+    server_args = supported(
+        pp_size=2, hicache_storage_backend=None, **{ATTRIBUTE: ServerOptions(queue=flags)}
+    )
     params = SimpleNamespace(eviction_policy="wa")
     with pytest.raises(CanopyError, match="--canopy-queue-order response-ratio: --pp-size 2"):
         build(SimpleNamespace(server_args=server_args, params=params))  # type: ignore[arg-type]
@@ -265,8 +267,8 @@ def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: P
         "import sys; from sglang.srt.plugins import load_plugins; load_plugins();"
         "from sglang.srt.server_args import prepare_server_args;"
         "a = prepare_server_args(sys.argv[1:]);"
-        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, a._canopy_client_hints,"
-        " a._canopy_forced_output)"
+        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, "
+        "a._canopy_options.requests.client_hints, a._canopy_options.requests.forced_output)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200

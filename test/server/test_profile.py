@@ -102,20 +102,20 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_ttft_line_is_fed_by_first_tokens() -> None:
-    before = entry.ttft_fit.stats()["requests"]
+    before = entry.current.ttft_fit.stats()["requests"]
     times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
     out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
     entry.first_token(None, state, out, 0)
     entry.first_token(None, state, SimpleNamespace(time_stats=None), 0)
-    assert entry.ttft_fit.stats()["requests"] == before + 1
+    assert entry.current.ttft_fit.stats()["requests"] == before + 1
 
 
 def test_what_clients_waited_is_counted_from_the_requests_creation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hour = TtftHour(lambda: 1e9)
-    monkeypatch.setattr(entry, "ttft_hour", hour)
+    monkeypatch.setattr(entry.current, "ttft_hour", hour)
     state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
     monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
     for token_at in (12.0, None):  # the second is known now alone

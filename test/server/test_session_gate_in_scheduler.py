@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 from types import SimpleNamespace
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from sglang_canopy import declared
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import QUEUE, REJECT, GateSettings
-from sglang_canopy.config.gate import GateFlags, gate_settings
 from sglang_canopy.config.refusals import GATE, unsupported
+from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 from sglang_canopy.server import arguments, gate_http
@@ -271,29 +273,37 @@ def test_every_other_answer_passes_as_it_is() -> None:
 # ---- options ----
 
 
+def gate(*typed: str) -> GateSettings | None:
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group(), RequestOptions)
+    return ServerOptions(declared.read(RequestOptions, parser.parse_args(typed))).gate
+
+
 def test_the_gate_is_off_unless_asked_for() -> None:
-    assert gate_settings(GateFlags()) is None
+    assert gate() is None
+    assert gate("--canopy-session-gate", "off") is None
+    assert gate("--canopy-session-gate", "reject,age_s=5") == GateSettings(REJECT, age_s=5)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("typed", "said"),
     [
-        ({"share": 0.5}, "-share needs --canopy-session-gate"),
-        ({"age_s": 5.0}, "-age needs --canopy-session-gate"),
-        ({"mode": "queue", "share": 2.0}, "from 0.05 to 1"),
-        ({"mode": "queue", "age_s": -1.0}, "from 0 to"),
+        ("often", "one of off, queue, reject"),
+        ("queue,share=2", "from 0.05 to 1"),
+        ("queue,age_s=-1", "from 0 to"),
+        ("queue,colour=1", "unknown key 'colour'"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(CanopyError, match=said):
-        gate_settings(GateFlags(**flags))
+def test_options_that_cannot_be_meant_are_refused(typed: str, said: str) -> None:
+    with pytest.raises(CanopyError, match=f"--canopy-session-gate {typed}: .*{said}"):
+        gate("--canopy-session-gate", typed)
 
 
 def test_the_gate_needs_a_policy_of_ours_and_a_scheduler_that_it_knows() -> None:
     server_args = SimpleNamespace(pp_size=1)
     with pytest.raises(CanopyError, match="canopy-lru"):
-        arguments._note_gate(server_args, GateSettings(), ours=False)
+        arguments._check_gate(server_args, GateSettings(), ours=False)
     server_args.pp_size = 2
     with pytest.raises(CanopyError, match="--pp-size 2"):
-        arguments._note_gate(server_args, GateSettings(), ours=True)
+        arguments._check_gate(server_args, GateSettings(), ours=True)
     assert unsupported(GATE, SimpleNamespace(pp_size=1), environment={}) is None

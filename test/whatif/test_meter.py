@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
+from sglang_canopy import declared
+from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
@@ -284,17 +286,29 @@ def test_origins_are_bounded_and_those_used_last_stay():
 # ---- flags ----
 
 
+def meter(*typed: str, ours: bool) -> MeterOptions | None:
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group(), WhatifFlags)
+    return meter_options(declared.read(WhatifFlags, parser.parse_args(typed)), ours)
+
+
 def test_flags_say_what_they_need():
     with pytest.raises(CanopyError, match="--canopy-observe to watch"):
-        whatif_flags({"policies": ("wa",)}, ours=False)
+        meter("--canopy-whatif", "wa", ours=False)
     with pytest.raises(CanopyError, match="SGLang's own policies"):
-        whatif_flags({"observe": True}, ours=True)
-    with pytest.raises(CanopyError, match="--canopy-whatif-one-in needs --canopy-whatif"):
-        whatif_flags({"one_in": 4}, ours=True)
-    with pytest.raises(CanopyError, match="--canopy-guard needs --radix-eviction"):
-        whatif_flags({"observe": True, "guard": "off"}, ours=False)
-    assert whatif_flags({}, ours=True) is None
-    assert whatif_flags({"observe": True}, ours=False) == WhatifFlags(observe=True)
+        meter("--canopy-observe", ours=True)
+    with pytest.raises(CanopyError, match="must name policies of"):
+        meter("--canopy-whatif", "magic", ours=True)
+    with pytest.raises(
+        CanopyError, match=r"--canopy-whatif wa,capacity=0: .*must be 1 to 4 numbers"
+    ):
+        meter("--canopy-whatif", "wa,capacity=0", ours=True)
+    with pytest.raises(CanopyError, match="'guard' must be one of on, off"):
+        meter("--canopy-whatif", "auto,guard=never", ours=True)
+    assert meter(ours=True) is None
+    assert meter("--canopy-observe", ours=False) == MeterOptions(observe=True)
+    several = meter("--canopy-whatif", "wa,canopy-tlru,capacity=1:4,one_in=8", ours=True)
+    assert several == MeterOptions(("wa", "canopy-tlru"), (1.0, 4.0), 8)
 
 
 # ---- several replicas, and words ----

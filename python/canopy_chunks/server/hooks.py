@@ -120,9 +120,10 @@ def _request_level(original: Any, streamer: Any, key: str) -> bool:
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := options_of(manager.server_args)) is not None:
         from canopy_chunks.server.http import entry
+        from sglang_canopy.config import server_options
         from sglang_canopy.request import owner
 
-        carriers = getattr(manager.server_args, owner.CARRIERS_ATTRIBUTE, owner.NO_CARRIERS)
+        carriers = server_options.options_of(manager.server_args).requests.carriers
         owner.settle(obj, request, carriers)  # documents are the tenant's, wherever it is named
         entry.prepare(manager, obj, on)
 

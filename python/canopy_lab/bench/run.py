@@ -29,7 +29,8 @@ from canopy_lab.latency.slo import parse_slo
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import forced_output, replay_clock
+from sglang_canopy.request import replay_clock
+from sglang_canopy.request.fields import FORCE_OUTPUT
 
 _TIMEOUT_S = 6 * 3600
 _LINE_BYTES = 64 << 20
@@ -207,7 +208,7 @@ class Replay:
     async def _probe(self, given: Mapping[str, Any]) -> None:
         """One small request before the clock starts: it works, and outputs are forced or not."""
         prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
-        custom = {forced_output.KEY: wanted}
+        custom = {FORCE_OUTPUT: wanted}
         reply = await self._send(given["api_url"], given["model_id"], prompt, 8, custom, given)
         if not reply.ok:
             raise CanopyError(f"the endpoint {given['api_url']} does not answer: {reply.error}")
@@ -225,7 +226,7 @@ class Replay:
         if not self._forced:
             print(
                 "Outputs are not forced: the server does not obey custom_params."
-                f"{forced_output.KEY} (--canopy-enable-forced-output). A turn hits the prompt of "
+                f"{FORCE_OUTPUT} (--canopy-enable-forced-output). A turn hits the prompt of "
                 "the turn before it, not what that generated."
             )
 
@@ -240,7 +241,7 @@ class Replay:
         wanted: list[int] = []
         asked, ends_with = job.planned.output_tokens, None
         if self._forced:
-            custom[forced_output.KEY] = wanted = self._made.output(job.planned)
+            custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
             if args.max_new_tokens is not None and wanted:
                 # Its KV is never computed: the next turn finds as much as without it.
                 ends_with = self._ends_with

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
+
 OFF, QUEUE, REJECT = "off", "queue", "reject"
 MODES = (OFF, QUEUE, REJECT)
 SHARE = 0.95
@@ -12,18 +15,29 @@ AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """``mode``: what becomes of a request whose session may not start yet: it waits (``queue``) or
-    is refused (``reject``)."""
+    """Keys of ``--canopy-session-gate``, and what the gate goes by beside them."""
 
-    mode: str = QUEUE
-    share: float = SHARE
-    """Most that the footprints of the sessions under way may add up to, as a share of the
-    capacity."""
+    mode: str = declare_key(
+        QUEUE,
+        "What becomes of a request whose session may not start yet: it waits, or is refused.",
+        choices=MODES,
+    )
+    share: float = declare_key(
+        SHARE,
+        "Most that the footprints of admitted sessions may add up to, as a share of device and "
+        "host memory.",
+        low=0.05,
+        high=1.0,
+    )
     excess: float = 1.2
     """While sessions wait and those under way find what they left, footprints may grow to this
     multiple of it."""
-    age_s: float = AGE_S
-    """After so many seconds a waiting session is passed by no other."""
+    age_s: float = declare_key(
+        AGE_S,
+        "Seconds after which a waiting session is passed by no other.",
+        low=0,
+        high=86400,
+    )
     horizon_s: float = 120.0
     """A session that thinks counts with the probability that it returns within so many seconds."""
     turns_ahead: int = 20
@@ -38,3 +52,6 @@ class GateSettings:
     """Sessions remembered, waiting requests not counted."""
     max_refused: int = 1024
     """Refused sessions whose place in the line is kept."""
+
+    def __post_init__(self) -> None:
+        declared.check(self)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
-from sglang_canopy.declared import declare, declare_key, json_object, option_of
+from sglang_canopy.declared import declare, declare_key, json_object, keyed, option_of, split_keys
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import live_names, make_policy, parse_config
@@ -19,7 +19,7 @@ from sglang_canopy.ttl.table import TTLTable
 
 MAX_WINDOW_MIN = 7 * 24 * 60.0
 MAX_TENANTS = 4096
-PLAN_FLAG = "--canopy-plan"
+PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
 SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
 """In a quota: every tenant that is not named."""
@@ -111,70 +111,90 @@ class TierOptions:
     disk_path: str | None = None
 
 
-def _window(text: str) -> float:
-    """Seconds, from minutes."""
-    minutes = _number(text)
-    if minutes is None or not 0.01 <= minutes <= MAX_WINDOW_MIN:
-        raise CanopyError(f"must be minutes from 0.01 to {MAX_WINDOW_MIN:g}, got {text:.60}")
-    return minutes * 60.0
+def _policy(text: str) -> PolicyChoice:
+    """A policy's name with its options: ``wa``, ``wa,min_samples=30``, or a JSON object."""
+    if text.lstrip().startswith("{"):
+        given = json_object(text)
+    else:
+        heads, keys = split_keys(text)
+        given = {"policy": ",".join(heads), **keys}
+    name = given.pop("policy", "")
+    if not isinstance(name, str) or not name:
+        raise CanopyError(f"must name a policy, such as wa or wa,min_samples=30; got {text:.60}")
+    return PolicyChoice(name, given)
 
 
-def _quotas(text: str) -> dict[str, int]:
-    """Bytes by tenant, from a number of GB or a JSON object."""
-    alone = _number(text)
-    given = {OTHERS: alone} if alone is not None else json_object(text)
-    if len(given) > MAX_TENANTS:
-        raise CanopyError(f"must name at most {MAX_TENANTS} tenants, got {len(given)}")
-    quotas = {}
-    for tenant, gigabytes in given.items():
-        ok = isinstance(gigabytes, (int, float)) and not isinstance(gigabytes, bool)
-        if not ok or not math.isfinite(gigabytes) or not 0 <= gigabytes <= 1e9:
-            raise CanopyError(
-                f"is not a quota: tenant {tenant!r:.60} must have a number of GB, 0 or more, "
-                f"got {gigabytes!r:.60}"
-            )
-        quotas[tenant] = int(gigabytes * 1e9)
-    return quotas
-
-
-def _number(text: str) -> float | None:
+def _quotas(text: str) -> Mapping[str, float]:
+    """GB by tenant, from a number or a JSON object."""
     try:
-        return float(text)
+        return {OTHERS: float(text)}
     except ValueError:
-        return None
+        return json_object(text)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOptions:
+    """The keys of ``--canopy-disk``."""
+
+    ttl_window_min: float | None = declare_key(
+        None,
+        "Recompute the disk's TTLs every this many minutes, from the requests of that time.",
+        low=0.01,
+        high=MAX_WINDOW_MIN,
+    )
+    tenant_quota_gb: Mapping[str, float] | None = declare_key(
+        None,
+        "GB on disk that one tenant may hold: a number for every tenant, or an object such as "
+        '{"tenant-a": 20, "*": 5}, where * stands for all that are not named.',
+        parse=_quotas,
+        shown_default="none",
+    )
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+        quotas = self.tenant_quota_gb or {}
+        if len(quotas) > MAX_TENANTS:
+            raise CanopyError(
+                f"tenant_quota_gb must name at most {MAX_TENANTS} tenants, got {len(quotas)}"
+            )
+        for tenant, size in quotas.items():
+            real = isinstance(size, (int, float)) and not isinstance(size, bool)
+            if not real or not math.isfinite(size) or not 0 <= size <= 1e9:
+                raise CanopyError(
+                    f"tenant_quota_gb: tenant {tenant!r:.60} must have a number of GB, 0 or more, "
+                    f"got {size!r:.60}"
+                )
+
+    @property
+    def quota_bytes(self) -> dict[str, int]:
+        """Bytes by tenant."""
+        return {tenant: int(size * 1e9) for tenant, size in (self.tenant_quota_gb or {}).items()}
+
+    @property
+    def ttl_window_s(self) -> float | None:
+        """The window in seconds."""
+        return None if self.ttl_window_min is None else 60.0 * self.ttl_window_min
 
 
 @dataclass(frozen=True, slots=True)
 class TierFlags:
     """The flags of the tiers below the device, as they were typed; ``None`` where one was not."""
 
-    host_eviction: str | None = declare(
+    host_eviction: PolicyChoice | None = declare(
         None,
         "--canopy-host-eviction",
-        "Eviction policy in host memory.",
-        metavar="NAME",
+        "Eviction policy in host memory, with its options.",
+        metavar="NAME[,KEY=VALUE...]",
+        parse=_policy,
         shown_default="the device's policy, with what it has learnt",
     )
-    host_eviction_config: Mapping[str, Any] | None = declare(
-        None,
-        "--canopy-host-eviction-config",
-        "Options of that policy, a JSON object.",
-        metavar="JSON",
-        parse=json_object,
-    )
-    disk_eviction: str | None = declare(
+    disk_eviction: PolicyChoice | None = declare(
         None,
         "--canopy-disk-eviction",
         "Eviction policy on disk, with --hicache-storage-backend canopy.",
-        metavar="NAME",
+        metavar="NAME[,KEY=VALUE...]",
+        parse=_policy,
         shown_default="the device's policy and its options",
-    )
-    disk_eviction_config: Mapping[str, Any] | None = declare(
-        None,
-        "--canopy-disk-eviction-config",
-        "Options of that policy, a JSON object.",
-        metavar="JSON",
-        parse=json_object,
     )
     plan: str | None = declare(
         None,
@@ -183,20 +203,13 @@ class TierFlags:
         "command line take precedence over it.",
         metavar="FILE",
     )
-    ttl_window_s: float | None = declare(
+    disk: DiskOptions | None = declare(
         None,
-        "--canopy-ttl-window",
-        "Recompute the disk's TTLs every this many minutes, from the requests of that time.",
-        metavar="MINUTES",
-        parse=_window,
-    )
-    quotas: Mapping[str, int] | None = declare(
-        None,
-        "--canopy-tenant-quota-gb",
-        "GB on disk that one tenant may hold: a number for every tenant, or JSON such as "
-        '\'{"tenant-a": 20, "*": 5}\', where * stands for all that are not named.',
-        metavar="GB",
-        parse=_quotas,
+        DISK_FLAG,
+        "Options of the disk tier, with --hicache-storage-backend canopy.",
+        metavar="KEY=VALUE,...",
+        parse=keyed(DiskOptions, head="tenant_quota_gb"),
+        hidden=True,
     )
 
 
@@ -218,13 +231,14 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
                 f"--radix-eviction-policy-config '{{\"block_tokens\": {table.block_tokens}}}', or "
                 "make the plan again"
             )
+    disk = flags.disk or DiskOptions()
     return TierOptions(
         host=_choice("host", flags, plan),
         disk=_choice("disk", flags, plan),
         ttl=plan.ttl,
         host_ttl=plan.host_ttl,
-        ttl_window_s=flags.ttl_window_s,
-        quotas=flags.quotas or {},
+        ttl_window_s=disk.ttl_window_s,
+        quotas=disk.quota_bytes,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         disk_path=plan.disk_path,
@@ -240,11 +254,9 @@ def _of_plan(make: Callable[[], Any]) -> Any:
 
 def _choice(tier: str, flags: TierFlags, plan: ServerPlan) -> PolicyChoice | None:
     flag = option_of(TierFlags, f"{tier}_eviction").flag
-    name, config = getattr(flags, f"{tier}_eviction"), getattr(flags, f"{tier}_eviction_config")
-    if name is not None:
-        return _checked(str(flag), PolicyChoice(name, config or {}))
-    if config is not None:
-        raise CanopyError(f"{flag}-config needs {flag}: say which policy the options are for")
+    typed: PolicyChoice | None = getattr(flags, f"{tier}_eviction")
+    if typed is not None:
+        return _checked(str(flag), typed)
     name = getattr(plan, f"{tier}_eviction")
     if name is None:
         return None

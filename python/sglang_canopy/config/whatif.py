@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.declared import declare, option_of
+from sglang_canopy.declared import declare, declare_key, keyed
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, make_policy
 
 FLAG, OBSERVE_FLAG = "--canopy-whatif", "--canopy-observe"
-NOTE = "_canopy_whatif"
-"""Where the options are noted on ``ServerArgs``; ``None`` without a meter."""
 DEFAULT = ("canopy-lru", "wa")
 MAX_POLICIES, MAX_FACTORS, MAX_FACTOR = 4, 4, 64.0
 """Every policy at every capacity is one shadow cache."""
@@ -36,47 +33,62 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _factors(text: str) -> tuple[float, ...]:
     try:
-        factors = tuple(dict.fromkeys(float(one) for one in text.split(",")))
+        factors = tuple(dict.fromkeys(float(one) for one in text.split(":")))
     except ValueError:
         factors = ()
     if not 1 <= len(factors) <= MAX_FACTORS or not all(1 / 64 <= f <= MAX_FACTOR for f in factors):
         raise CanopyError(
-            f"must be 1 to {MAX_FACTORS} numbers from {1 / 64:g} to {MAX_FACTOR:g} with commas "
-            f"between them, such as 1,2; got {text:.60}"
+            f"must be 1 to {MAX_FACTORS} numbers from {1 / 64:g} to {MAX_FACTOR:g} with colons "
+            f"between them, such as 1:2; got {text:.60}"
         )
     return factors
+
+
+@dataclass(frozen=True, slots=True)
+class MeterOptions:
+    """What a meter measures: the keys of ``--canopy-whatif``."""
+
+    policies: tuple[str, ...] = declare_key(
+        DEFAULT, "The policies, or auto for canopy-lru,wa.", parse=_policies
+    )
+    capacity: tuple[float, ...] = declare_key(
+        (1.0, 2.0),
+        "Capacities, as multiples of the host tier, or of the device where there is no host tier.",
+        parse=_factors,
+        shown_default="1:2",
+    )
+    one_in: int | None = declare_key(
+        None,
+        "Sample one block of so many.",
+        low=1,
+        high=1 << 20,
+        shown_default="all, and half of them whenever that is too much work for 1 % of a core",
+    )
+    guard: str = declare_key(
+        "on",
+        "Go back to canopy-lru when the meter is sure that it hits more than the running policy. "
+        "Policies that aim at the tail are left alone.",
+        choices=("on", "off"),
+    )
+    observe: bool = False
+    """Whether SGLang's own cache is watched."""
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WhatifFlags:
     """The flags of the meter, as they were typed."""
 
-    policies: tuple[str, ...] | None = declare(
+    whatif: MeterOptions | None = declare(
         None,
         FLAG,
         "Measure in small shadow caches what other policies and capacities would hit on this "
-        "server's requests: names with commas between them, or auto for canopy-lru,wa. The policy "
-        "that runs is always among them.",
-        metavar="NAMES",
-        parse=_policies,
-    )
-    factors: tuple[float, ...] = declare(
-        (1.0, 2.0),
-        f"{FLAG}-capacity",
-        "Capacities to ask about, as multiples of the host tier, or of the device where there is "
-        "no host tier.",
-        metavar="FACTORS",
-        parse=_factors,
-        shown_default="1,2",
-    )
-    one_in: int | None = declare(
-        None,
-        f"{FLAG}-one-in",
-        "Sample one block of so many.",
-        metavar="N",
-        low=1,
-        high=1 << 20,
-        shown_default="all, and half of them whenever that is too much work for 1 % of a core",
+        "server's requests. The policy that runs is always among them.",
+        metavar="NAMES[,KEY=VALUE...]",
+        parse=keyed(MeterOptions, head="policies"),
+        hidden=True,
     )
     observe: bool = declare(
         False,
@@ -84,35 +96,20 @@ class WhatifFlags:
         "The same under SGLang's own eviction policies, of which nothing is changed: only watch, "
         "to see what Canopy would win here.",
     )
-    guard: str = declare(
-        "on",
-        "--canopy-guard",
-        "Go back to canopy-lru when the meter is sure that it hits more than the running policy. "
-        "Policies that aim at the tail are left alone.",
-        choices=("on", "off"),
-    )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
 
 
-def whatif_flags(given: Mapping[str, Any], ours: bool) -> WhatifFlags | None:
-    """The meter's options, ``None`` without one. ``given``: the fields that were typed; ``ours``:
-    whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the flag."""
-    flags = WhatifFlags(**given)
+def meter_options(flags: WhatifFlags, ours: bool) -> MeterOptions | None:
+    """The meter's options, ``None`` without one. ``ours``: whether the device's policy is one of
+    Canopy's. Raises ``CanopyError`` naming the flag."""
     if flags.observe and ours:
         raise CanopyError(
             f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {FLAG} auto"
         )
-    if flags.policies is not None and not (ours or flags.observe):
+    if flags.whatif is None:
+        return MeterOptions(observe=True) if flags.observe else None
+    if not (ours or flags.observe):
         raise CanopyError(
             f"{FLAG} needs --radix-eviction with a policy of Canopy's, or {OBSERVE_FLAG} to watch "
             "one of SGLang's"
         )
-    if flags.policies is None and not flags.observe:
-        for name in given:
-            raise CanopyError(f"{option_of(WhatifFlags, name).flag} needs {FLAG}: say auto")
-        return None
-    if "guard" in given and not ours:
-        raise CanopyError("--canopy-guard needs --radix-eviction with a policy of Canopy's")
-    return flags
+    return dataclasses.replace(flags.whatif, observe=flags.observe)

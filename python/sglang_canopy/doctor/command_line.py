@@ -11,8 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_canopy.admission.settings import OFF, GateSettings
 from sglang_canopy.config import refusals
 from sglang_canopy.config.setups import PARTS, untested
+from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
@@ -20,6 +22,10 @@ from sglang_canopy.policy.registry import live_names
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
 """Options, and keys of JSON, whose value is never shown. Quotas name tenants, which are secrets."""
+_SECRET_KEY = re.compile(
+    r"((?:^|,)[\w-]*(?:key|secret|password|credential|quota|salt)[\w-]*=).*", re.I
+)
+"""From such a key of ``KEY=VALUE,...`` on nothing is shown."""
 _LAUNCHERS = (
     ("sglang", "serve"),
     ("python", "-m", "sglang.launch_server"),
@@ -62,6 +68,7 @@ def masked(words: Sequence[str]) -> list[str]:
 
 def _without_secrets(text: str) -> str:
     if not text.lstrip().startswith(("{", "[")):
+        text = _SECRET_KEY.sub(rf"\1{HIDDEN}", text)
         return re.sub(r"(://[^/:@]*:)[^@/]*@", rf"\1{HIDDEN}@", text)
     try:
         return json.dumps(_hide(json.loads(text)))
@@ -104,10 +111,17 @@ def asked_for(given: argparse.Namespace) -> list[str]:
     asked = {
         refusals.POLICIES: given.radix_eviction_policy in live_names(),
         refusals.CHUNKS: getattr(given, "canopy_chunks", None) == "on",
-        refusals.GATE: getattr(given, "canopy_session_gate", None) in ("queue", "reject"),
+        refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
     }
     return [feature for feature, wanted in asked.items() if wanted]
+
+
+def _gated(typed: str | None) -> bool:
+    try:
+        return typed is not None and keyed(GateSettings, head="mode")(typed).mode != OFF
+    except CanopyError:
+        return False  # the start says what is wrong
 
 
 def refused(given: argparse.Namespace) -> list[Finding]:

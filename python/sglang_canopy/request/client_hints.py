@@ -17,9 +17,6 @@ from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.request.access import has_admin_key, same_secret
 
 FLAG = "--canopy-client-hints"
-ATTRIBUTE = "_canopy_client_hints"
-"""Where the plugin notes the flag's value on ``ServerArgs``. The secret is never noted there:
-SGLang logs its arguments and shows them to clients."""
 ON, OFF, TRUSTED = "on", "off", "trusted"
 MODES = (ON, OFF, TRUSTED)
 
@@ -69,10 +66,8 @@ class ClientHints:
         return {field: value for field, value in fields.items() if field not in PRIORITY_FIELDS}
 
 
-def rule_of(server_args: Any) -> ClientHints:
-    """The rule that a server's arguments and environment ask for. Raises ``CanopyError``."""
-    mode = getattr(server_args, ATTRIBUTE, ON)
-    admin_api_key = getattr(server_args, "admin_api_key", None)
+def rule_of(mode: str, admin_api_key: str | None) -> ClientHints:
+    """The rule that a server's flag and environment ask for. Raises ``CanopyError``."""
     rule = ClientHints(mode, admin_api_key, gateway_secret(os.environ))
     if mode == TRUSTED and not (rule.admin_api_key or rule.gateway_secret):
         raise CanopyError(

@@ -81,8 +81,11 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 """Every key a client may write: name on the wire -> (field, check)."""
 
+FORCE_OUTPUT = "canopy_force_output"
+"""With ``--canopy-enable-forced-output``: a flat list of token ids that the answer consists of."""
+
 _FOREIGN = (
-    *("canopy_force_output", "canopy_replay_clock"),
+    *(FORCE_OUTPUT, "canopy_replay_clock"),
     *("canopy_chunks", "canopy_recompute_ratio", "canopy_selector", "canopy_documents"),
 )
 """Keys of other parts of Canopy, checked where they are used."""

@@ -22,8 +22,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.fields import MAX_NAME, MAX_TURN
 
 FLAG = "--canopy-identity-sources"
-ATTRIBUTE = "_canopy_identity_sources"
-"""Where the plugin notes the flag's value on ``ServerArgs``."""
 SESSIONS, ALL, NONE = "sessions", "all", "none"
 
 MAX_RESPONSES = 1024
@@ -315,8 +313,3 @@ _CHAIN = "previous_response_id"
 def _is_response(rid: Any) -> bool:
     """Whether SGLang's Responses API gave the id."""
     return isinstance(rid, str) and rid.startswith("resp_") and len(rid) <= MAX_NAME
-
-
-def rule_of(server_args: Any) -> Identities:
-    """The rule that a server's arguments ask for."""
-    return Identities(getattr(server_args, ATTRIBUTE, sources_of(SESSIONS)))

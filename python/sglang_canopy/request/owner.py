@@ -13,10 +13,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.sent import body_of, headers_of
 
 FLAG = "--canopy-require-tenant"
-ATTRIBUTE = "_canopy_require_tenant"
-"""Where the plugin notes the flag's value on ``ServerArgs``."""
 CARRIERS_FLAG = "--canopy-carriers"
-CARRIERS_ATTRIBUTE = "_canopy_carriers"
 NO_CARRIERS, IN_METADATA, IN_HEADERS = "none", "metadata", "headers"
 CARRIERS = (NO_CARRIERS, IN_METADATA, IN_HEADERS, f"{IN_METADATA},{IN_HEADERS}")
 """Where else than in the body's own fields the tenant of a generation request may stand, and in

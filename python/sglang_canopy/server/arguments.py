@@ -6,19 +6,21 @@ import argparse
 import sys
 from typing import Any
 
+from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.gate import FLAG as GATE_FLAG
-from sglang_canopy.config.gate import NOTE as GATE_NOTE
-from sglang_canopy.config.gate import GateFlags, gate_settings
 from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
+from sglang_canopy.config.server_options import (
+    ATTRIBUTE,
+    GATE_FLAG,
+    RequestOptions,
+    ServerOptions,
+)
 from sglang_canopy.config.tiers import PLAN_FLAG
-from sglang_canopy.config.whatif import NOTE as WHATIF_NOTE
-from sglang_canopy.config.whatif import WhatifFlags, whatif_flags
-from sglang_canopy.declared import from_args
+from sglang_canopy.config.whatif import WhatifFlags, meter_options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, forced_output, identity, owner
+from sglang_canopy.request import client_hints
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
@@ -63,45 +65,44 @@ def expand(argv: list[str]) -> Any:
 
 
 def check(server_args: Any, args: Any) -> None:
-    """After ``ServerArgs.from_cli_args``: check what was typed and note it on ``server_args``."""
+    """After ``ServerArgs.from_cli_args``: check what was typed and keep it on ``server_args``."""
     try:
-        _note(server_args, flags.RequestFlags(**from_args(flags.RequestFlags, args)))
         ours = server_args.radix_eviction_policy in live_names()
+        requests = declared.read(RequestOptions, args)
+        _check_requests(server_args, requests)
         if ours:
             _check_policy(server_args)
-        flags.apply(server_args, args, ours)
-        queue.note(server_args, args, ours)
-        whatif = whatif_flags(from_args(WhatifFlags, args), ours)
-        setattr(server_args, WHATIF_NOTE, whatif)
-        _note_gate(server_args, gate_settings(GateFlags(**from_args(GateFlags, args))), ours)
+        options = ServerOptions(
+            requests=requests,
+            tiers=flags.apply(server_args, args, ours),
+            queue=queue.checked(server_args, args, ours),
+            meter=meter_options(declared.read(WhatifFlags, args), ours),
+        )
+        _check_gate(server_args, options.gate, ours)
     except CanopyError as error:
         stop(str(error))
+    setattr(server_args, ATTRIBUTE, options)
 
 
-def _note(server_args: Any, typed: flags.RequestFlags) -> None:
-    setattr(server_args, forced_output.ENABLED, typed.enable_forced_output)
-    if typed.enable_forced_output and server_args.speculative_algorithm:
+def _check_requests(server_args: Any, requests: RequestOptions) -> None:
+    if requests.forced_output and server_args.speculative_algorithm:
         raise CanopyError(
             "--canopy-enable-forced-output: speculative decoding samples several tokens at once; "
             "drop one"
         )
-    setattr(server_args, client_hints.ATTRIBUTE, typed.client_hints)
-    client_hints.rule_of(server_args)
-    setattr(server_args, identity.ATTRIBUTE, typed.identity_sources)
-    setattr(server_args, owner.ATTRIBUTE, typed.require_tenant)
-    setattr(server_args, owner.CARRIERS_ATTRIBUTE, typed.carriers)
+    client_hints.rule_of(requests.client_hints, server_args.admin_api_key)
 
 
-def _note_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:
-    if gate is not None:
-        if not ours:
-            raise CanopyError(
-                f"{GATE_FLAG} needs {flags.SHORT} with a policy of Canopy's, such as canopy-lru"
-            )
-        refusal = unsupported(GATE, server_args)
-        if refusal:
-            raise CanopyError(f"{GATE_FLAG} {gate.mode}: {refusal}")
-    setattr(server_args, GATE_NOTE, gate)
+def _check_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:
+    if gate is None:
+        return
+    if not ours:
+        raise CanopyError(
+            f"{GATE_FLAG} needs {flags.SHORT} with a policy of Canopy's, such as canopy-lru"
+        )
+    refusal = unsupported(GATE, server_args)
+    if refusal:
+        raise CanopyError(f"{GATE_FLAG} {gate.mode}: {refusal}")
 
 
 def _check_policy(server_args: Any) -> None:

@@ -16,8 +16,8 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.refusals import DISK, POLICIES, unsupported
+from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyRadixCache
@@ -28,10 +28,9 @@ from sglang_canopy.radix.saved_profile import Profile, from_first_rank
 from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
-from sglang_canopy.server.flags import NOTE
 from sglang_canopy.server.live_queue import LiveQueue
 from sglang_canopy.server.observer import guarded, meter_of
-from sglang_canopy.server.queue import options_of, refuse_unsupported
+from sglang_canopy.server.queue import refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
 
@@ -80,9 +79,9 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             "was started without one; start it with python -m sglang.launch_server, or leave the "
             "disk tier out"
         )
-    refuse_unsupported(options_of(ctx.server_args), ctx.server_args, ctx)
+    refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
     install_core()
-    prepare(ctx.params, getattr(ctx.server_args, NOTE, None), first_ranks_profile)
+    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile)
     live = ctx.params.canopy
     if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
@@ -96,7 +95,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     step = ctx.server_args.chunked_prefill_size or 0
     cache.canopy_queue = LiveQueue(
         cache,
-        options_of(ctx.server_args),
+        options_of(ctx.server_args).queue,
         step if step > 0 else ctx.server_args.max_prefill_tokens,
     )
     live.gate = session_gate(ctx.server_args, cache)
@@ -120,7 +119,7 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
 
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
     """The gate for a scheduler with this cache, if its server has one."""
-    settings = getattr(server_args, GATE_NOTE, None)
+    settings = options_of(server_args).gate
     if settings is None:
         return None
     controller = cache.cache_controller

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_canopy.config.gate import NOTE as GATE_NOTE
+from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import owner
-from sglang_canopy.request.client_hints import ClientHints
+from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
@@ -27,23 +27,33 @@ from sglang_canopy.tenant import tenant_of
 
 logger = logging.getLogger(__name__)
 
-hint_rule = ClientHints()
-"""Whose hints are heeded; ``routes.add_routes`` sets what the server was started with."""
 
-identities = Identities()
-"""Which names of conversations count; set likewise."""
+class Entry:
+    """What one HTTP process goes by when requests enter, and what it has measured of them.
 
-require_tenant = RequireTenant()
-"""What becomes of requests without a tenant; set likewise."""
+    ``admin_api_key``: SGLang's. Raises ``CanopyError`` where nobody is trusted with hints.
+    """
 
-carriers = owner.NO_CARRIERS
-"""Where else a tenant and our keys may stand; set likewise."""
+    def __init__(self, options: RequestOptions, admin_api_key: str | None = None) -> None:
+        self.hint_rule = rule_of(options.client_hints, admin_api_key)
+        self.identities = Identities(options.identity_sources)
+        self.require_tenant = RequireTenant(options.require_tenant)
+        self.carriers = options.carriers
+        self.ttft_fit = TtftFit()
+        """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
+        self.ttft_hour = TtftHour(time.time)
+        """What their clients waited for the first token, over the last hour."""
 
-ttft_fit = TtftFit()
-"""TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
 
-ttft_hour = TtftHour(time.time)
-"""What their clients waited for the first token, over the last hour."""
+current = Entry(RequestOptions())
+"""This process's; ``set_up`` makes it the one that the server was started with."""
+
+
+def set_up(server_args: Any) -> Entry:
+    """Take the server's options, before it answers."""
+    global current
+    current = Entry(options_of(server_args).requests, server_args.admin_api_key)
+    return current
 
 
 def chat_converted(
@@ -71,7 +81,7 @@ def generation_begins(
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
         stamp(obj, {"category": "generate"}, request)
-    if getattr(self.server_args, GATE_NOTE, None) is not None:
+    if options_of(self.server_args).gate is not None:
         see_to_time(self)
     return original(self, obj, request, *args, **kwargs)
 
@@ -90,11 +100,11 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
         obj.sampling_params = {}
     params = obj.sampling_params
     headers, body = headers_of(request), body_of(request)
-    settle(obj, request, carriers)
-    warning = require_tenant.check(obj, headers)
+    settle(obj, request, current.carriers)
+    warning = current.require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)
-    metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in carriers else {}
+    metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
     if isinstance(params, list):
         for one in params:
             if isinstance(one, dict):
@@ -124,7 +134,9 @@ def _identity(
     if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
         return {}  # a batch of several tenants
     own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
-    return identities.fields({**own, **body}, headers or {}, rid, tenant_of(extra_key, salt))
+    return current.identities.fields(
+        {**own, **body}, headers or {}, rid, tenant_of(extra_key, salt)
+    )
 
 
 def _stamped(
@@ -138,9 +150,9 @@ def _stamped(
     fields = client_fields(custom)
     if "conversation" not in fields:
         fields = {**identity, **fields}
-    fields = hint_rule.allowed(fields, headers)
-    made = make_stamp(inferred, fields, time.monotonic(), hint_rule.source(headers))
-    line = ttft_fit.line()
+    fields = current.hint_rule.allowed(fields, headers)
+    made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
+    line = current.ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line
     return {**(custom or {}), STAMP_KEY: made}
@@ -155,13 +167,13 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     """
     created = state.time_stats.created_time
     if created > 0.0:
-        ttft_hour.add((result or time.perf_counter()) - created)
+        current.ttft_hour.add((result or time.perf_counter()) - created)
     if recv_obj.time_stats is None:
         return
     times = recv_obj.time_stats[i]
     seconds = times.prefill_finished_time - times.forward_entry_time
     if times.forward_entry_time > 0.0 and seconds > 0.0:
-        ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+        current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
 
 
 def _tool_marker(serving: Any, request: Any) -> list[int]:

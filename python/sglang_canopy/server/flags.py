@@ -10,14 +10,14 @@ import argparse
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy import declared
-from sglang_canopy.config.gate import GateFlags
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.refusals import DISK, unsupported
+from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.config.tiers import (
+    DISK_FLAG,
     OTHERS,
     PolicyChoice,
     TierFlags,
@@ -26,17 +26,14 @@ from sglang_canopy.config.tiers import (
     tier_options,
 )
 from sglang_canopy.config.whatif import WhatifFlags
-from sglang_canopy.declared import declare, from_args, option_of
+from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints, identity, owner
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.tenant import tenant_digest
 
 logger = logging.getLogger(__name__)
 
-NOTE = "_canopy_tiers"
-"""Where the options are noted on ``ServerArgs``."""
 BACKEND = "canopy"
 """Our name for ``--hicache-storage-backend``."""
 
@@ -47,10 +44,12 @@ DYNAMIC_BACKEND = {
     "interface_v1": 1,
 }
 """How SGLang is told of our backend: it loads it by module and class."""
-_IN_MEMORY = ("host_eviction", "host_eviction_config")
-_ON_DISK = ("disk_eviction", "disk_eviction_config", "quotas", "ttl_window_s")
+_IN_MEMORY = ("host_eviction",)
+_ON_DISK = ("disk_eviction", "disk")
 
 SHORT = "--radix-eviction"
+KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
+"""Every class of flags, those of ``--help`` first."""
 
 
 def short_help() -> str:
@@ -58,62 +57,10 @@ def short_help() -> str:
     return f"Short for {SHORT}-policy. Canopy adds: {', '.join(live_names())}."
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFlags:
-    """Flags about what requests may ask for."""
-
-    enable_forced_output: bool = declare(
-        False,
-        "--canopy-enable-forced-output",
-        "Obey custom_params.canopy_force_output, a list of token ids that the response must "
-        "consist of. For replaying traces; keep it off in production.",
-    )
-    client_hints: str = declare(
-        client_hints.ON,
-        client_hints.FLAG,
-        "Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
-        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s, canopy_pin_s and "
-        "canopy_parent of requests, with what stands for them): everybody's, nobody's, or only those with the admin key or from a gateway that sends the "
-        f"secret of ${client_hints.SECRET_VARIABLE} (or of the file "
-        f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
-        choices=client_hints.MODES,
-    )
-    identity_sources: tuple[str, ...] = declare(
-        identity.sources_of(identity.SESSIONS),
-        identity.FLAG,
-        "Which fields and headers of clients, agents and gateways name the conversation of a "
-        "request, beside canopy_conversation: sessions (those that name one conversation), all "
-        "(those that name a user, too), none, or some of them with commas between.",
-        metavar="LIST",
-        parse=identity.sources_of,
-        shown_default=identity.SESSIONS,
-    )
-    require_tenant: str = declare(
-        owner.OFF,
-        owner.FLAG,
-        "What becomes of a generation request that names no tenant (cache_salt, extra_key), which a "
-        "gateway may have dropped: off warns once if other requests name one, warn warns once in "
-        "any case, on answers 400.",
-        choices=owner.MODES,
-    )
-    carriers: str = declare(
-        owner.NO_CARRIERS,
-        owner.CARRIERS_FLAG,
-        "Where else a generation request may name its tenant, for gateways that drop the body's own "
-        f"fields: metadata ({owner.METADATA['cache_salt']}, {owner.METADATA['extra_key']}, and our "
-        f"other keys too), headers ({owner.HEADERS['cache_salt']}, {owner.HEADERS['extra_key']}), or "
-        "both. Your outermost gateway must overwrite those places.",
-        choices=owner.CARRIERS,
-    )
-
-
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
     """Put our flags into SGLang's parser, and our backend among its choices."""
-    declared.add_flags(group, RequestFlags)
-    declared.add_flags(group, QueueFlags)
-    declared.add_flags(group, TierFlags)
-    declared.add_flags(group, GateFlags)
-    declared.add_flags(group, WhatifFlags)
+    for kind in KINDS:
+        declared.add_flags(group, kind)
     backend = options.get("--hicache-storage-backend")
     if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
         backend.choices = [*backend.choices, BACKEND]
@@ -142,7 +89,6 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
             _extra_config(server_args, tiers, ours)
         )
         server_args.hicache_storage_backend = "dynamic"
-    setattr(server_args, NOTE, tiers)
     return tiers
 
 
@@ -163,8 +109,9 @@ def _check(
                 "--hicache-storage-backend canopy"
             )
     if tiers.ttl_window_s is not None and not ours:
-        flag = option_of(TierFlags, "ttl_window_s").flag
-        raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's")
+        raise CanopyError(
+            f"{DISK_FLAG}: ttl_window_min needs --radix-eviction with a policy of Canopy's"
+        )
     if storage and not server_args.enable_hierarchical_cache:
         raise CanopyError(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_canopy.config.whatif import NOTE, WhatifFlags
+from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.live_request import complete, live_request
 from sglang_canopy.whatif.meter import Asked, Memory, Meter
@@ -26,8 +26,8 @@ def meter_of(
     server_args: Any, cache: Any, running: str, policy: Policy | None = None
 ) -> Meter | None:
     """The meter for a scheduler with this cache, if its server has one."""
-    flags: WhatifFlags | None = getattr(server_args, NOTE, None)
-    if flags is None:
+    options = options_of(server_args).meter
+    if options is None:
         return None
     controller = getattr(cache, "cache_controller", None)
     pool = getattr(controller, "mem_pool_host", None)
@@ -37,21 +37,21 @@ def meter_of(
         exclusive=server_args.hicache_write_policy == "write_back",
     )
     asked = Asked(
-        flags.policies or Asked().policies,
-        flags.factors,
-        flags.one_in,
-        {} if policy is None else {running: options_of(policy)},
+        options.policies,
+        options.capacity,
+        options.one_in,
+        {} if policy is None else {running: _options_of(policy)},
     )
     return Meter(asked, memory, running)
 
 
 def guarded(server_args: Any) -> bool:
     """Whether the meter may take the server back to ``canopy-lru``."""
-    flags: WhatifFlags | None = getattr(server_args, NOTE, None)
-    return flags is not None and flags.guard == "on"
+    options = options_of(server_args).meter
+    return options is not None and options.guard == "on"
 
 
-def options_of(policy: Policy) -> dict[str, Any]:
+def _options_of(policy: Policy) -> dict[str, Any]:
     """The options with which a policy runs, its profile left out."""
     fields = getattr(type(policy.config), "__dataclass_fields__", {})
     return {name: getattr(policy.config, name) for name in fields if name != "profile"}
@@ -102,8 +102,8 @@ def observer_of(scheduler: Any) -> Observer | None:
     found: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
     if found is None and not hasattr(scheduler, _ATTRIBUTE):
         args: Any = getattr(scheduler, "server_args", None)
-        flags: WhatifFlags | None = getattr(args, NOTE, None)
-        if flags is not None and flags.observe:
+        options = options_of(args).meter
+        if options is not None and options.observe:
             from sglang_canopy.telemetry import reporter
 
             running = str(args.radix_eviction_policy)

@@ -14,12 +14,9 @@ from sglang_canopy.server import observer
 if TYPE_CHECKING:
     from sglang_canopy.server.live_queue import LiveQueue
 
-NOTE = "_canopy_queue"
-"""Where the options are noted on ``ServerArgs``."""
 
-
-def note(server_args: Any, args: Any, ours: bool) -> None:
-    """Check the options against the rest of the command line. Raises ``CanopyError``.
+def checked(server_args: Any, args: Any, ours: bool) -> QueueFlags:
+    """The options, checked against the rest of the command line. Raises ``CanopyError``.
 
     ``ours``: whether the device's policy is one of Canopy's.
     """
@@ -35,7 +32,7 @@ def note(server_args: Any, args: Any, ours: bool) -> None:
                 f"{server_args.schedule_policy}; drop one"
             )
         refuse_unsupported(options, server_args)
-    setattr(server_args, NOTE, options)
+    return options
 
 
 def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
@@ -44,11 +41,6 @@ def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
         refusal = unsupported(QUEUE, *configured)
         if refusal:
             raise CanopyError(f"{FLAG} {RESPONSE_RATIO}: {refusal}")
-
-
-def options_of(server_args: Any) -> QueueFlags:
-    """What was noted; the defaults where the server read no command line."""
-    return getattr(server_args, NOTE, None) or QueueFlags()
 
 
 def priorities_calculated(

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import client_hints
+from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.request.fields import client_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
 
@@ -65,7 +66,8 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     except CanopyError as error:
         _warn(error)
         fields = {}
-    rule = client_hints.rule_of(server_args)
+    requests = options_of(server_args).requests
+    rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
     return {**given, STAMP_KEY: stamp}
 

@@ -11,11 +11,11 @@ from typing import Any
 from canopy_chunks.server.options import COMMAND
 from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
-from sglang_canopy.config.gate import NOTE as GATE_NOTE
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
-from sglang_canopy.request import access, client_hints, identity, owner
+from sglang_canopy.config.server_options import options_of
+from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry, tokenizer_workers
@@ -70,11 +70,8 @@ def _add(server_args: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     hide_queries()
-    entry.hint_rule = client_hints.rule_of(server_args)
-    entry.identities = identity.rule_of(server_args)
-    entry.carriers = getattr(server_args, owner.CARRIERS_ATTRIBUTE, owner.NO_CARRIERS)
-    entry.require_tenant = owner.RequireTenant(getattr(server_args, owner.ATTRIBUTE, owner.OFF))
-    gate = getattr(server_args, GATE_NOTE, None)
+    entered = entry.set_up(server_args)
+    gate = options_of(server_args).gate
     if gate is not None and gate.mode == REJECT:
         app.add_middleware(Refusals)
     started = time.monotonic()
@@ -88,9 +85,9 @@ def _add(server_args: Any) -> None:
             "version": __version__,
             "policy": ranks[0]["running"] if ranks else server_args.radix_eviction_policy,
             "policy_config": server_args.radix_eviction_policy_config or {},
-            "ttft_model": entry.ttft_fit.stats(),
-            "ttft_hour": entry.ttft_hour.points(),
-            "client_hints": entry.hint_rule.mode,
+            "ttft_model": entered.ttft_fit.stats(),
+            "ttft_hour": entered.ttft_hour.points(),
+            "client_hints": entered.hint_rule.mode,
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
@@ -99,7 +96,7 @@ def _add(server_args: Any) -> None:
             "ranks": ranks,
         }
 
-    access.add_change_route(app, "POST", "/canopy/hint", _hint, entry.hint_rule.from_gateway)
+    access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
     access.add_change_route(app, "POST", "/canopy/policy", _policy)
     add_page(app, server_args.admin_api_key)
     explaining = Explaining(_send, server_args.admin_api_key)
@@ -160,7 +157,7 @@ async def internal_state_asked(
 
 async def _hint(request: Any) -> dict[str, Any]:
     """``POST /canopy/hint``: take one hint and see that it is sent."""
-    rule = entry.hint_rule
+    rule = entry.current.hint_rule
     if not rule.heeded(request.headers):
         raise access.Refused(
             403,

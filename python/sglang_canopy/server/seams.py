@@ -7,11 +7,11 @@ from typing import Any
 from canopy_chunks.server import hooks as chunk_hooks
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.request import forced_output
 from sglang_canopy.server import (
     arguments,
     arrivals,
     entry,
+    forced_output,
     gate_http,
     queue,
     received,

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import forced_output, replay_clock
-from sglang_canopy.request.forced_output import Forced, check, replacements
+from sglang_canopy.request import replay_clock
 from sglang_canopy.request.replay_clock import ReplayClock
+from sglang_canopy.server import forced_output
+from sglang_canopy.server.forced_output import Forced, check, replacements
 
 TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
 
@@ -52,7 +54,11 @@ def test_a_server_without_the_flag_remembers_nothing(caplog: pytest.LogCaptureFi
 
 
 def test_a_finished_request_is_forgotten_with_its_object() -> None:
-    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(_canopy_forced_output=True))
+    scheduler = types.SimpleNamespace(
+        server_args=types.SimpleNamespace(
+            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
+        )
+    )
     req = Req("r", {forced_output.KEY: [5]})
     forced_output.request_created(req, scheduler)
     assert forced_output.running["r"] == Forced(3, [5])
@@ -62,7 +68,11 @@ def test_a_finished_request_is_forgotten_with_its_object() -> None:
 
 def test_sampled_tokens_are_written_over() -> None:
     torch = pytest.importorskip("torch")
-    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(_canopy_forced_output=True))
+    scheduler = types.SimpleNamespace(
+        server_args=types.SimpleNamespace(
+            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
+        )
+    )
     req = Req("r", {forced_output.KEY: [5, 6]})
     forced_output.request_created(req, scheduler)
     batch = types.SimpleNamespace(

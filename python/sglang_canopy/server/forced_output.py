@@ -19,18 +19,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import replay_clock
+from sglang_canopy.request.fields import FORCE_OUTPUT
 from sglang_canopy.request.stamp import STAMP_KEY
 
 logger = logging.getLogger(__name__)
 
-KEY = "canopy_force_output"
-"""The key of ``custom_params``. The value is a flat list of token ids."""
-
-ENABLED = "_canopy_forced_output"
-"""Where the plugin notes on ``ServerArgs`` that ``--canopy-enable-forced-output`` was given."""
-
+KEY = FORCE_OUTPUT
 
 _ANY_TOKEN = 1 << 31
 
@@ -100,7 +97,7 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     params = getattr(req, "sampling_params", None)
     given = getattr(params, "custom_params", None)
     if isinstance(given, Mapping) and KEY in given:
-        if getattr(scheduler.server_args, ENABLED, False):
+        if options_of(scheduler.server_args).requests.forced_output:
             with contextlib.suppress(CanopyError):  # the entry refused it, if it went through one
                 check(given, _ANY_TOKEN)
                 running.add(req)
@@ -129,7 +126,7 @@ def verified(_result: None, params: Any, vocab_size: int) -> None:
 def _enabled_here() -> bool:
     from sglang.srt.runtime_context import get_server_args
 
-    return bool(getattr(get_server_args(), ENABLED, False))
+    return options_of(get_server_args()).requests.forced_output
 
 
 def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
