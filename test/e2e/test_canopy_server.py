@@ -67,6 +67,25 @@ def test_bad_input_is_answered_with_400_and_the_server_goes_on(shared_server, ti
     assert client.post("/v1/chat/completions", chat)["choices"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/generate", {"input_ids": [-5]}, "the token -5"),
+        ("/generate", {"input_ids": [[1, 2], [3, 10**6]]}, "the token 1000000"),
+        ("/v1/completions", {"model": "m", "prompt": [4, -1]}, "the token -1"),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "a list of 1 for 2 prompts"),
+    ],
+)
+def test_prompts_that_nobody_can_compute_are_a_400_and_the_server_goes_on(
+    shared_server, tiny_model, path, body, said
+):
+    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    code, text = refused(client, path, body)
+    assert code == 400
+    assert said in text
+    assert client.generate(token_ids(5, seed=1))["output_ids"]
+
+
 def test_unknown_categories_are_served_and_stay_bounded(shared_server, tiny_model):
     client = shared_server(tiny_model, *WA, kv_tokens=2048)
     for i in range(80):

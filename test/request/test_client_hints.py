@@ -45,7 +45,8 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
     # A session of SGLang's says, beside its name, that its requests follow one another.
     obj = SimpleNamespace(sampling_params={"custom_params": asked}, session_id="c")
-    manager = SimpleNamespace(server_args=None)
+    model = SimpleNamespace(vocab_size=100)
+    manager = SimpleNamespace(server_args=None, model_config=model)
     entry.generation_begins(
         lambda _self, sent_obj, _request: sent.append(sent_obj), manager, obj, request
     )

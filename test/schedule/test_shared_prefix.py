@@ -78,9 +78,6 @@ class Engine:
         cost.adopt((0.0, 1.0 / BLOCK, 0.0, 0.0))
         self.line: Arranged[Asked] = Arranged(ResponseRatio(cost), self)
 
-    def key(self, one: Asked) -> int:
-        return one.number
-
     def arrived(self, one: Asked) -> float:
         return one.arrived
 
@@ -89,9 +86,6 @@ class Engine:
 
     def urgency(self, one: Asked) -> int:
         return 0
-
-    def given_up(self, one: Asked) -> bool:
-        return False
 
     def cached(self, one: Asked) -> int:
         found = 0
@@ -106,8 +100,9 @@ class Engine:
     def path(self, one: Asked) -> tuple[list[int], int]:
         return one.path, BLOCK
 
-    def computing(self, one: Asked) -> bool:
-        return one is self.chunked
+    @property
+    def computing(self) -> list[Asked]:
+        return [] if self.chunked is None else [self.chunked]
 
     def step_tokens_worth(self) -> float:
         return 0.0
@@ -115,7 +110,7 @@ class Engine:
     def step(self, defers: bool = True) -> bool:
         """One step; whether anything was computed."""
         order = self.line.arrange(self.queue, self.now)
-        later = self.line.deferred() if defers else []
+        later = self.line.deferred(self.computing) if defers else []
         left, batch = self.budget, []
         if self.chunked is not None:
             batch.append(self.chunked)
@@ -129,6 +124,7 @@ class Engine:
             batch.append(one)
             one.let_in_at = self.now
         self.queue = [one for one in order if one not in batch]
+        self.line.let_in(batch)
         left = self.budget
         for one in batch:
             new = min(left, len(one.path) - one.done)
@@ -178,10 +174,12 @@ def test_a_prompt_of_many_steps_is_waited_for_only_up_to_the_branch() -> None:
     engine.step()
     engine.queue.append(short)
     engine.line.arrange(engine.queue, engine.now)
-    assert engine.line.deferred() == [short]  # 10 of its blocks are there, 15 are shared
+    assert engine.line.deferred(engine.computing) == [
+        short
+    ]  # 10 of its blocks are there, 15 are shared
     engine.step()
     engine.line.arrange(engine.queue, engine.now)
-    assert engine.line.deferred() == []  # 20 are
+    assert engine.line.deferred(engine.computing) == []  # 20 are
     while engine.queue or engine.chunked:
         engine.step()
     assert engine.computed == 101
@@ -191,7 +189,7 @@ def test_tenants_do_not_wait_for_each_other() -> None:
     engine = Engine(budget=100)
     engine.queue = [*branches(1, 19, 2, "a"), *branches(2, 19, 2, "bb")[1:]]
     engine.line.arrange(engine.queue, 0.0)
-    assert engine.line.deferred() == []
+    assert engine.line.deferred(engine.computing) == []
 
 
 def test_where_the_first_cannot_be_let_in_and_nothing_else_is_to_do_they_are() -> None:

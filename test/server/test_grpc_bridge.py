@@ -23,6 +23,7 @@ class Manager:
     def __init__(self) -> None:
         self.event_loop = asyncio.new_event_loop()
         self.server_args = SimpleNamespace()
+        self.model_config = SimpleNamespace(vocab_size=100)
         self.arrived: list[Any] = []
         around = functools.partial(entry.generation_begins, type(self)._take)
         self.generate_request = functools.partial(around, self)

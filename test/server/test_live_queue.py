@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,8 +93,9 @@ def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
     made(tree, [7], 5.0)
     order = arranged(tree, waiting)
     aborted, admitted = order[3], order[0]
-    aborted.to_finish = object()
     left = [req for req in waiting if req not in (aborted, admitted)]
+    scheduler = scheduler_with([*left, admitted])
+    live.choose(scheduler, None, lambda: (batch([admitted], [100], [0], 0.0), None))
     again = arranged(tree, left)
     assert set(again) == set(left)
     assert len(live.order) == len(left) == len(live._arranged)
@@ -194,9 +198,22 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
     assert len(rounds) > 900  # everyone in turn
 
 
-def chosen(tree: LiveTree, waiting: list[Req], let_in: int) -> tuple[Any, list[Req]]:
-    """A pass in which the first ``let_in`` of those shown are let in; who they are."""
-    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=list(waiting))
+def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
+    return SimpleNamespace(
+        waiting_queue=list(waiting),
+        running_batch=SimpleNamespace(reqs=list(running)),
+        last_batch=None,
+        chunked_req=None,
+        **more,
+    )
+
+
+def chosen(
+    tree: LiveTree, waiting: list[Req], let_in: int, running: Sequence[Req] = ()
+) -> tuple[Any, list[Req]]:
+    """A pass in which the first ``let_in`` of those shown are let in, while ``running`` are under
+    way; who they are."""
+    scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
     found: list[Req] = []
 
     def choose() -> tuple[Any, Any]:
@@ -205,9 +222,10 @@ def chosen(tree: LiveTree, waiting: list[Req], let_in: int) -> tuple[Any, list[R
         )
         found[:] = scheduler.waiting_queue[:let_in]
         scheduler.waiting_queue = scheduler.waiting_queue[let_in:]
-        return found or None, SimpleNamespace(is_empty=lambda: True)
+        entered = SimpleNamespace(reqs=list(found)) if found else None
+        return entered, SimpleNamespace(is_empty=lambda: True)
 
-    queue.prefill_chosen(scheduler, choose)
+    queue.prefill_chosen(scheduler, scheduler.running_batch, choose)
     return scheduler, found
 
 
@@ -223,17 +241,30 @@ def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTr
     assert set(scheduler.waiting_queue) == set(waiting[1:])  # nobody is lost
     assert live.status()["deferrals"] == 2
     # Still computed: they go on waiting, and the engine has something to do.
-    assert chosen(tree, scheduler.waiting_queue, 3)[1] == []
+    assert chosen(tree, scheduler.waiting_queue, 3, running=found)[1] == []
     tree.serve(list(waiting[0].origin_input_ids), 2.0)
     live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))
-    assert set(chosen(tree, scheduler.waiting_queue, 3)[1]) == set(waiting[1:])
+    assert set(chosen(tree, scheduler.waiting_queue, 3, running=found)[1]) == set(waiting[1:])
 
 
 def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
     waiting = branches(tree, 2)
     scheduler, found = chosen(tree, waiting, 1)
-    found[0].to_finish = object()
+    assert chosen(tree, scheduler.waiting_queue, 1, running=found)[1] == []
     assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
+
+
+def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveTree) -> None:
+    """SGLang takes an aborted request out of its queue and marks nothing on it."""
+    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    arranged(tree, waiting)
+    gone = weakref.ref(waiting.pop(0))
+    assert chosen(tree, waiting, 1)[1] == waiting
+    gc.collect()
+    assert gone() is None
+    assert live.order.shares._served.keys() == {None}
+    chosen(tree, [], 0)
+    assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
 
 
 def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
@@ -295,7 +326,9 @@ def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
 
 
 def fake() -> Any:
-    return SimpleNamespace(rid="r", host_loaded_length=0, num_matched_prefix_tokens=999)
+    return SimpleNamespace(
+        origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999
+    )
 
 
 def batch(

@@ -147,6 +147,31 @@ def test_a_request_put_back_keeps_its_place_in_the_gate() -> None:
     assert scheduler.shown() == ["r0"]
 
 
+def test_a_name_that_is_used_again_is_another_request() -> None:
+    """Clients choose names: the first one of this name is under way when the second one comes."""
+    scheduler = Scheduler()
+    scheduler.add(Req("job", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.add(Req("job", "s1", 90, 1.0))
+    assert scheduler.shown() == []
+    scheduler.waiting_queue.pop()  # its client hangs up
+    scheduler.gate.settle(scheduler)
+    assert scheduler.gate.gate.stats()["active_sessions"] == 1
+    assert not scheduler.gate.gate.pressed
+
+
+def test_whoever_comes_while_a_batch_is_chosen_pushes_nobody_out() -> None:
+    """SGLang's grammars become ready there, with requests that join the queue."""
+    scheduler = Scheduler()
+    scheduler.add(Req("r0", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.add(Req("held", "s1", 90, 1.0))
+    late = Req("late", "s2", 90, 2.0)
+    scheduler.gate.with_admitted(scheduler, (), lambda: scheduler.add(late))
+    assert scheduler.queue == ["held", "late"]
+    assert scheduler.shown() == []
+
+
 def test_what_carries_only_an_error_or_a_health_check_is_let_through() -> None:
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 100, 0.0))

@@ -117,11 +117,12 @@ def queue_orders(rank: int, folder: Path) -> Any:
     live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
     orders: list[Any] = []
     waiting: list[Any] = []
+    admitted: list[Any] = []
     for step in range(5 * REFIT_BATCHES):
-        for _ in range(draw.randint(0, 3)):
+        for _ in range(draw.randint(0, 4)):
             tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
-            if draw.random() < 0.3:  # a branch of a few prompts that nobody has computed
-                tokens = [draw.randrange(3)] * 128 + tokens
+            if draw.random() < 0.7:  # a branch of a few prompts that nobody has computed
+                tokens = [draw.randrange(2)] * 512 + tokens
             req = fake_req(
                 tokens,
                 [],
@@ -141,9 +142,14 @@ def queue_orders(rank: int, folder: Path) -> Any:
         def choose(shown: list[Any] = shown) -> tuple[Any, Any]:
             live.arrange(shown, lambda req: 0)
             live.leave_out(shown)
-            return shown[:2], SimpleNamespace(is_empty=lambda: False)
+            entered = SimpleNamespace(reqs=shown[:2]) if shown else None
+            return entered, SimpleNamespace(is_empty=lambda: False)
 
-        admitted, _ = live.choose(SimpleNamespace(waiting_queue=shown), choose)
+        scheduler = SimpleNamespace(
+            waiting_queue=shown, running_batch=None, last_batch=None, chunked_req=None
+        )
+        batch, _ = live.choose(scheduler, SimpleNamespace(reqs=admitted), choose)
+        admitted = [] if batch is None else batch.reqs
         orders.append([req.rid for req in shown])
         waiting = [req for req in shown if req not in admitted]
         decodes = step % 5 == 4

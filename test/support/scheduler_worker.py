@@ -53,20 +53,28 @@ class InProcess:
         self._count = 0
 
     def feed(
-        self, ids: list[int], new: int, priority: int | None = None, at: float | None = None
+        self,
+        ids: list[int],
+        new: int,
+        priority: int | None = None,
+        at: float | None = None,
+        **more: Any,
     ) -> Any:
-        """A request comes, ``at`` a time (s; now, unless given); its ``Req``, which waits."""
+        """A request comes, ``at`` a time (s; now, unless given); its ``Req``, which waits.
+        ``more``: fields of SGLang's message."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         self._count += 1
-        stamp = {"canopy": {"time": time.monotonic() if at is None else at}}
+        stamp = {
+            "canopy": {"time": time.monotonic() if at is None else at, **more.pop("stamp", {})}
+        }
         params = SamplingParams(
             temperature=0, max_new_tokens=new, ignore_eos=True, custom_params=stamp
         )
         params.normalize(None)
         request = TokenizedGenerateReqInput(
-            rid=f"r{self._count}",
+            rid=more.pop("rid", f"r{self._count}"),
             input_text=None,
             input_ids=array("q", ids),
             input_embeds=None,
@@ -79,9 +87,17 @@ class InProcess:
             token_ids_logprob=None,
             stream=False,
             priority=priority,
+            **more,
         )
         self.scheduler.process_input_requests([request])
-        return next(req for req in self.scheduler.waiting_queue if req.rid == request.rid)
+        same = [req for req in self.scheduler.waiting_queue if req.rid == request.rid]
+        return same[-1] if same else None
+
+    def abort(self, rid: str) -> None:
+        """The client of ``rid`` has hung up."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.scheduler.process_input_requests([AbortReq(rid=rid)])
 
     def step(self) -> None:
         """One turn of SGLang's ``event_loop_normal``."""

@@ -18,6 +18,7 @@ from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.infer import infer_from_chat
 from sglang_canopy.request.owner import RequireTenant, settle
+from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import body_of, headers_of, metadata_fields
 from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
@@ -80,6 +81,7 @@ def generation_begins(
 ) -> Any:
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
+        check_prompts(obj, self.model_config.vocab_size)
         stamp(obj, {"category": "generate"}, request)
     if options_of(self.server_args).gate is not None:
         see_to_time(self)

@@ -20,6 +20,7 @@ from sglang_canopy.schedule.engine_time import DecodeStep, EngineTime
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.response_ratio import ResponseRatio
 from sglang_canopy.schedule.shared_prefix import Path
+from sglang_canopy.server.under_way import under_way
 from sglang_canopy.storage.agreement import is_first_rank
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class LiveQueue:
         self._left_out: list[Any] = []
         """Of the step that is being chosen: who waits for what another one computes."""
         self.deferrals = 0
-        self._computed: set[str] = set()
-        """Ids whose prompts have got into the tree since the last pass."""
+        self._computing: dict[int, Any] = {}
+        """Let in, and the tree does not have their prompts yet; by ``id``."""
         self._passes = 0
         self._done_at = 0.0
         self._batches = 0
@@ -86,11 +87,10 @@ class LiveQueue:
         """Find what is cached of ``req``, which protects it in the tree."""
         match_kv_cache(req, self._cache)
 
-    def computed(self, batch: Any, chunked: Any = None) -> None:
+    def computed(self, batch: Any) -> None:
         """``batch``'s results are there: note what it took, and agree on the cost model at times.
 
-        ``chunked``: the request that is in the middle of its chunks. Collective every
-        ``REFIT_BATCHES`` prefill batches.
+        Collective every ``REFIT_BATCHES`` prefill batches.
         """
         # One batch may be launched while the one before it still runs.
         now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
@@ -101,13 +101,11 @@ class LiveQueue:
                 self.decode.add(now - since)
                 self.time.worked(self.decode.seconds)
             return
-        parts = [
-            Prefill(new, cached, _loaded(req, cached))
-            for req, new, cached in zip(
-                batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
-            )
-        ]
-        self._computed.update(req.rid for req in batch.reqs if req is not chunked)
+        parts = []
+        for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
+            parts.append(Prefill(new, cached, _loaded(req, cached)))
+            if cached + new >= len(req.origin_input_ids):
+                self._computing.pop(id(req), None)
         self.cost.add(parts, now - since)
         self.time.worked(self.cost.batch_seconds(parts))
         self._batches += 1
@@ -140,8 +138,18 @@ class LiveQueue:
         self.time.arrived(self._core.clock.now)
         queue[:] = self._arranged.arrange(queue, self.time.now)
 
-    def choose(self, scheduler: Any, choose: Callable[[], Any]) -> Any:
-        """Choose a batch, without those who wait for what another one is about to compute."""
+    def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
+        """Choose a batch, without those who wait for what another one is about to compute.
+        ``running``: the batch that decodes."""
+        if len(scheduler.waiting_queue) < len(self._arranged):
+            self._arranged.keep(scheduler.waiting_queue)
+        if self._computing:
+            here = set(map(id, under_way(scheduler, running)))
+            self._computing = {
+                key: req
+                for key, req in self._computing.items()
+                if key in here and not req.finished()
+            }
         self._choosing = True
         try:
             chosen = choose()
@@ -149,7 +157,11 @@ class LiveQueue:
             self._choosing = False
             left_out, self._left_out = self._left_out, []
             scheduler.waiting_queue.extend(left_out)
-        if left_out and chosen[0] is None and chosen[1].is_empty():
+        batch, still_running = chosen
+        if batch is not None:
+            entered = self._arranged.let_in(batch.reqs)
+            self._computing.update({id(req): req for req in entered})
+        elif left_out and still_running.is_empty():
             self._arranged.nothing_to_do()
         return chosen
 
@@ -157,16 +169,11 @@ class LiveQueue:
         """Take those out of ``queue``, which is in order, that should not be let in now."""
         if not self._choosing:
             return
-        later = {id(req) for req in self._arranged.deferred()}
-        self._computed.clear()
+        later = {id(req) for req in self._arranged.deferred(self._computing.values())}
         if later:
             self._left_out = [req for req in queue if id(req) in later]
             self.deferrals += len(self._left_out)
             queue[:] = [req for req in queue if id(req) not in later]
-
-    def is_computing(self, req: Any) -> bool:
-        """Of one that was let in: whether the tree does not have its prompt yet."""
-        return req.rid not in self._computed and not self._requests.given_up(req)
 
     # ---- what is protected ----
 
@@ -191,17 +198,11 @@ class _Requests:
         self._queue = queue
         self.urgency: Callable[[Any], int] = lambda _req: 0
 
-    def key(self, req: Any) -> str:
-        return req.rid
-
     def arrived(self, req: Any) -> float:
         return self._queue.request_of(req).time
 
     def tenant(self, req: Any) -> str | None:
         return self._queue.request_of(req).tenant
-
-    def given_up(self, req: Any) -> bool:
-        return req.finished() or req.to_finish is not None
 
     def prefill(self, req: Any, again: bool) -> Prefill:
         if again:
@@ -213,9 +214,6 @@ class _Requests:
     def path(self, req: Any) -> tuple[Path, int]:
         request = self._queue.request_of(req)
         return request.path, request.block_tokens
-
-    def computing(self, req: Any) -> bool:
-        return self._queue.is_computing(req)
 
     def step_tokens_worth(self) -> float:
         return self._queue.cost.step_tokens_worth()

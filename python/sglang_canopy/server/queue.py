@@ -62,10 +62,13 @@ def priorities_calculated(
             queue.leave_out(waiting_queue)
 
 
-def prefill_chosen(scheduler: Any, choose: Callable[[], Any]) -> Any:
-    """Around the choice of a prefill batch, inside whatever else is around it."""
+def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
+    """Around the choice of a prefill batch, inside whatever else is around it. ``running``: the
+    batch that decodes."""
     queue = _queue(scheduler.tree_cache)
-    return choose() if queue is None or not queue.orders else queue.choose(scheduler, choose)
+    if queue is None or not queue.orders:
+        return choose()
+    return queue.choose(scheduler, running, choose)
 
 
 def request_queued(scheduler: Any, req: Any) -> None:
@@ -79,7 +82,7 @@ def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any)
     """After ``Scheduler.process_batch_result``."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.orders:
-        queue.computed(batch, scheduler.chunked_req)
+        queue.computed(batch)
     observed = observer.observer_of(scheduler)
     if observed is not None:
         observed.computed(batch)

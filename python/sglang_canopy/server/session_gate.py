@@ -17,6 +17,7 @@ from typing import Any
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.server import queue
+from sglang_canopy.server.under_way import under_way
 
 TIME_KEY = "canopy_time:"
 """How a message's key begins in ``SetInternalStateReq.server_args`` that tells schedulers the
@@ -31,8 +32,10 @@ class ServerGate:
 
     def __init__(self, gate: SessionGate) -> None:
         self.gate = gate
-        self._requests: dict[str, Any] = {}
-        """SGLang's ``Req`` by id: waiting, or under way."""
+        self._requests: dict[int, Any] = {}
+        """SGLang's ``Req`` by ``id``, which is its ticket: waiting, or under way."""
+        self._held: list[Any] = []
+        """Out of the scheduler's queue, while a batch is chosen."""
 
     def request_comes(self, scheduler: Any, req: Any) -> float | None:
         """A request is about to enter the queue. Returns after how many seconds its client may try
@@ -40,13 +43,14 @@ class ServerGate:
         if not self._is_gated(req):
             return None
         self.settle(scheduler)
-        self.gate.arrive(req.rid, req.canopy)
-        self._requests[req.rid] = req
-        if self.gate.settings.mode != REJECT or not self.gate.holds(req.rid):
+        ticket = id(req)
+        self.gate.arrive(ticket, req.canopy)
+        self._requests[ticket] = req
+        if self.gate.settings.mode != REJECT or not self.gate.holds(ticket):
             return None
-        retry_s = self.gate.retry_after_s(req.rid)
-        self.gate.refuse(req.rid)
-        del self._requests[req.rid]
+        retry_s = self.gate.retry_after_s(ticket)
+        self.gate.refuse(ticket)
+        del self._requests[ticket]
         return retry_s
 
     def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
@@ -56,14 +60,15 @@ class ServerGate:
             return choose()
         self.settle(scheduler, *batches)
         before = scheduler.waiting_queue
-        held = [req for req in before if gate.holds(req.rid)]
-        admitted = [req for req in before if not gate.holds(req.rid)]
-        admitted.sort(key=lambda req: gate.seniority(req.rid))
+        self._held = [req for req in before if gate.holds(id(req))]
+        admitted = [req for req in before if not gate.holds(id(req))]
+        admitted.sort(key=lambda req: gate.seniority(id(req)))
         scheduler.waiting_queue = admitted
         try:
             return choose()
         finally:
-            left = {id(req): req for req in (*scheduler.waiting_queue, *held)}
+            left = {id(req): req for req in (*scheduler.waiting_queue, *self._held)}
+            self._held = []
             # In the order in which they came; requests that were put back come last.
             kept = [left.pop(id(req)) for req in before if id(req) in left]
             scheduler.waiting_queue = [*kept, *left.values()]
@@ -71,17 +76,15 @@ class ServerGate:
     def settle(self, scheduler: Any, *batches: Any) -> None:
         """Tell the gate of all requests that have ended since it was last told."""
         if self._requests:
-            present = {id(req) for req in scheduler.waiting_queue}
-            present.add(id(scheduler.chunked_req))
-            for batch in (scheduler.running_batch, scheduler.last_batch, *batches):
-                present.update(id(req) for req in getattr(batch, "reqs", None) or ())
-            for rid, req in list(self._requests.items()):
+            present = {id(req) for req in (*scheduler.waiting_queue, *self._held)}
+            present.update(map(id, under_way(scheduler, *batches)))
+            for ticket, req in list(self._requests.items()):
                 if req.finished() and req.canopy.done:
-                    del self._requests[rid]
-                    self.gate.finish(rid, req.canopy)
-                elif req.finished() or id(req) not in present:
-                    del self._requests[rid]
-                    self.gate.leave(rid)
+                    del self._requests[ticket]
+                    self.gate.finish(ticket, req.canopy)
+                elif req.finished() or ticket not in present:
+                    del self._requests[ticket]
+                    self.gate.leave(ticket)
         self.gate.advance(self.gate.now)
 
     def time_is(self, scheduler: Any, time: float) -> None:
@@ -96,7 +99,7 @@ class ServerGate:
         from sglang.srt.managers.utils import is_health_check_generate_req
 
         return (
-            req.rid not in self._requests
+            id(req) not in self._requests
             and getattr(req, "canopy", None) is not None
             and not req.finished()
             and req.to_finish is None
@@ -153,11 +156,11 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Around ``Scheduler._get_new_batch_prefill_raw``."""
     gate = gate_of(scheduler)
+    running = kwargs.get("running_batch", args[-1] if args else None)
 
     def choose() -> Any:
-        return queue.prefill_chosen(scheduler, lambda: original(scheduler, *args, **kwargs))
+        return queue.prefill_chosen(
+            scheduler, running, lambda: original(scheduler, *args, **kwargs)
+        )
 
-    if gate is None:
-        return choose()
-    batch = kwargs.get("running_batch", args[-1] if args else None)
-    return gate.with_admitted(scheduler, (batch,), choose)
+    return choose() if gate is None else gate.with_admitted(scheduler, (running,), choose)

@@ -60,13 +60,13 @@ class PrefillBatch:
         if (self.full or not self._queue.jobs) and self._chunked is None:
             return None
         config = self._config
-        self._queue.sort(now)
+        self._queue.sort(now, () if self._chunked is None else (self._chunked,))
         input_left, chunk_left = config.max_prefill_tokens, config.chunked_prefill_tokens
         page, beside = config.page_tokens, 0
         reserved = self._running.reserved()
         batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
-        let_in: set[SimulatedRequest] = set()
+        let_in: list[SimulatedRequest] = []
         if self._chunked is not None:
             job = self._chunked
             new = min(job.target - job.done, chunk_left)
@@ -100,7 +100,7 @@ class PrefillBatch:
             if math.isnan(job.start):
                 job.start = now
             batch.append((job, new))
-            let_in.add(job)
+            let_in.append(job)
             chunk_left -= new
             input_left -= new
             beside += -new % page + page
@@ -117,7 +117,7 @@ class PrefillBatch:
                 return self.plan(now)
             return None
         if let_in:
-            self._queue.remove(let_in)
+            self._queue.let_in(let_in)
         self.batch = batch
         tokens = sum([new for _, new in batch])
         self._queue.processed_tokens += tokens

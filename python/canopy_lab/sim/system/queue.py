@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from canopy_lab.sim.system.channel import Link
 from canopy_lab.sim.system.costs import Costs
@@ -81,9 +82,12 @@ class Queue:
         """A running job lost its place: it waits again, at the end."""
         self.jobs.append(job)
 
-    def remove(self, gone: set[SimulatedRequest]) -> None:
-        """Jobs that run now."""
+    def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
+        """Jobs that are prefilled from now on."""
+        gone = frozenset(jobs)
         self.jobs = [job for job in self.jobs if job not in gone]
+        if isinstance(self._order, ResponseRatioInSeconds):
+            self._order.let_in(jobs)
 
     def _append(self, job: SimulatedRequest, now: float) -> None:
         job.entered = now
@@ -92,15 +96,16 @@ class Queue:
 
     # ---- the order ----
 
-    def sort(self, now: float) -> None:
-        """Put the waiting jobs in order for a step that may let somebody in."""
+    def sort(self, now: float, computing: Sequence[SimulatedRequest] = ()) -> None:
+        """Put the waiting jobs in order for a step that may let somebody in. ``computing``: who
+        is in the middle of its chunks."""
         self.now, self._asked = now, False
         self.deferred = frozenset()
         if self.jobs:
             self._oldest_sessions_first()
             self.jobs = list(self._order.order(self.jobs, self))
             if isinstance(self._order, ResponseRatioInSeconds):
-                self.deferred = frozenset(self._order.deferred())
+                self.deferred = frozenset(self._order.deferred(computing))
         self._prefixes.before_step(self.jobs, self._asked)
 
     def nothing_to_do(self) -> None:

@@ -152,9 +152,14 @@ class ResponseRatioInSeconds:
         self._view = view
         return self._arranged.arrange(waiting, view.now)
 
-    def deferred(self) -> Sequence[SimulatedRequest]:
-        """Those of the last order that are not to be let in at this step."""
-        return self._arranged.deferred()
+    def deferred(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
+        """Those of the last order that are not to be let in at this step. ``computing``: the job
+        that is in the middle of its chunks."""
+        return self._arranged.deferred(computing)
+
+    def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
+        """These are prefilled from now on."""
+        self._arranged.let_in(jobs)
 
     def nothing_to_do(self) -> None:
         """Without those who were left out there was nothing to prefill."""
@@ -166,9 +171,6 @@ class ResponseRatioInSeconds:
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
         return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
 
-    def key(self, job: SimulatedRequest) -> SimulatedRequest:
-        return job
-
     def arrived(self, job: SimulatedRequest) -> float:
         return job.arrival
 
@@ -178,9 +180,6 @@ class ResponseRatioInSeconds:
     def urgency(self, job: SimulatedRequest) -> int:
         return 0
 
-    def given_up(self, job: SimulatedRequest) -> bool:
-        return False
-
     def prefill(self, job: SimulatedRequest, again: bool) -> Prefill:
         assert self._view is not None
         found = self._view.cached(job)
@@ -189,9 +188,6 @@ class ResponseRatioInSeconds:
 
     def path(self, job: SimulatedRequest) -> tuple[tuple[int, ...], int]:
         return job.path, job.request.block_tokens
-
-    def computing(self, job: SimulatedRequest) -> bool:
-        return job.done < job.target
 
     def step_tokens_worth(self) -> float:
         assert self._view is not None

@@ -1,0 +1,78 @@
+"""Clients that hang up, ask again and use names twice, at SGLang's own scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+PATIENCE_S = 900
+COMMON = (
+    *("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256"),
+    *("--max-running-requests", "2"),
+)
+OURS = ("--canopy-queue-order", "response-ratio")
+PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
+GATE = ("--canopy-session-gate", "queue")
+
+
+def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "support.leaving_worker", str(model), name, *COMMON, *arguments],
+        cwd=TESTS,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) -> None:
+    found = scenario(tiny_model, "retry", *OURS)
+    assert found["answered"], found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
+    found = scenario(tiny_model, "same_name", *OURS)
+    assert found == {"answered": True, "equal": True}
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((*OURS, *GATE, *PRIORITIES), id="ours-gate-priorities"),
+        pytest.param(OURS, id="ours", marks=pytest.mark.long),
+        pytest.param(
+            (*OURS, *PRIORITIES, "--max-queued-requests", "3"),
+            id="ours-limit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param((), id="fcfs", marks=pytest.mark.long),
+        pytest.param(("--schedule-policy", "hrrn"), id="hrrn", marks=pytest.mark.long),
+        pytest.param(GATE, id="fcfs-gate", marks=pytest.mark.long),
+        pytest.param(("--schedule-policy", "hrrn", *GATE), id="hrrn-gate", marks=pytest.mark.long),
+        pytest.param((*OURS, *GATE), id="ours-gate", marks=pytest.mark.long),
+    ],
+)
+def test_whoever_leaves_the_others_get_their_answers_and_nothing_is_held(
+    tiny_model, arguments
+) -> None:
+    found = scenario(tiny_model, "fuzz", *arguments)
+    print(found)
+    for none in ("wrong", "unserved", "requests", "waiting", "in_queue", "in_gate", "locked"):
+        assert found[none] == 0, found
+    assert found["slots"] == 0, found
+    assert min(found[some] for some in ("answered", "aborts", "retries", "repeated_names")) > 10

@@ -1,0 +1,182 @@
+"""Clients that hang up and ask again, at SGLang's own scheduler in one process.
+
+    cd test && python -m support.leaving_worker MODEL SCENARIO ARGUMENT...
+
+Prints one JSON object: what the function ``SCENARIO`` below returns.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.server.session_gate import TIME_KEY, time_told
+from support.prompts import continuing_prompts, token_ids
+from support.scheduler_worker import InProcess
+
+ANSWER = 4
+MOST_OTHERS = 100
+MOST_STEPS = 2_000
+STEPS = 300
+"""Of one turn of the fuzz: arrivals, hang-ups and steps of the engine."""
+
+
+def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[Any]:
+    """``ids`` waits under the name ``rid``, and the scheduler has seen it wait. Who else is there."""
+    others = [engine.feed(token_ids(8, 902), 6), engine.feed(token_ids(8, 903), 60)]
+    engine.step()
+    now = time.monotonic()
+    waits = engine.feed(ids, ANSWER, at=now, rid=rid)
+    short = engine.feed(token_ids(10, 904), 60, at=now)
+    others += [short, engine.feed(token_ids(10, 905), 6, at=now + 5.0)]
+    while short in engine.scheduler.waiting_queue:
+        engine.step()
+    assert waits in engine.scheduler.waiting_queue
+    return others
+
+
+def retry(engine: InProcess) -> dict[str, Any]:
+    """A prompt is abandoned while it waits, and asked again while others come and are served: after
+    how many others it is answered."""
+    prompt = token_ids(1200, 1)
+    passed_by_a_short_one(engine, prompt, "given-up")
+    engine.abort("given-up")
+    again = engine.feed(prompt, ANSWER, rid="again")
+    others: list[Any] = []
+    served = 0
+    while served < MOST_OTHERS and not again.finished():
+        done = [req for req in others if req.finished()]
+        served += len(done)
+        others = [req for req in others if req not in done]
+        while len(others) < 3:
+            others.append(engine.feed(token_ids(100, served + len(others)), ANSWER))
+        engine.step()
+    return {"answered": again.finished(), "others": served}
+
+
+def same_name(engine: InProcess) -> dict[str, Any]:
+    """A name is used again, for another prompt, between two passes of the scheduler."""
+    asked = [token_ids(300, 1), token_ids(300, 2)]
+    alone = []
+    for ids in asked:
+        engine.serve([req := engine.feed(ids, ANSWER)])
+        alone.append(list(req.output_ids))
+    others = passed_by_a_short_one(engine, asked[0], "job-7")
+    engine.abort("job-7")
+    second = engine.feed(asked[1], ANSWER, rid="job-7")
+    waiting = [second, engine.feed(token_ids(20, 5), ANSWER), *others]
+    for _ in range(MOST_STEPS):
+        engine.step()
+        if all(req.finished() for req in waiting):
+            break
+    return {"answered": second.finished(), "equal": list(second.output_ids) == alone[1]}
+
+
+def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
+    """Clients that come, hang up at random places and ask again, under the same name or another."""
+    draw = random.Random(seed)
+    asked = continuing_prompts(12, seed, most_shared=600)
+    alone = []
+    for ids in asked:
+        engine.serve([req := engine.feed(ids, ANSWER)])
+        alone.append(list(req.output_ids))
+    counts = {"answered": 0, "aborts": 0, "retries": 0, "repeated_names": 0, "refused": 0}
+    under_way: list[tuple[int, Any]] = []
+    seen: list[Any] = []
+    wrong = 0
+    priorities = engine.scheduler.enable_priority_scheduling
+
+    def ask(which: int, rid: str) -> None:
+        fields = {"extra_key": draw.choice([None, "a", "b"]), "rid": rid}
+        if priorities:
+            fields["priority"] = draw.randrange(3)
+        req = engine.feed(asked[which], ANSWER, **fields)
+        if req is None:
+            counts["refused"] += 1
+        else:
+            seen.append(weakref.ref(req))
+            under_way.append((which, req))
+
+    def names() -> set[str]:
+        return {req.rid for _, req in under_way}
+
+    for number in range(STEPS):
+        if len(under_way) < 10 and draw.random() < 0.5:
+            ask(draw.randrange(len(asked)), f"c{number}-")
+        if under_way and draw.random() < 0.3:
+            which, req = under_way.pop(draw.randrange(len(under_way)))
+            if not req.finished():
+                rid = req.rid
+                engine.abort(rid)
+                counts["aborts"] += 1
+                if draw.random() < 0.7:
+                    counts["retries"] += 1
+                    again = draw.random() < 0.5 and rid not in names()
+                    counts["repeated_names"] += again
+                    # The same name may now stand for another prompt.
+                    other = draw.randrange(len(asked)) if again and draw.random() < 0.5 else which
+                    ask(other, rid if again else f"c{number}b-")
+            del req
+        for _ in range(draw.randrange(3)):
+            engine.step()
+        time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
+        for which, req in [pair for pair in under_way if pair[1].finished()]:
+            under_way.remove((which, req))
+            if req.finished_reason.to_json()["type"] == "length":
+                counts["answered"] += 1
+                wrong += list(req.output_ids) != alone[which]
+    left = [req for _, req in under_way]
+    for number in range(MOST_STEPS):
+        engine.step()
+        # No one comes any more: sessions that might return are over at some time.
+        time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
+        if all(req.finished() for req in left):
+            break
+    unserved = sum(not req.finished() for req in left)
+    under_way.clear()
+    left.clear()
+    which = req = None
+    for _ in range(3):
+        engine.step()
+    return {**counts, "wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
+
+
+def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
+    """What a server still has of clients that are all gone."""
+    scheduler = engine.scheduler
+    scheduler.last_batch = None
+    gc.collect()
+    cache = scheduler.tree_cache
+    cache.sanity_check()
+    queue = cache.canopy_queue
+    gate = getattr(scheduler, "canopy_session_gate", None)
+    return {
+        "requests": sum(ref() is not None for ref in seen),
+        "waiting": len(scheduler.waiting_queue),
+        "in_queue": len(queue._arranged) + len(queue._computing) + len(queue.order),
+        "in_gate": 0 if gate is None else len(gate._requests) + len(gate.gate.line),
+        "locked": cache.protected_size(),
+        "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
+    }
+
+
+def main() -> None:
+    import torch
+
+    engine = InProcess(Path(sys.argv[1]), sys.argv[3:])
+    with torch.no_grad():
+        found = globals()[sys.argv[2]](engine)
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # SGLang's threads would keep the process
+
+
+if __name__ == "__main__":
+    main()
