@@ -1,0 +1,71 @@
+"""(c) One plan by ``canopy plan``: every configuration that it tried, and what it chose."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from digest import digest
+from paths import data
+
+from canopy_lab.cli.main import main
+
+REQUESTS = 500
+OPTIONS = (
+    *("--format", "mooncake", "--profile", "qwen2.5-7b-h100", "--requests", str(REQUESTS)),
+    *("--device-tokens", "300000", "--load", "0.25", "--device-policy", "lru,wa"),
+    *("--slo", "p99_ttft<15s", "--screening", "off", "--evaluations", "60"),
+    *("--no-cache", "--jobs", "1"),
+)
+PARTS = ("front", "extremes", "neighbours", "sensitivity", "uncertainty")
+"""Parts of the report of which only a digest is kept."""
+
+Task = str
+
+
+def tasks() -> list[Task]:
+    """One."""
+    return ["plan"]
+
+
+def rows(task: Task) -> dict[str, Any]:
+    """A row for each configuration, and one for what was made of them."""
+    report = planned()
+    made = {"the plan, chosen": clean(report["chosen"])}
+    made["the plan, baseline"] = clean(report["baseline"])
+    made["the plan, all of it"] = {
+        "evaluations": report["evaluations"],
+        "stages": report["stages"],
+        "grid_size": report["grid_size"],
+        "feasible": report["feasible"],
+        "binding": report["binding"],
+        "hypervolume": report["hypervolume"],
+        "footprint_gib": report["footprint_gib"],
+        **{part: digest(clean(report[part])) for part in PARTS},
+    }
+    for number, row in enumerate(report["evaluated"]):
+        made[f"the plan, tried {number:03d}"] = clean(row)
+    return made
+
+
+def planned() -> dict[str, Any]:
+    """What ``canopy plan --json`` writes."""
+    trace = data() / "mooncake" / "conversation_first60.jsonl"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "plan.json"
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            status = main(["plan", "--trace", str(trace), *OPTIONS, "--json", str(out)])
+        if status != 0:
+            raise SystemExit(f"canopy plan ended with {status}")
+        return json.loads(out.read_text())
+
+
+def clean(value: Any) -> Any:
+    """Without the wall time that a run took."""
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items() if k != "seconds"}
+    return [clean(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,72 @@
+"""(a) What every policy hits on the real traces, at four sizes of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from digest import digest
+from real_traces import TRACES, read
+
+from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
+from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
+from canopy_lab.sim.hindsight.future import Future
+from sglang_canopy.policy.registry import make_policy, policy_class
+
+SIZES = (0.02, 0.05, 0.10, 0.20)
+"""Of the trace's distinct blocks."""
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lru": ("lru", {}),
+    "wa": ("wa", {}),
+    "wa, the paper's formula": ("wa", {"model": "exponential", "categories": "type-turn"}),
+    "tlru": ("canopy-tlru", {}),
+    "sglang's tlru": ("sglang-tlru", {}),
+    "threshold-lru": ("threshold-lru", {}),
+    "etlru": ("etlru", {}),
+    "slru": ("slru", {}),
+    "lfu": ("lfu", {}),
+    "fifo": ("fifo", {}),
+    "s3fifo": ("s3fifo", {}),
+    "gdfs": ("gdfs", {}),
+}
+"""Row -> a policy's name in the simulator and its options."""
+
+Task = tuple[str, float]
+
+
+def tasks() -> list[Task]:
+    """What can run in processes of its own: a trace at a size."""
+    return [(trace, size) for trace in TRACES for size in SIZES]
+
+
+def rows(task: Task) -> dict[str, Any]:
+    """One row a policy. The tail is that beyond LRU's own 90th percentile."""
+    name, size = task
+    trace = read(name)
+    blocks = max(1, round(size * distinct_blocks(trace)))
+    threshold = simulate(trace, make_policy("lru"), blocks).uncached_tokens_p90
+    future = Future(trace)
+    made = {}
+    for row, (policy, config) in POLICIES.items():
+        target = {"threshold_tokens": threshold} if policy_class(policy).takes_tail_target else {}
+        built = make_policy(policy, config | target)
+        made[row] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+    for policy in hindsight_names():
+        target = (
+            {"threshold_tokens": threshold} if hindsight_class(policy).takes_tail_target else {}
+        )
+        built = make_hindsight(policy, future, target)
+        made[policy] = figures(simulate(trace, built, blocks, threshold_tokens=threshold))
+    return {f"{name} at {size:.0%}, {row}": figures for row, figures in made.items()}
+
+
+def figures(result: SimResult) -> dict[str, Any]:
+    """What is kept of a run."""
+    return {
+        "requests": result.requests,
+        "blocks": result.blocks,
+        "block_hits": result.block_hits,
+        "token_hits": result.token_hits,
+        "tail_tokens": result.tel_tokens,
+        "evicted_blocks": result.evicted_blocks,
+        "each_request": digest(result.uncached_tokens.tolist()),
+    }

@@ -1,0 +1,97 @@
+"""(d) TTFT of simulated servers under load: orders of the queue, the gate, tiers, write policies."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from digest import digest
+from real_traces import read
+
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
+from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
+
+PROFILE = "qwen2.5-7b-h100"
+TOKENS = {"conversation": 500_000, "agentic": 1_000_000}
+"""Of the device's pool."""
+REQUESTS = {"conversation": 2000, "agentic": 1200}
+LOOPS = {"conversation": "turns-wait", "agentic": "closed"}
+RATES = {"conversation": 1.3, "agentic": 100.0}
+"""Requests a second; sessions an hour."""
+HOST, DISK = 2.0, 6.0
+"""Sizes as multiples of the device's pool."""
+DISK_BYTES_PER_S = 3e9
+
+ARMS: dict[str, dict[str, Any]] = {
+    "fcfs": {},
+    "fcfs, wa": {"device_policy": "wa"},
+    "fcfs, as SGLang": {"whole_nodes": True, "waiting_prefixes": "touched"},
+    "hrrn": {"schedule_policy": "hrrn"},
+    "hrrn, wa": {"schedule_policy": "hrrn", "device_policy": "wa"},
+    "lpm": {"schedule_policy": "lpm"},
+    "the gate": {"session_gate": "footprint"},
+    "the gate, wa": {"session_gate": "footprint", "device_policy": "wa"},
+    "host, write_through": {"tiers": 1, "write_policy": "write_through"},
+    "host, write_through, wa": {
+        "tiers": 1, "write_policy": "write_through", "device_policy": "wa",
+    },
+    "host, write_back": {"tiers": 1, "write_policy": "write_back"},
+    "host, write_back, wa": {"tiers": 1, "write_policy": "write_back", "device_policy": "wa"},
+    "host and disk, write_through": {"tiers": 2, "write_policy": "write_through"},
+    "host and disk, write_through, wa": {
+        "tiers": 2, "write_policy": "write_through", "device_policy": "wa",
+    },
+    "host and disk, write_back": {"tiers": 2, "write_policy": "write_back"},
+    "host and disk, TTL of 60 s": {"tiers": 2, "ttl_s": 60.0},
+}  # fmt: skip
+"""Row -> settings of ``SystemConfig``, and how many tiers are below the device."""
+
+Task = tuple[str, str]
+
+
+def tasks() -> list[Task]:
+    """What can run in processes of its own: a workload and an arm."""
+    return [(workload, arm) for workload in TOKENS for arm in ARMS]
+
+
+def rows(task: Task) -> dict[str, Any]:
+    """One row."""
+    workload, arm = task
+    settings = dict(ARMS[arm])
+    profile = load_profile(PROFILE)
+    tiers, ttl_s = settings.pop("tiers", 0), settings.pop("ttl_s", None)
+    pool_bytes = TOKENS[workload] * profile.kv_bytes_per_token
+    policy = settings.get("device_policy", "lru")
+    if tiers >= 1:
+        speed = profile.host
+        settings["host"] = TierSpec(
+            HOST * pool_bytes, speed.read_bytes_per_s, speed.write_bytes_per_s, policy=policy
+        )
+    if tiers >= 2:
+        settings["disk"] = TierSpec(
+            DISK * pool_bytes, DISK_BYTES_PER_S, DISK_BYTES_PER_S, policy=policy, ttl=ttl_s
+        )
+    config = SystemConfig(device_tokens=TOKENS[workload], fixed_outputs=True, **settings)
+    system = LoadedSystem(requests(workload), config, profile, loop=LOOPS[workload])
+    return {f"{workload}, {arm}": figures(system.at(RATES[workload]))}
+
+
+@cache
+def requests(workload: str) -> Workload:
+    """Its requests, as the simulator takes them."""
+    return Workload(CompactTrace(read(workload, REQUESTS[workload])), seed=0)
+
+
+def figures(run: LoadRun) -> dict[str, Any]:
+    """TTFT in seconds, what was hit, and a digest of every request's TTFT."""
+    return {
+        "ttft_mean_s": run.latency.ttft_s.mean,
+        "ttft_p50_s": run.latency.ttft_s.p50,
+        "ttft_p99_s": run.latency.ttft_s.p99,
+        "session_p99_s": run.latency.session_s.p99,
+        "sessions_per_hour": run.latency.sessions_per_hour,
+        "token_hit_ratio": run.system.token_hit_ratio,
+        "prefill_s_saved": run.system.prefill_s_saved_by_tier,
+        "each_request": digest(run.system.ttft_s.tolist()),
+    }

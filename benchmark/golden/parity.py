@@ -1,0 +1,103 @@
+"""(b) Every hit and every victim of the parity suites' streams, in the simulator and served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import test_parity
+import test_tiered_parity
+from digest import digest
+
+QUANTUM = 64
+"""Tokens that a server evicts at least."""
+SEEDS, REQUESTS = (1, 2, 3, 4), 120
+"""The suites go through the first two."""
+PAPER = {"model": "exponential", "categories": "type-turn"}
+
+SERVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "lru": ("canopy-lru", {}),
+    "wa": ("wa", {}),
+    "wa, exponential": ("wa", {"model": "exponential"}),
+    "wa, the paper's formula": ("wa", PAPER),
+    "wa, the paper's formula, reused": ("wa", {**PAPER, "cdf": "reused"}),
+    "tlru": ("canopy-tlru", {"threshold_tokens": 20}),
+    "threshold-lru": ("threshold-lru", {"threshold_tokens": 24}),
+    "etlru": ("etlru", {"threshold_tokens": 20}),
+}
+"""Row -> a policy that servers have, and its options."""
+SIMULATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sglang's tlru": ("sglang-tlru", {"threshold_tokens": 20, "next_prompt_tokens": 4}),
+    "slru": ("slru", {}),
+    "lfu": ("lfu", {}),
+    "fifo": ("fifo", {}),
+    "s3fifo": ("s3fifo", {}),
+    "gdfs": ("gdfs", {}),
+}
+"""Row -> a policy of the simulator alone."""
+CUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "pages of 4 by need": (4, {"quantum_tokens": 1, "whole_nodes": False}),
+    "pages of 4, whole nodes": (4, {"quantum_tokens": 1, "whole_nodes": True}),
+    **{f"pages of {page}": (page, {"quantum_tokens": QUANTUM}) for page in (4, 16, 64)},
+}
+TIERED = ((4, 1), (4, 64), (16, 64), (64, 64))
+"""Tokens of a page and of the quantum."""
+
+Task = tuple[str, str]
+
+
+def tasks() -> list[Task]:
+    """What can run in processes of its own: a policy, or one on two tiers."""
+    return [
+        *(("one tier", row) for row in (*SERVED, *SIMULATED)),
+        *(("two tiers", policy) for policy in ("canopy-lru", "wa")),
+    ]
+
+
+def rows(task: Task) -> dict[str, Any]:
+    """Hits, victims and their digest; of what is served too, twice."""
+    tiers, row = task
+    return on_device(row) if tiers == "one tier" else on_two_tiers(row)
+
+
+def on_device(row: str) -> dict[str, Any]:
+    """A row for each way to cut."""
+    policy, config = (SERVED | SIMULATED)[row]
+    runs = {"simulated": test_parity.simulated}
+    if row in SERVED:
+        runs["served"] = test_parity.served
+    made = {}
+    for cut, (page, settings) in CUTS.items():
+        for way, run in runs.items():
+            hits: list[int] = []
+            victims: list[tuple[int, int, int]] = []
+            for seed in SEEDS:
+                steps = test_parity.workload(seed, REQUESTS)
+                seen = run(policy, config, steps, page, **settings)
+                hits += seen[0]
+                victims += seen[1]
+            made[f"{row}, {cut}, {way}"] = {
+                "token_hits": sum(hits),
+                "victims": len(victims),
+                "evicted_tokens": sum(tokens for _, tokens, _ in victims),
+                "each": digest([hits, victims]),
+            }
+    return made
+
+
+def on_two_tiers(policy: str) -> dict[str, Any]:
+    """What each request finds on device and host, and what either holds after it."""
+    made = {}
+    name = policy.removeprefix("canopy-")
+    for page, quantum in TIERED:
+        states = {"simulated": [], "served": []}
+        for seed in (1, 2, 3):
+            ours, theirs = test_tiered_parity.both(policy, seed, page, quantum)
+            states["simulated"] += ours
+            states["served"] += theirs
+        for way, seen in states.items():
+            made[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
+                "device_hits": sum(state[0] for state in seen),
+                "host_hits": sum(state[1] for state in seen),
+                "each": digest(seen),
+            }
+    return made

@@ -1,0 +1,57 @@
+"""Where things are: the checkout, the tests whose streams are reused, and the real traces."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SOURCES = (
+    ROOT / "python",
+    ROOT / "sgl-kernel" / "python",
+    ROOT / "sgl-kernel" / "cpu" / "src",
+)
+"""Folders that hold the project's packages."""
+ON_A_CPU = (ROOT / "python" / "sglang_canopy" / "cpu", ROOT / "sgl-kernel" / "cpu")
+"""What runs SGLang on a CPU, and is no part of a cache."""
+
+
+def use_checkout() -> None:
+    """Import the packages and the tests of this checkout, and no compiled copy of them.
+
+    In child processes, too.
+    """
+    folders = [*SOURCES, ROOT / "test", ROOT / "test" / "radix", ROOT / "scripts", HERE]
+    sys.path[:0] = [str(f) for f in folders]
+    inherited = os.environ.get("PYTHONPATH")
+    first = [str(f) for f in folders]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*first, *([inherited] if inherited else [])])
+    os.environ["CANOPY_COMPILED"] = "off"
+    # As test/conftest.py has it, before anything imports sglang.
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of SGLang's imports, in child processes
+
+
+def data() -> Path:
+    """The folder of real traces: $CANOPY_DATA, else ``shared/data`` beside the checkout."""
+    named = os.environ.get("CANOPY_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        raise SystemExit(
+            "no real traces: set CANOPY_DATA to a folder with mooncake/, agentic_coding/"
+        )
+    return folder
+
+
+def model() -> Path:
+    """The prepared SmolLM2."""
+    folder = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+    if not (folder / "config.json").exists():
+        raise SystemExit("SmolLM2 is not prepared: run ./scripts/test.sh once")
+    return folder

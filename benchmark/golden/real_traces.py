@@ -1,0 +1,27 @@
+"""The real traces, cut to a size that every policy goes through in a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import islice
+
+from paths import data
+
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.overlay import overlay
+from canopy_lab.trace.record import TraceRequest
+
+TRACES = ("conversation", "synthetic", "agentic")
+REQUESTS = 6000
+SESSIONS, WINDOW_S = 40, 3600.0
+
+
+@cache
+def read(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
+    """The first ``requests`` of ``conversation``, ``synthetic`` or ``agentic``."""
+    if name == "agentic":
+        archive = data() / "agentic_coding" / "traces_500.tar.xz"
+        made = overlay(archive, SESSIONS, WINDOW_S, 0, own_prefixes=True)
+        return list(islice(made, requests))
+    files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
+    return list(islice(open_trace(data() / "mooncake" / files[name], "mooncake"), requests))

@@ -1,0 +1,100 @@
+"""Golden rows: what the cache, the simulators, the planner and a server did at one commit.
+
+    python benchmark/golden/run.py                      # compute them all and write rows.json
+    python benchmark/golden/run.py --check              # compute them again; 1 if a digit differs
+    python benchmark/golden/run.py --check hits parity  # some parts of them alone
+
+Parts, each a module beside this file with ``tasks()`` and ``rows(task)``:
+
+    hits            hits of every policy on three real traces at four sizes of the cache
+    parity          every hit and victim of the parity suites' streams, simulated and served
+    capacity_plan   a plan: each configuration that was tried
+    loaded_systems  TTFT of simulated servers: queue orders, the gate, tiers, write policies
+    served          a replay against real servers on the CPU
+
+Set CANOPY_DATA to the folder of the real traces. Tasks run on ``--jobs`` processes, servers one
+after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from compare import differences
+from paths import HERE, use_checkout
+
+PARTS = ("hits", "parity", "capacity_plan", "loaded_systems", "served")
+ALONE = ("served",)
+"""Parts whose tasks start servers: never two at a time."""
+ROWS = HERE / "rows.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with rows.json; write nothing"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    args = parser.parse_args()
+    unknown = set(args.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    use_checkout()
+    known = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    failed = False
+    for part in args.parts or PARTS:
+        began = time.perf_counter()
+        rows = computed(part, 1 if part in ALONE else args.jobs)
+        print(f"{part}: {len(rows)} rows in {time.perf_counter() - began:.0f} s", flush=True)
+        if args.check:
+            lines = differences(known.get(part, {}), rows)
+            print("\n".join(lines) or f"{part}: as in {ROWS.name}", flush=True)
+            failed |= bool(lines)
+        else:
+            known[part] = rows
+            write(known)
+    return int(failed)
+
+
+def computed(part: str, jobs: int) -> dict[str, Any]:
+    """The rows of a part. Values go through JSON, so that both sides of a comparison did."""
+    # Spawned: a fork would copy SGLang's threads. Each process lives for one part.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        tasks = pool.submit(tasks_of, part).result()
+        made = list(pool.map(rows_of, [part] * len(tasks), tasks))
+    return json.loads(json.dumps({name: row for rows in made for name, row in rows.items()}))
+
+
+def tasks_of(part: str) -> list[Any]:
+    use_checkout()
+    return importlib.import_module(part).tasks()
+
+
+def rows_of(part: str, task: Any) -> dict[str, Any]:
+    use_checkout()
+    return importlib.import_module(part).rows(task)
+
+
+def write(known: dict[str, Any]) -> None:
+    """One row a line."""
+    parts = []
+    for part in PARTS:
+        if part in known:
+            rows = ",\n".join(
+                f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in known[part].items()
+            )
+            parts.append(f' "{part}": {{\n{rows}\n }}')
+    ROWS.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

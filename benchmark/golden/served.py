@@ -1,0 +1,134 @@
+"""(e) A replay against a real server on the CPU: what each request found cached, and its answer.
+
+One request at a time, so that only the cache decides what is found. Agents go on with their
+conversations between questions that nobody goes on from; half of the agents say what they do, and
+when they are done. The pool does not hold it all: LRU and ``wa`` keep different parts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from digest import digest
+from paths import model
+
+from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+
+POLICIES = ("canopy-lru", "wa")
+KV_TOKENS = 1536
+REQUESTS, ANSWER_TOKENS = 90, 4
+AGENTS, TURNS = 6, 5
+QUESTIONS = 0.4
+"""Share of the requests that nobody goes on from."""
+WA_CONFIG = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
+"""Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64."""
+READY_S, ANSWER_S = 300.0, 120.0
+WORDS = [
+    "river",
+    "stone",
+    "cloud",
+    "engine",
+    "paper",
+    "garden",
+    "window",
+    "market",
+    "letter",
+    "winter",
+    "signal",
+    "copper",
+    "bridge",
+    "candle",
+    "forest",
+    "number",
+    "travel",
+    "silver",
+    "island",
+    "planet",
+    "kitchen",
+    "summer",
+    "doctor",
+    "pocket",
+]
+
+Task = str
+
+
+def tasks() -> list[Task]:
+    """A server each, one after the other."""
+    return list(POLICIES)
+
+
+def rows(task: Task) -> dict[str, Any]:
+    """What was cached of each request, and a digest of the texts."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, log = free_port(), Path(folder) / "server.log"
+        given = cpu_arguments(model(), kv_tokens=KV_TOKENS, dtype="float32")
+        given += ["--radix-eviction", task, *WA_CONFIG]
+        with serving(given, log=log, port=port, deadline_s=READY_S, patience_s=0.0) as server:
+            answers = [send(server.url, body) for body in replay()]
+    return {
+        f"served, {task}": {
+            "requests": len(answers),
+            "prompt_tokens": sum(prompt for prompt, _, _ in answers),
+            "cached_tokens": sum(cached for _, cached, _ in answers),
+            "cached": " ".join(str(cached) for _, cached, _ in answers),
+            "texts": digest([text for _, _, text in answers]),
+        }
+    }
+
+
+def replay() -> list[dict[str, Any]]:
+    """Chat bodies, in order."""
+    draw = random.Random(29)
+    talks: dict[int, list[dict[str, str]]] = {}
+    made = []
+    for _ in range(REQUESTS):
+        if draw.random() < QUESTIONS:
+            messages = [{"role": "user", "content": words(draw, 100, 160)}]
+            made.append(body(messages, canopy_category="rag"))
+            continue
+        who = draw.randrange(AGENTS)
+        messages = talks.setdefault(who, [{"role": "system", "content": f"You are agent {who}."}])
+        messages.append({"role": "user", "content": words(draw, 15, 50)})
+        turn = len(messages) // 2
+        over = turn == TURNS
+        says: dict[str, Any] = {}  # the others' turn and category are inferred
+        if who % 2:
+            says = {"canopy_category": "agent", "canopy_conversation": f"c{who}"}
+            says |= {"canopy_turn": turn} | ({"canopy_over": True} if over else {})
+        made.append(body(messages, **says))
+        messages.append({"role": "assistant", "content": draw.choice(WORDS)})
+        if over:
+            del talks[who]
+    return made
+
+
+def body(messages: list[dict[str, str]], **says: Any) -> dict[str, Any]:
+    """Of one request."""
+    made = {"model": "m", "messages": list(messages), "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    return made | ({"custom_params": says} if says else {})
+
+
+def words(draw: random.Random, least: int, most: int) -> str:
+    """A text of so many words."""
+    return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(least, most)))
+
+
+def send(url: str, body: dict[str, Any]) -> tuple[int, int, str]:
+    """Tokens of the prompt, tokens of it that were cached, and the answer."""
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        found = json.loads(answer.read())
+    usage = found["usage"]
+    details = usage.get("prompt_tokens_details") or {}
+    text = found["choices"][0]["message"]["content"]
+    return usage["prompt_tokens"], details.get("cached_tokens", 0), text
