@@ -9,7 +9,7 @@ import pytest
 
 from canopy_lab.top.explained import lines
 from sglang_canopy.radix.decisions import MOST, Decision, Decisions
-from sglang_canopy.radix.explain import KEY, asked, explain
+from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, asked, explain
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check
@@ -147,3 +147,23 @@ def test_what_is_left_of_a_survival_curve():
 @pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
 def test_a_forged_question_is_none(bad):
     assert asked(KEY + bad) is None
+
+
+def test_however_many_leaves_there_are_only_so_many_are_looked_at(monkeypatch):
+    """One route for users, one thread for all requests: bounded by leaves, and for all tenants."""
+    tree = LiveTree(2000, "wa", {"quantum_tokens": 1})
+    for number in range(600):
+        tree.serve([1000 * number, 1000 * number + 1], float(number), conversation=f"c{number}")
+    for tenant in ("a", "b", "c"):
+        tree.serve([7, 8, 9], 600.0, conversation="last", tenant=tenant)
+    policy, named = tree.core.live.device_policy, []
+    victim = policy.victim
+    monkeypatch.setattr(policy, "victim", lambda now: named.append(now) or victim(now))
+    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_S", 60.0)
+    found = ask(tree, "last")
+    assert len(found) == 3
+    assert len(named) == LOOKED_AHEAD_LEAVES
+    assert found[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
+    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_S", -1.0)
+    assert ask(tree, "last")[0]["next_to_go"]["looked_at_tokens"] == 0
+    check(tree)

@@ -13,8 +13,10 @@ def lowest_ranked(
     tokens: int,
     now: float,
     exposed: Callable[[Leaf, set[Leaf]], Leaf | None],
+    enough: Callable[[int], bool] = lambda leaves: False,
 ) -> list[Victim]:
-    """The victims in the order in which ``policy`` would name them, ``tokens`` of them in all.
+    """The victims in the order in which ``policy`` would name them, ``tokens`` of them in all, or
+    fewer where ``enough(leaves)`` says that so many leaves will do.
 
     Every leaf is with the policy again afterwards. ``exposed(leaf, gone)`` is the leaf that
     becomes evictable, and is not admitted, once those in ``gone`` have left, ``leaf`` the last of
@@ -24,7 +26,7 @@ def lowest_ranked(
     gone: set[Leaf] = set()
     lent: set[Leaf] = set()
     try:
-        while tokens > 0:
+        while tokens > 0 and not enough(len(victims)):
             victim = policy.victim(now)
             if victim is None:
                 break

@@ -115,13 +115,15 @@ class EvictableLeaves(set):
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
 
-    def lowest_ranked(self, tokens: int) -> list[tuple[UnifiedTreeNode, int]]:
+    def lowest_ranked(
+        self, tokens: int, enough: Callable[[int], bool] = lambda leaves: False
+    ) -> list[tuple[UnifiedTreeNode, int]]:
         """The next victims, ``tokens`` in all, and what the policy keeps of each. None is evicted.
 
         A node counts as the next one's parent would after its children are gone from the device.
         """
         self.admit_pending()
-        victims = lowest_ranked(self.policy, tokens, self.clock.now, self._exposed)
+        victims = lowest_ranked(self.policy, tokens, self.clock.now, self._exposed, enough)
         return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
 
     def _exposed(self, leaf: Leaf, gone: set[Leaf]) -> Leaf | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,11 @@ KEY = "canopy_explain:"
 MAX_NODES = 256
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
-"""How far ahead the order of eviction is looked at."""
+"""How far ahead the order of eviction is looked at..."""
+LOOKED_AHEAD_LEAVES = 256
+"""... and at how many leaves at most..."""
+LOOKED_AHEAD_S = 0.02
+"""... and for how much of the thread's time. All tenants that are asked about share it."""
 
 
 def asked(key: str) -> tuple[str, dict[str, Any]] | None:
@@ -48,10 +53,30 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
         tenants = [body["tenant"]]
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
-    return [_of_tenant(core, tenant, conversation) for tenant in tenants]
+    order = _next_to_go(core) if tenants else []
+    return [_of_tenant(core, tenant, conversation, order) for tenant in tenants]
 
 
-def _of_tenant(core: CanopyTreeCore, tenant: str | None, conversation: Hashable) -> dict[str, Any]:
+def _next_to_go(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
+    """The next victims, and the tokens of each that go; none under a policy whose order would
+    change by looking at it."""
+    if not core.live.device_policy.admits_alike:
+        return []
+    until = time.thread_time() + LOOKED_AHEAD_S
+
+    def enough(leaves: int) -> bool:
+        return leaves >= LOOKED_AHEAD_LEAVES or time.thread_time() > until
+
+    victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, enough)
+    return [(node, len(node.key) - keep) for node, keep in victims]
+
+
+def _of_tenant(
+    core: CanopyTreeCore,
+    tenant: str | None,
+    conversation: Hashable,
+    order: list[tuple[UnifiedTreeNode, int]],
+) -> dict[str, Any]:
     now = core.clock.now
     end = core.conversations.deepest(tenant, conversation)
     nodes = [] if end is None else _path(core, end)
@@ -69,7 +94,7 @@ def _of_tenant(core: CanopyTreeCore, tenant: str | None, conversation: Hashable)
         "nodes": nodes[:MAX_NODES],
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
-        "next_to_go": None if end is None else _turn(core, end),
+        "next_to_go": None if end is None else _turn(core, end, order),
         "evicted": [
             {
                 "s_ago": round(now - one.time, 3),
@@ -116,26 +141,25 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     return rows
 
 
-def _turn(core: CanopyTreeCore, end: UnifiedTreeNode) -> dict[str, Any]:
-    """How many other tokens leave the device before this path's last node on it does.
-
-    Not looked at under a policy whose order would change by it.
-    """
-    leaves, on_device = core.evictable_device_leaves, set()
-    for node in _above(core, end):
-        if node.component_data[BASE_COMPONENT_TYPE].value is not None:
-            on_device.add(node)
+def _turn(
+    core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
+) -> dict[str, Any]:
+    """How many other tokens leave the device before this path's last node on it does."""
+    on_device = {
+        node
+        for node in _above(core, end)
+        if node.component_data[BASE_COMPONENT_TYPE].value is not None
+    }
     rate = core.decisions.rate(DEVICE, core.clock.now)
     ahead = 0
     free = core.live.free_tokens()
-    if on_device and core.live.device_policy.admits_alike:
-        for node, keep in leaves.lowest_ranked(LOOKED_AHEAD_TOKENS):
-            if node in on_device:
-                seconds = (ahead + free) / rate if rate > 0 else math.inf
-                return {
-                    "tokens_before": ahead,
-                    "free_tokens": free,
-                    "seconds": None if math.isinf(seconds) else round(seconds, 1),
-                }
-            ahead += len(node.key) - keep
+    for node, tokens in order if on_device else ():
+        if node in on_device:
+            seconds = (ahead + free) / rate if rate > 0 else math.inf
+            return {
+                "tokens_before": ahead,
+                "free_tokens": free,
+                "seconds": None if math.isinf(seconds) else round(seconds, 1),
+            }
+        ahead += tokens
     return {"tokens_before": None, "looked_at_tokens": ahead, "free_tokens": free, "seconds": None}
