@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "top": {"policy"},
     "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
     "storage": {"disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"config", "policy", "radix", "reuse", "ttl", "whatif"},
+    "telemetry": {"admission", "policy", "radix", "reuse", "ttl", "whatif"},
     "ui": set(),
     "canopy_chunks": {"policy"},
     "canopy_chunks/server": {"canopy_chunks", "config", "request"},

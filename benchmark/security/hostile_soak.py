@@ -22,7 +22,8 @@ that gets more than its share and that budget pushes conversations out before th
 Passes if the honest tenant's hit rate (prompt tokens from the cache, warm-up left out) in *hostile*
 is no more than one point below that in *alone* and in *truthful*; nothing of the honest tenant was
 readable or reusable by the other; no answer was a 5xx, no traceback logged; and memory (resident,
-all of the server's processes) does not grow from the middle third of the run to the last. Prints
+all of the server's processes) does not grow from the middle third of the run to the last; and of the
+scheduler's thread no call of a hook takes over 50 ms of processor time, nor all of them over 2 %. Prints
 one JSON object; exits with 1 if anything failed. Everything is on the loopback interface.
 """
 
@@ -39,9 +40,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tenants import Honest, Hostile
+from tenants import Honest, Hostile, call
 
 from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+from sglang_canopy.telemetry import thread_time
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -50,6 +52,8 @@ SAMPLE_S = 2.0
 GROWTH = 0.03
 """Share by which memory may seem to grow: allocators breathe."""
 GROWTH_MB = 24.0
+CALL_S, SHARE = 0.05, 0.02
+"""The longest call of a hook, and the share of the scheduler's thread that all of them may take."""
 
 
 class Memory:
@@ -102,7 +106,8 @@ def run(
     given += ["--load-format", "dummy", "--radix-eviction", arguments.policy]
     given += ["--enable-metrics", "--canopy-chunks", "on", "--canopy-chunk-memory-mb", "32"]
     log = folder / f"{name}.log"
-    with serving(given, log=log, port=free_port(), describe=name) as server:
+    every = {thread_time.VARIABLE: "1"}
+    with serving(given, log=log, port=free_port(), describe=name, environment=every) as server:
         honest.register(server.url)
         registered = honest.listed(server.url)
         memory = Memory(server.process.pid)
@@ -118,6 +123,7 @@ def run(
         if hostile is not None:
             hostile.stop()
         memory.stop()
+        (rank,) = json.loads(call(server.url, "GET", "/canopy/status")[1])["ranks"]
         left = honest.listed(server.url)
         text = server.log_text()
     return {
@@ -132,6 +138,7 @@ def run(
         "tracebacks": text.count("Traceback"),
         "rss_mb": memory.series_mb,
         "memory_flat": memory.flat(),
+        "scheduler": rank["scheduler"],
     }
 
 
@@ -149,6 +156,16 @@ def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
         ),
         "no traceback": not any(found["tracebacks"] for found in runs.values()),
         "memory flat": runs["hostile"]["memory_flat"],
+        "no hook's call over 50 ms": all(
+            row["longest_s"] <= CALL_S
+            for found in runs.values()
+            for row in found["scheduler"]["seams"].values()
+        ),
+        "hooks within 2 % of the scheduler's thread": all(
+            sum(row["seconds"] for row in found["scheduler"]["seams"].values())
+            <= SHARE * found["scheduler"]["thread_s"]
+            for found in runs.values()
+        ),
     }
 
 

@@ -8,6 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.telemetry.thread_time import timed
+
+_SRT = "sglang.srt."
+_SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
+"""What of SGLang runs in the scheduler's thread. A forward is computing, ours or not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seam:
@@ -26,7 +32,16 @@ class Seam:
         """Have SGLang put the hook around its function when it next applies hooks."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        HookRegistry.register(self.target, self.hook, HookType(self.kind))
+        HookRegistry.register(self.target, self.registered, HookType(self.kind))
+
+    @property
+    def registered(self) -> Callable[..., Any]:
+        """The hook as SGLang calls it: with its time counted where it runs in the scheduler's
+        thread, over and over."""
+        name = self.target.removeprefix(_SRT)
+        if not name.startswith(_SCHEDULERS) or name.endswith(".__init__"):
+            return self.hook
+        return timed(name.removeprefix("managers."), self.hook, self.kind == "around")
 
     def is_in_place(self) -> bool:
         """Whether the hook is on the chain of wrappers that SGLang put around the target."""
@@ -34,7 +49,7 @@ class Seam:
         function = getattr(function, "__func__", function)
         while function is not None:
             cells = getattr(function, "__closure__", None) or ()
-            if any(cell.cell_contents is self.hook for cell in cells):
+            if any(cell.cell_contents is self.registered for cell in cells):
                 return True
             function = getattr(function, "__wrapped__", None)
         return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, TIERS
-from sglang_canopy.telemetry.reported_cache import ReportedCache
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.cache import CanopyRadixCache
 
 _SLICE = 1000
 """Nodes looked at before other threads may run."""
@@ -20,7 +22,7 @@ _Sums = dict[Any, list[int]]
 class Holdings:
     """Counted anew by ``count``. The disk is in it where the disk store is ours."""
 
-    def __init__(self, cache: ReportedCache) -> None:
+    def __init__(self, cache: CanopyRadixCache) -> None:
         self._cache = cache
         self._category: _Sums = {}
         self._tenant: _Sums = {}

@@ -80,6 +80,9 @@ class Metrics:
                     self._set("held_tokens", tokens, tier, row["category"])
         self._set("kv_bytes_per_token", status["kv_bytes_per_token"])
         self._set("tree_nodes", status["nodes"])
+        for seam, row in status.get("scheduler", {}).get("seams", {}).items():
+            self._count("scheduler_seconds_total", row["seconds"], seam)
+            self._set("scheduler_longest_seconds", row["longest_s"], seam)
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
         for file, times in status.get("files_set_aside", {}).items():

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.reported_cache import ReportedCache
 from sglang_canopy.telemetry.status import Status, agreement
 from sglang_canopy.whatif.meter import Meter
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.cache import CanopyRadixCache
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Reporter(_Every):
     """
 
     def __init__(
-        self, cache: ReportedCache, rank: int, metrics: Metrics | None, peer: str = ""
+        self, cache: CanopyRadixCache, rank: int, metrics: Metrics | None, peer: str = ""
     ) -> None:
         self.status = Status(cache, rank)
         self.metrics = metrics
@@ -116,7 +118,7 @@ def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
     return watcher
 
 
-def start(cache: ReportedCache, enable_metrics: bool) -> Reporter:
+def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter:
     """Report on this process's cache.
 
     Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the

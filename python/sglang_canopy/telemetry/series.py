@@ -53,6 +53,19 @@ METRICS = (
     Metric("kv_bytes_per_token", "gauge", (), "bytes of one token's KV, on this rank"),
     Metric("tree_nodes", "gauge", (), "nodes of the radix tree"),
     Metric(
+        "scheduler_seconds_total",
+        "counter",
+        ("seam",),
+        "processor time of the scheduler's thread in Canopy's hooks, by the function of SGLang's that "
+        "is hooked, whose own time is left out; one call in 17 is timed",
+    ),
+    Metric(
+        "scheduler_longest_seconds",
+        "gauge",
+        ("seam",),
+        "the longest of these calls that was timed",
+    ),
+    Metric(
         "group_ttl_seconds",
         "gauge",
         ("tier", "group"),

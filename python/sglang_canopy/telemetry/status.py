@@ -7,17 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.telemetry import thread_time
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
-from sglang_canopy.telemetry.reported_cache import ReportedCache, ReportedGate
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
+
+if TYPE_CHECKING:
+    from sglang_canopy.admission.gate import SessionGate
+    from sglang_canopy.radix.cache import CanopyRadixCache
 
 WINDOW_S = 60.0
 """The "last minute"."""
@@ -62,7 +66,7 @@ class Status:
     no slice holds up the scheduler.
     """
 
-    def __init__(self, cache: ReportedCache, rank: int) -> None:
+    def __init__(self, cache: CanopyRadixCache, rank: int) -> None:
         self.cache = cache
         self.rank = rank
         self.counters = cache.tree_core.counters
@@ -95,6 +99,7 @@ class Status:
             "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
+            "scheduler": thread_time.report(),
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
             "prompt_tokens_last_minute": last_minute[0],
@@ -278,7 +283,7 @@ class Status:
         }
 
 
-def agreement(counters: Counters, gate: ReportedGate | None = None) -> dict[str, Any]:
+def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, Any]:
     """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves (and
     admitted equally many sessions)."""
     count, digest = counters.victims.sum

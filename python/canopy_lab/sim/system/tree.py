@@ -279,12 +279,6 @@ class TieredTree(TierNodes):
 
     # ---- private ----
 
-    def cut_tail(self, node: TierNode, keep: int, need: int) -> None:
-        """Let ``node`` be the tail that an eviction of ``need`` tokens would take."""
-        kept = self._kept(node, keep, need)
-        if kept:
-            self._split(node, kept)
-
     def _host_room(self, tokens: int) -> bool:
         short = tokens - (self.host_tokens - self.host_used)
         if short > 0 and self.write_back:
