@@ -45,6 +45,49 @@ def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
     assert out.read_text().startswith("<!doctype html>")
 
 
+def served_log(tmp_path, pool):
+    """A server's own log, of a pool of ``pool`` tokens; ``None``: from before that line."""
+    lines = [] if pool is None else [f"[2026-01-02 03:04:01] max_total_num_tokens={pool}, chunk"]
+    for at in range(120):
+        ids = [1000 * (at % 40) + token for token in range(64 * (at // 40 + 1))]
+        out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
+        for kind, second, more in (
+            ("received", at, {"obj": {}}),
+            ("finished", at + 0.5, {"obj": {"input_ids": ids, "text": None}, "out": out}),
+        ):
+            stamp = f"2026-01-02T03:{second // 60:02.0f}:{second % 60:09.6f}"
+            event = {"timestamp": stamp, "event": f"request.{kind}", "rid": str(at), **more}
+            lines.append("[2026-01-02 03:04:05] " + json.dumps(event))
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def plain_advice(tmp_path, log):
+    numbers = tmp_path / "n.json"
+    out = ["--out", str(tmp_path / "page.html"), "--json", str(numbers), "--jobs", "1"]
+    assert main(["advise", str(log), *out]) == 0
+    return json.loads(numbers.read_text())
+
+
+def test_the_capacity_is_the_one_in_the_servers_log(tmp_path, capsys):
+    got = plain_advice(tmp_path, served_log(tmp_path, 4096))
+    assert got["capacity_tokens"] == 4096
+    assert "4,096 tokens (max_total_num_tokens in the log)" in capsys.readouterr().out
+
+
+def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tmp_path, capsys):
+    got = plain_advice(tmp_path, served_log(tmp_path, None))
+    said = capsys.readouterr().out.splitlines()
+    sentence = got["decision"]["sentence"]
+    assert "assumed, the largest at which LRU has lost 5 points" in sentence
+    assert "--capacity-tokens" in sentence
+    assert sentence in said
+    lru = dict(zip(got["lru"]["tokens"], got["lru"]["hit_ratio"]))
+    here = max(hits for tokens, hits in lru.items() if tokens <= got["capacity_tokens"])
+    assert here <= got["repeats"] - 0.05 + 1e-9
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -34,8 +34,9 @@ from canopy_lab.sim.system.stamps import spread_stamps
 from sglang_canopy import __version__
 from sglang_canopy.errors import CanopyError
 
-DEFAULT_CAPACITY_TOKENS = 400_000
-"""About what an 8B model leaves for KV on one GPU of 80 GB."""
+LOST_POINTS = 5.0
+"""Where nobody says the capacity, the one asked about is the largest at which LRU hits so many points
+of the prompt tokens less than an endless cache; half of what repeats where that is less."""
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are compared as well."""
 CURVE_POINTS = 200
@@ -89,7 +90,8 @@ class Advice:
     profile_source: str
     kv_bytes_per_token: int
     capacity_tokens: float
-    capacity_given: bool
+    capacity_from: str
+    """``given``, ``log`` (of the server), or ``curve``: where LRU has lost ``LOST_POINTS``."""
     repeats: float
     """Share of the prompt tokens that an endless cache would hit."""
     distinct_tokens: float
@@ -130,6 +132,7 @@ def advise(
     profile: EngineProfile,
     *,
     capacity_tokens: float | None = None,
+    capacity_from: str = "given",
     below: Sequence[Below] = (),
     servers: int | None = None,
     jobs: int | None = None,
@@ -140,17 +143,44 @@ def advise(
     """Simulate and decide. ``resize`` is told how many simulations there will be at most.
 
     ``servers`` share the log's requests; ``None`` stands for as many as are not too busy under the
-    baseline. Raises ``CanopyError`` for a capacity or servers that are not above 0.
+    baseline. ``capacity_from`` says whose word ``capacity_tokens`` is; without one the curve is
+    asked. Raises ``CanopyError`` for a capacity or servers that are not above 0.
     """
-    given = capacity_tokens is not None
-    asked = float(DEFAULT_CAPACITY_TOKENS if capacity_tokens is None else capacity_tokens)
-    if not 0 < asked < float("inf"):
+    if capacity_tokens is not None and not 0 < capacity_tokens < float("inf"):
         raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
     if servers is not None and servers < 1:
         raise CanopyError(f"--servers must be 1 or more, got {servers}")
-    return _Adviser(sample, profile, asked, given, tuple(below), servers, seed).run(
+    curve = lru_curve(sample.requests)
+    if capacity_tokens is None:
+        capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"
+    asked = _Capacity(float(capacity_tokens), capacity_from)
+    return _Adviser(sample, profile, curve, asked, tuple(below), servers, seed).run(
         jobs, resize, progress
     )
+
+
+def lossy_capacity(sample: Sample, curve: LRUCurve) -> float:
+    """The largest capacity, in the server's tokens, at which LRU has lost ``LOST_POINTS``."""
+    hits = _hits(curve, np.arange(len(curve.token_hits_at)))
+    lost = hits[-1] - min(LOST_POINTS / 100, hits[-1] / 2)
+    return sample.tokens_of(max(1, int(np.searchsorted(hits, lost, side="right")) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    tokens: float
+    origin: str
+
+    def __str__(self) -> str:
+        size = f"{self.tokens:,.0f} tokens"
+        if self.origin == "log":
+            return f"{size} (max_total_num_tokens in the log)"
+        if self.origin == "curve":
+            return (
+                f"{size} (assumed, the largest at which LRU has lost {LOST_POINTS:.0f} points of what "
+                "repeats, or half of it; give yours with --capacity-tokens)"
+            )
+        return size
 
 
 class _Adviser:
@@ -158,20 +188,20 @@ class _Adviser:
         self,
         sample: Sample,
         profile: EngineProfile,
-        asked: float,
-        given: bool,
+        curve: LRUCurve,
+        capacity: _Capacity,
         below: tuple[Below, ...],
         servers: int | None,
         seed: int,
     ) -> None:
-        self.sample, self.profile, self.asked, self.given = sample, profile, asked, given
+        self.sample, self.profile, self.curve = sample, profile, curve
+        self.capacity, self.asked = capacity, capacity.tokens
         self.below, self.servers, self.seed = below, servers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = _clusters(sample)
-        self.at = sample.blocks_of(asked)
+        self.at = sample.blocks_of(self.asked)
         # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
-        self.curve = lru_curve(sample.requests)
         self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals_s(sample))
         self.results: dict[Run, Uncached] = {}
         self.gains: dict[Run, Gain] = {}
@@ -214,7 +244,7 @@ class _Adviser:
             profile_source=self.profile.source,
             kv_bytes_per_token=self.profile.kv_bytes_per_token,
             capacity_tokens=self.asked,
-            capacity_given=self.given,
+            capacity_from=self.capacity.origin,
             repeats=float(repeats),
             distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
             lru=self._lru_curve(),
@@ -258,7 +288,7 @@ class _Adviser:
             repeats,
             hit_ratio(self.results[BOUND, self.at], self.tokens),
             [self._gain(arm, self.at) for arm in CANDIDATES],
-            capacity=f"{self.asked:,.0f} tokens",
+            capacity=str(self.capacity),
             has_content=self.sample.has_content,
             more=self._more(base),
         )

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from canopy_lab.advise.advice import DEFAULT_CAPACITY_TOKENS, Advice, Below, advise
+from canopy_lab.advise.advice import LOST_POINTS, Advice, Below, advise
 from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
 from canopy_lab.cli.log_arguments import add_log_arguments
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile, profile_names
 from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
@@ -25,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity-tokens",
         type=float,
         metavar="N",
-        help="KV pool of the server, in tokens: max_total_num_tokens in SGLang's log "
-        f"(default {DEFAULT_CAPACITY_TOKENS})",
+        help="KV pool of the server, in tokens (default: max_total_num_tokens in SGLang's log, else "
+        f"the largest at which LRU has lost {LOST_POINTS:.0f} points)",
     )
     add(
         "--profile",
@@ -87,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
         *(Below(f"{g:g} GB of host memory", g) for g in _sizes("--host-gb", args.host_gb)),
         *(Below(f"and a disk of {g:g} GB", g, disk=True) for g in _sizes("--disk-gb", args.disk_gb)),
     ]  # fmt: skip
-    made = _advise(args, _read(args), profile, below)
+    format = args.format or guess_format(args.log)
+    logged = pool_tokens(args.log) if format == "sglang" else None
+    sample = _read(args, format)
+    made = _advise(args, sample, profile, below, logged)
     write_page(args.out, made, Path(args.log).name)
     if args.json:
         try:
@@ -99,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace) -> Sample:
-    format = args.format or guess_format(args.log)
+def _read(args: argparse.Namespace, format: str) -> Sample:
     with tqdm(desc=f"reading {Path(args.log).name} ({format})", unit="req", disable=None) as bar:
         return read_sample(
             args.log,
@@ -113,8 +116,13 @@ def _read(args: argparse.Namespace) -> Sample:
 
 
 def _advise(
-    args: argparse.Namespace, sample: Sample, profile: EngineProfile, below: list[Below]
+    args: argparse.Namespace,
+    sample: Sample,
+    profile: EngineProfile,
+    below: list[Below],
+    logged: int | None,
 ) -> Advice:
+    given = args.capacity_tokens
     with tqdm(desc="simulating", unit="run", disable=None) as bar:
 
         def resize(total: int) -> None:
@@ -124,7 +132,8 @@ def _advise(
         return advise(
             sample,
             profile,
-            capacity_tokens=args.capacity_tokens,
+            capacity_tokens=logged if given is None else given,
+            capacity_from="log" if given is None else "given",
             below=below,
             servers=args.servers,
             jobs=args.jobs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from canopy_lab.advise.advice import Advice, Row, Tier
+from canopy_lab.advise.advice import LOST_POINTS, Advice, Row, Tier
 from canopy_lab.advise.decide import Gain
 from canopy_lab.advise.queue import BUSY
 from canopy_lab.report.table import bytes_text, short_number, text_table
@@ -105,11 +105,12 @@ def about_log(advice: Advice) -> list[str]:
 def about_capacity(advice: Advice) -> str:
     """Where the capacity comes from."""
     size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
-    if advice.capacity_given:
-        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV."
+    if advice.capacity_from != "curve":
+        where = ", as the server's log says" if advice.capacity_from == "log" else ""
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}."
     return (
-        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed, about an 8B model on "
-        "one GPU of 80 GB. Yours is max_total_num_tokens in SGLang's log; give it as "
+        f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed: the largest at "
+        f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
         "--capacity-tokens, summed over replicas if a router keeps conversations together."
     )
 

@@ -14,6 +14,7 @@ estimated as 4 characters a token: equal texts still mean equal blocks.
 from __future__ import annotations
 
 import datetime
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 WARM_UP_TEXT = "The capital city of France is"
 """What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
 
+_POOL = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
 _FLUSHED = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
@@ -73,6 +75,17 @@ def read_as_server(
     cut = partial(_server_blocks, block_tokens=block_tokens)
     yield from _read(source, _Reader(source, tolerance, cut, block_tokens))
     tolerance.report()
+
+
+def pool_tokens(path: Path | str) -> int | None:
+    """The device's KV pool in tokens, as the scheduler says it when it starts; the last one of a
+    log of several starts. ``None`` where the log does not say."""
+    found = None
+    for _, text in lines.read_lines(lines.existing(path)):
+        said = None if b'{"timestamp"' in text else _POOL.search(text)
+        if said is not None:
+            found = int(said[1])
+    return found
 
 
 def last_flush(path: Path | str) -> int:
