@@ -48,7 +48,7 @@ def test_the_page_needs_nothing_else(report_dir: Path) -> None:
     page.feed(text)
     assert page.outside == []
     assert "url(" not in text
-    assert page.pictures == len(list(report_dir.glob("*.png"))) >= 10
+    assert page.pictures == len(list(report_dir.glob("*.png"))) >= 9
 
 
 def test_the_page_says_that_the_trace_is_synthetic_and_what_it_cannot_say(report_dir: Path) -> None:
