@@ -9,7 +9,7 @@ from typing import Any
 from canopy_lab.cli.overlay_arguments import add_overlay_arguments
 from canopy_lab.plan.backend import NAMES as BACKENDS
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES
-from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS
+from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, SAMPLE_REQUESTS
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.sim.system.config import ROUTINGS
 from canopy_lab.trace.open import format_names
@@ -175,11 +175,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default %(default)s)",
     )
     add(
-        "--screening",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="predict a grid of configurations, and simulate only those that could be the choice; "
-        "auto: for 10,000 requests or more",
+        "--sample-requests",
+        type=int,
+        default=SAMPLE_REQUESTS,
+        metavar="N",
+        help="of a trace with more than twice as many, search on the N busiest and simulate what "
+        "could be the choice on all (default %(default)s; 0: search on all)",
     )
     add(
         "--scale-traffic",

@@ -15,7 +15,7 @@ from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.backend import NAMES as BACKENDS
 from canopy_lab.plan.choice import parse_constraints
 from canopy_lab.plan.objective import metric
-from canopy_lab.plan.planner import LOADS, PlanRequest, screens
+from canopy_lab.plan.planner import LOADS, PlanRequest
 from canopy_lab.plan.prices import GIB, Prices, load_prices
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP, TTL, Configuration
@@ -90,13 +90,14 @@ def check(args: argparse.Namespace) -> PlanCommand:
         constraints=constraints,
         minimise=wanted,
         grid=args.grid,
-        screening={"auto": None, "on": True, "off": False}[args.screening],
+        sample_requests=args.sample_requests,
         options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
         loads=_loads(args.scale_traffic),
         checks=not args.no_checks,
         confidence=args.confidence,
     )
-    screens(request, 0)
+    if args.sample_requests < 0:
+        raise CanopyError(f"--sample-requests must be 0 or more, got {args.sample_requests}")
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")

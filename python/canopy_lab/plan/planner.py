@@ -27,8 +27,7 @@ from canopy_lab.plan.objective import (
     Scale,
 )
 from canopy_lab.plan.prices import GIB, Prices
-from canopy_lab.plan.screen.predict import Predictor, can_predict
-from canopy_lab.plan.screen.search import Wish, screened_search
+from canopy_lab.plan.sampled import Target, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, full_grid, search
 from canopy_lab.plan.settle import Rejected, rejected, settle
 from canopy_lab.plan.sizes import round_size, sizes
@@ -48,7 +47,8 @@ GRID_STEPS = (16, 8)
 """Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
 DRAM_MOST_GIB = 2048.0
 """Of one instance: what a machine of eight GPUs has."""
-SCREENED_REQUESTS = 10_000
+SAMPLE_REQUESTS = 8_000
+"""Of a trace with more than twice as many, the search runs on so many of the busiest."""
 BASELINE_SHARE = 0.25
 """The fixed baseline's DRAM, as a share of the trace's distinct KV."""
 
@@ -80,9 +80,8 @@ class PlanRequest:
     minimise: Metric = METRICS["cost"]
     grid: bool = False
     """The full grid instead of the search."""
-    screening: bool | None = None
-    """Predict a grid and simulate only what could be the choice; ``None``: for a trace of
-    ``SCREENED_REQUESTS`` or more, where all metrics can be predicted."""
+    sample_requests: int = SAMPLE_REQUESTS
+    """The search runs on so many; what could be the choice, on the whole trace. 0: all."""
     options: SearchOptions = field(default_factory=SearchOptions)
     loads: tuple[float, ...] = LOADS
     """Of the traffic, at which the choice is simulated too."""
@@ -196,16 +195,14 @@ def make_plan(
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
         say = progress or (lambda stage, done, most: None)
         fixed = baseline_of(request, space, footprint_gib)
-        if screens(request, len(work.trace)):
-            say("predictions", 0, most)
-            found, _ = screened_search(
-                space,
-                Wish(request.constraints, request.minimise),
-                Predictor(work, evaluate, jobs),
-                evaluate,
-                [fixed],
-                lambda stage, done: say(stage, done, most),
-            )
+        if samples(request, len(work.trace)):
+            part = work.with_trace(busiest(work.trace, request.sample_requests))
+            target = Target(objectives, request.constraints, request.minimise, request.options)
+            with Evaluator(part, jobs=jobs, backend=backend, cache=cache) as on_part:
+                found = sampled_search(
+                    space, target, on_part, evaluate, [fixed],
+                    lambda stage, done: say(stage, done, most),
+                )  # fmt: skip
             baseline = found.rows[fixed]
         else:
             say("baseline", 0, most)
@@ -272,31 +269,9 @@ def make_plan(
         )
 
 
-def screens(request: PlanRequest, requests: int) -> bool:
-    """Whether configurations are predicted. Raises ``CanopyError`` where that was asked for and
-    cannot be."""
-    metrics = (
-        request.minimise,
-        *(c.metric for c in request.constraints),
-        *Objectives.of(request.objectives).metrics,
-    )
-    first = Configuration(
-        device_policy=request.device_policies[0],
-        host_policy=request.host_policies[0],
-        disk_policy=request.disk_policies[0],
-        write_policy=request.write_policies[0],
-        schedule_policy=request.schedule_policies[0],
-        ttl=request.ttls[0],
-    )
-    can = can_predict(first, metrics)
-    if request.screening is None:
-        return can and not request.grid and requests >= SCREENED_REQUESTS
-    if request.screening and (request.grid or not can):
-        raise CanopyError(
-            "--screening on predicts LRU without a TTL, write_through and fcfs, named first, and "
-            "TTFT, throughput, hits and cost, without --grid; leave it out, or ask for these"
-        )
-    return request.screening
+def samples(request: PlanRequest, requests: int) -> bool:
+    """Whether the search runs on a part of so many requests."""
+    return not request.grid and 0 < 2 * request.sample_requests < requests
 
 
 def _sure(

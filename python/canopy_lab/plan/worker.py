@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from canopy_lab.plan.groups import group_table, observe
 from canopy_lab.plan.prices import GIB, Prices
@@ -18,8 +18,6 @@ from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 from sglang_canopy.ttl.window import WindowSnapshot
-
-Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,15 @@ class PlanInputs:
     _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
-    _kept: dict[str, Any] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What another process gets: what was given, and nothing that was made of it."""
         given = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
         return PlanInputs, given
+
+    def with_trace(self, trace: CompactTrace) -> PlanInputs:
+        """The same for other requests, sharing nothing that was made of these."""
+        return PlanInputs(trace, self.engine, self.prices, self.policy_configs, self.hash)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
         """The group TTLs for so much disk, all instances together."""
@@ -79,18 +80,11 @@ class PlanInputs:
             self._served[load] = Workload(at_load(self.trace, load))
         return self._served[load]
 
-    def kept(self, name: str, make: Callable[[PlanInputs], Kept]) -> Kept:
-        """What ``make`` made of this, once in each process."""
-        if name not in self._kept:
-            self._kept[name] = make(self)
-        return cast(Kept, self._kept[name])
-
     def forget(self) -> None:
         """Free what was made of the trace."""
         self._windows.clear()
         self._tables.clear()
         self._served.clear()
-        self._kept.clear()
 
 
 def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:

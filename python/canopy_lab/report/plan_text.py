@@ -58,8 +58,9 @@ def overview(plan: CapacityPlan) -> list[str]:
         lines.append("The evaluations were spent before the search was done (--evaluations).")
     if plan.predicted:
         lines.append(
-            f"{plan.predicted} of them were predicted and not simulated (~): none could be the "
-            "choice within the margins of those that were (--screening off simulates all)."
+            f"{plan.predicted} of them were simulated on the busiest "
+            f"{plan.request.sample_requests:,} requests only (~): none could be the choice within "
+            "the margins of those simulated on all (--sample-requests 0 simulates all on all)."
         )
     elif not plan.request.grid:
         lines.append(

@@ -1,10 +1,10 @@
-"""Choose among configurations of which most are only predicted.
+"""Choose among configurations of which most were simulated on a part of the trace only.
 
-Nothing is chosen that was not simulated in full. A configuration is left out only where no value
-within its margin would make it the choice. Margins are calibrated on what the run has simulated so
-far: the logarithm of simulated over predicted, by metric, is taken to change with distance at most
-``SAFETY`` times as fast as it does between any two configurations simulated. Each one simulated
-then bounds it everywhere else; the narrowest bounds hold.
+Nothing is chosen that was not simulated on the whole. A configuration is left out only where no
+value within its margin would make it the choice. Margins are calibrated on what the run has
+simulated so far: the logarithm of the whole over the part, by metric, is taken to change with
+distance at most ``SAFETY`` times as fast as it does between any two configurations simulated. Each
+one simulated then bounds it everywhere else; the narrowest bounds hold.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.objective import Metric, Row
-from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.space import CHOICES, Configuration
 
 BATCH = 2
 """Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
 SAFETY = 2.0
-ANCHORS = 6
+ANCHORS = 8
 """Simulated first: what is predicted to be the choice, and each time what is farthest from all
 simulated so far. Without them a run would know only how predictions fail where it has looked."""
 LEAST_SLOPE = 0.05
@@ -127,7 +127,7 @@ class Margins:
                 for c in predicted
             ]
         ) * (0.5, 0.25, 0.5)  # fmt: skip
-        names = ("disk", "page_size", "prefetch_policy", "chunked_prefill_size")
+        names = ("disk", *CHOICES)
         self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
         self._instances = np.array([c.instances for c in predicted])
         spans = [row.get("makespan_s", 1.0) for row in predicted.values()]

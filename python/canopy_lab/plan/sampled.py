@@ -1,0 +1,118 @@
+"""A search on the busiest part of a long trace, confirmed on the whole.
+
+Every configuration of the search is simulated on a window of consecutive requests. What could be
+the choice is then simulated on the whole trace (``confirm.py``); nothing else is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from canopy_lab.plan.choice import Constraint, configuration_of
+from canopy_lab.plan.confirm import Margins, Screened, confirm
+from canopy_lab.plan.evaluate import Evaluator
+from canopy_lab.plan.lines import beside
+from canopy_lab.plan.objective import METRICS, PREDICTED_ROW, Metric, Objectives, Row
+from canopy_lab.plan.search import SearchOptions, SearchResult, search
+from canopy_lab.plan.space import Configuration, Space
+from canopy_lab.sim.compact import CompactTrace
+from sglang_canopy.errors import CanopyError
+
+ROUNDS = 2
+"""How often sizes beside the choice are tried as well."""
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is searched for, and what is chosen by."""
+
+    objectives: Objectives
+    constraints: tuple[Constraint, ...]
+    minimise: Metric
+    options: SearchOptions
+
+
+def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
+    """So many consecutive requests, those with most prompt tokens a second; from time 0 on."""
+    if len(trace) <= requests:
+        return trace
+    times = np.array([r.time_s for r in trace])
+    tokens = np.concatenate([[0], np.cumsum([r.input_tokens for r in trace])])
+    spans = np.maximum(times[requests - 1 :] - times[: len(times) - requests + 1], 1e-9)
+    begin = int(((tokens[requests:] - tokens[:-requests]) / spans).argmax())
+    part = (trace[i] for i in range(begin, begin + requests))
+    return CompactTrace(replace(r, time_s=r.time_s - times[begin]) for r in part)
+
+
+def sampled_search(
+    space: Space,
+    target: Target,
+    on_window: Evaluator,
+    on_all: Evaluator,
+    also: Sequence[Configuration] = (),
+    progress: Progress = lambda stage, done: None,
+) -> SearchResult:
+    """Search on ``on_window``'s requests, and simulate on all what could be the choice.
+
+    ``also`` is simulated on all in any case. Rows of the result that were not are marked
+    ``PREDICTED_ROW``, corrected by what was.
+    """
+    rough = search(
+        space, target.objectives, on_window, known=on_window.known, options=target.options,
+        progress=progress,
+    )  # fmt: skip
+    window = dict(rough.rows)
+    found = _confirmed(window, {}, target, on_all, also, progress)
+    for _ in range(ROUNDS):
+        chosen = configuration_of(found.choice.row)
+        near = [*beside(chosen, window, space), *space.alternatives(chosen)]
+        new = [c for c in dict.fromkeys(near) if c not in window and _sold(c, on_window)]
+        if not new:
+            break
+        window.update(zip(new, on_window(new)))
+        found = _confirmed(window, found.rows, target, on_all, (), progress)
+    result = SearchResult(budget=rough.budget, out_of_budget=rough.out_of_budget)
+    result.rows = _corrected(found)
+    result.stages = {"on a part": len(window), "on the whole": len(found.rows)}
+    return result
+
+
+def _confirmed(
+    window: dict[Configuration, Row],
+    rows: dict[Configuration, Row],
+    target: Target,
+    on_all: Evaluator,
+    also: Sequence[Configuration],
+    progress: Progress,
+) -> Screened:
+    return confirm(
+        window, on_all, target.constraints, target.minimise, rows,
+        lambda done: progress("on the whole", done), also,
+    )  # fmt: skip
+
+
+def _corrected(found: Screened) -> dict[Configuration, Row]:
+    """All rows: as simulated on the whole, else as on the window times what nearby ones were off."""
+    metrics = list(METRICS.values())
+    seen = [c for c in found.rows if c in found.predicted]
+    bounds = Margins(found.predicted, metrics)(found.rows, seen)
+    rows: dict[Configuration, Row] = dict(found.rows)
+    for at, (c, row) in enumerate(found.predicted.items()):
+        if c not in rows:
+            better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
+            rows[c] = {**row, **better, PREDICTED_ROW: True}
+    return rows
+
+
+def _sold(c: Configuration, evaluate: Evaluator) -> bool:
+    """Whether its disk can be bought in that size."""
+    try:
+        evaluate.known(c, [{"makespan_s": 0.0}])
+    except CanopyError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Predict configurations without simulating them, and say which need no simulation."""
