@@ -67,7 +67,7 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(client, tiny_model, t
     engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(engine))
-    plan = f"--profile {profile} --device-tokens {KV_TOKENS} --device-policy wa --disks none"
+    plan = f"--profile {profile} --device-tokens {KV_TOKENS} --policy wa --disks none"
     plan += f" --dram-max-gib {2**-8} --dram-levels 1 --page-size 16 --no-cache --jobs 1"
     port, tools = free_port(), Path(sys.executable).parent
     command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]

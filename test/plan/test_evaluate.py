@@ -75,7 +75,6 @@ def test_a_larger_memory_hits_more_and_costs_what_the_list_says():
 def test_what_goes_to_another_process_is_what_was_given():
     fresh, used = work(), work()
     used.served()
-    used.kept("something", lambda _: bytearray(10**6))
     used.group_table(1.0)
     sent = pickle.dumps(used)
     assert len(sent) < 1.01 * len(pickle.dumps(fresh))

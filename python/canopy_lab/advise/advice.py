@@ -159,6 +159,16 @@ def advise(
     )
 
 
+def advised_policy(
+    sample: Sample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
+) -> tuple[Arm, Decision]:
+    """What ``advise`` would recommend, without the rest of its page. Keeping SGLang's LRU is the
+    arm ``lru``."""
+    asked = _Capacity(float(capacity_tokens), "given")
+    adviser = _Adviser(sample, profile, lru_curve(sample.requests), asked, (), None, 1)
+    return adviser.policy(jobs)
+
+
 def lossy_capacity(sample: Sample, curve: LRUCurve) -> float:
     """The largest capacity, in the server's tokens, at which LRU has lost ``LOST_POINTS``."""
     hits = _hits(curve, np.arange(len(curve.token_hits_at)))
@@ -227,9 +237,7 @@ class _Adviser:
             sizes = [self.at, *others, *(self._tier_blocks(b) for b in self.below)]
             self.results = {(arm, c): nothing for arm in every for c in sizes}
         decision = self._decide(float(repeats))
-        advised = next(
-            (a for a in CANDIDATES if decision.gain and a.label == decision.gain.label), self.base
-        )
+        advised = self._advised(decision)
         more = [(advised, self._tier_blocks(b)) for b in self.below]
         self._simulate([run for run in more if run not in self.results], jobs, progress)
         computed = self.coster.prefill_s(self.results[self.base, self.at])
@@ -259,6 +267,20 @@ class _Adviser:
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
         )
+
+    def policy(self, jobs: int | None) -> tuple[Arm, Decision]:
+        """The decision alone."""
+        repeats = float(self.curve.token_hits_at[-1] / max(self.curve.tokens, 1))
+        here = [(arm, self.at) for arm in (self.base, *CANDIDATES, BOUND)]
+        self._simulate(here if repeats else here[:1], jobs, lambda: None)
+        if not repeats:
+            self.results = dict.fromkeys(here, self.results[here[0]])
+        decision = self._decide(repeats)
+        return self._advised(decision), decision
+
+    def _advised(self, decision: Decision) -> Arm:
+        gain = decision.gain
+        return next((a for a in CANDIDATES if gain and a.label == gain.label), self.base)
 
     def _simulate(
         self, runs: Sequence[Run], jobs: int | None, progress: Callable[[], object]

@@ -181,6 +181,14 @@ def read_sample(
     return made
 
 
+def sample_of(trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS) -> Sample:
+    """The same from requests that were read already. Raises ``CanopyError`` where there are none."""
+    made, kept = Sample(), Thinned(most_requests, MOST_ACCESSES)
+    _take(_from_blocks(iter(trace), made, lambda n: None), kept)
+    _finish(made, kept)
+    return made
+
+
 def _take(rows: Iterable[TraceRequest], kept: Thinned) -> None:
     for row in rows:
         key = conversation_key(row)

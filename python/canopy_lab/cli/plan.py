@@ -15,8 +15,8 @@ from tqdm import tqdm
 from canopy_lab.cli.plan_arguments import add_arguments
 from canopy_lab.cli.plan_options import (
     PlanCommand,
+    advised,
     check,
-    policy_configs,
     prices_of,
 )
 from canopy_lab.cli.plan_questions import compare
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return compare(args, read, plan_of, write_outputs)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
-    for line in remarks(command, work):
+    for line in [about["policy"], *remarks(command, work)]:
         print(line)
     write_outputs(command, plan, work, about)
     return 0
@@ -58,11 +58,12 @@ def plan_of(
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for what ``read`` gave, or a part of it."""
     args = command.args
-    prices, configs = prices_of(args, command.profile), policy_configs(args.policy_config)
+    prices = prices_of(args, command.profile)
+    command, why = advised(command, trace)
     given = getattr(args, "gpu_per_hour", None)
     if given is not None:  # of --compare
         prices = replace(prices, gpu_per_hour=given)
-    work = PlanInputs(trace, command.engine, prices, configs, ids)
+    work = PlanInputs(trace, command.engine, prices, command.policy_configs, ids)
     cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
@@ -91,6 +92,7 @@ def plan_of(
         "price_sources": list(work.prices.sources),
         "device_tokens": command.engine.device_tokens,
         "routing": command.engine.routing,
+        "policy": why,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
         **({"last_hours": args.last_hours} if args.last_hours else {}),

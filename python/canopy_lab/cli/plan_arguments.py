@@ -9,7 +9,7 @@ from typing import Any
 from canopy_lab.cli.overlay_arguments import add_overlay_arguments
 from canopy_lab.plan.backend import NAMES as BACKENDS
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES
-from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, SAMPLE_REQUESTS
+from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, SAMPLE_REQUESTS, PlanRequest
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.sim.system.config import ROUTINGS
 from canopy_lab.trace.open import format_names
@@ -20,6 +20,7 @@ from sglang_canopy.config.server_settings import (
     WRITE_POLICIES,
 )
 
+ADVISED = "advised"
 PROFILE, PRICES = "llama-3.1-8b-h100", "aws-us-east-1"
 
 
@@ -50,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--confidence",
         type=float,
-        default=0.0,
         metavar="P",
-        help="choose what meets the limits with at least this probability, over resampled traces",
+        help="choose what meets the limits with at least this probability, over resampled traces "
+        f"(default {PlanRequest().confidence}; none with --no-checks)",
     )
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument(
@@ -90,19 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="TTLs of the disk to try: none, a number of seconds, or group (one per prefix subtree)",
     )
     add("--instances", default="1", metavar="N,N", help="numbers of servers to try")
-    for tier in ("device", "host", "disk"):
-        add(
-            f"--{tier}-policy",
-            default="lru",
-            metavar="A,B",
-            help=f"eviction policies to try on the {tier}",
-        )
     add(
-        "--policy-config",
-        action="append",
-        default=[],
-        metavar="NAME=JSON",
-        help="options of a policy",
+        "--policy",
+        default=ADVISED,
+        metavar="NAME",
+        help="eviction policy of every tier: a name, NAME=JSON with its options, or what canopy "
+        "advise finds for this trace and --device-tokens (default %(default)s)",
     )
     add(
         "--dram-max-gib",

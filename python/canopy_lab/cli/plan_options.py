@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.advise.advice import advised_policy
+from canopy_lab.advise.sample import sample_of
+from canopy_lab.cli.plan_arguments import ADVISED
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.backend import NAMES as BACKENDS
 from canopy_lab.plan.choice import parse_constraints
@@ -35,6 +38,8 @@ from sglang_canopy.config.server_settings import (
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import policy_names
 
+ADVICE_REQUESTS = 5_000
+"""Of the trace, in whole conversations, on which policies are compared."""
 DEVICE_GIB = 40.0
 """KV room of a device whose profile does not say."""
 
@@ -49,6 +54,9 @@ class PlanCommand:
     request: PlanRequest
     profile: EngineProfile
     engine: Engine
+    policy: str | None
+    """``None``: to be advised."""
+    policy_configs: Mapping[str, Mapping[str, Any]]
 
 
 def check(args: argparse.Namespace) -> PlanCommand:
@@ -68,14 +76,11 @@ def check(args: argparse.Namespace) -> PlanCommand:
         disks = ()
     for name in disks or ():
         prices.disk(name)
-    configs = policy_configs(args.policy_config)
+    policy, configs = policy_of(args.policy)
     request = PlanRequest(
         disks=disks,
         ttls=tuple(map(_ttl, _names(args.ttl))),
         instances=tuple(_whole("--instances", text) for text in _names(args.instances)),
-        device_policies=_policies("--device-policy", args.device_policy),
-        host_policies=_policies("--host-policy", args.host_policy),
-        disk_policies=_policies("--disk-policy", args.disk_policy),
         page_sizes=tuple(_whole("--page-size", text) for text in _names(args.page_size)),
         prefetch_policies=_of("--prefetch-policy", args.prefetch_policy, PREFETCH_POLICIES),
         write_policies=_of("--write-policy", args.write_policy, WRITE_POLICIES),
@@ -94,14 +99,14 @@ def check(args: argparse.Namespace) -> PlanCommand:
         options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
         loads=_loads(args.scale_traffic),
         checks=not args.no_checks,
-        confidence=args.confidence,
+        confidence=PlanRequest().confidence if args.confidence is None else args.confidence,
     )
     if args.sample_requests < 0:
         raise CanopyError(f"--sample-requests must be 0 or more, got {args.sample_requests}")
     for levels in (request.dram_levels, request.disk_levels):
         if not 1 <= levels <= 64:
             raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
-    if not 0 <= args.confidence < 1 or (args.confidence and args.no_checks):
+    if not 0 <= request.confidence < 1 or (args.confidence and args.no_checks):
         raise CanopyError(
             f"--confidence must be 0 or more and below 1, without --no-checks, got {args.confidence}"
         )
@@ -122,7 +127,7 @@ def check(args: argparse.Namespace) -> PlanCommand:
     engine = _engine(args, profile)
     for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
-    command = PlanCommand(args, path, form, request, profile, engine)
+    command = PlanCommand(args, path, form, request, profile, engine, policy, configs)
     PlanInputs(CompactTrace(()), engine, prices, configs)
     return command
 
@@ -247,27 +252,41 @@ def _size(option: str, gib: float) -> float:
     return gib
 
 
-def _policies(option: str, text: str) -> tuple[str, ...]:
-    names = _names(text)
-    for name in names:
-        if name not in policy_names():
-            close = get_close_matches(name, policy_names(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise CanopyError(
-                f"{option}: unknown policy {name!r}; choose from: {', '.join(policy_names())}{hint}"
-            )
-    return names
+def policy_of(text: str) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
+    """The policy's name and options; no name where it is to be advised. Raises ``CanopyError``."""
+    name, separator, body = text.partition("=")
+    if name == ADVISED and not separator:
+        return None, {}
+    if name not in policy_names():
+        close = get_close_matches(name, policy_names(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise CanopyError(
+            f"--policy: unknown policy {name!r}; choose from: {', '.join(policy_names())}{hint}"
+        )
+    if not separator:
+        return name, {}
+    try:
+        config = json.loads(body)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise CanopyError(f"--policy must be NAME or NAME=JSON object, got {text!r}")
+    return name, {name: config}
 
 
-def policy_configs(texts: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
-    for text in texts:
-        name, separator, body = text.partition("=")
-        try:
-            config = json.loads(body)
-        except ValueError:
-            config = None
-        if not separator or not isinstance(config, dict) or name not in policy_names():
-            raise CanopyError(f"--policy-config must be NAME=JSON object, got {text!r}")
-        found[name] = config
-    return found
+def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
+    """``command`` for the policy that it names, else for the one that ``advise`` finds at the
+    devices' pools; and the reason in words."""
+    name, configs = command.policy, command.policy_configs
+    why = f"Policy: {name}, as you asked."
+    if name is None:
+        pool = command.engine.device_tokens * min(command.request.instances)
+        sample = sample_of(trace, ADVICE_REQUESTS)
+        arm, decision = advised_policy(sample, command.profile, pool, jobs=command.args.jobs)
+        name, configs = arm.policy, {arm.policy: dict(arm.config)} if arm.config else {}
+        why = f"Policy: {name}, as canopy advise finds. {decision.sentence}"
+    chosen = (name,)
+    request = replace(
+        command.request, device_policies=chosen, host_policies=chosen, disk_policies=chosen
+    )
+    return replace(command, request=request, policy=name, policy_configs=configs), why

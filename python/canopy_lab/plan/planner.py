@@ -87,7 +87,7 @@ class PlanRequest:
     """Of the traffic, at which the choice is simulated too."""
     checks: bool = True
     """Neighbours of the choice, other loads, and how sure it is."""
-    confidence: float = 0.0
+    confidence: float = 0.9
     """Take the best whose limits are met with this probability, of the first ``CANDIDATES``."""
 
 
