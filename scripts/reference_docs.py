@@ -298,9 +298,7 @@ def commands() -> str:
     parts = []
     for name, summary in cli.COMMANDS.items():
         parser = argparse.ArgumentParser(prog=f"canopy {name}", add_help=False)
-        importlib.import_module(
-            f"{cli.__name__.rpartition('.')[0]}.{name.replace('-', '_')}"
-        ).add_arguments(parser)
+        importlib.import_module(cli.module_of(name)).add_arguments(parser)
         text = summary[0].upper() + summary[1:]
         parts.append(f"## `canopy {name}`\n\n{text}.\n\n{flags_table(parser._actions)}")
     return "\n".join(parts)

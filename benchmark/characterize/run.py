@@ -50,7 +50,15 @@ def traces(data: Path, out: Path, wanted: list[str] | None):  # type: ignore[no-
     if asked("agentic"):
         overlay = out / "agentic_overlay.jsonl"
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        command = ["overlay", "--archive", str(archive), "--conversations", "200", "--own-prefixes"]
+        command = [
+            "trace",
+            "overlay",
+            "--archive",
+            str(archive),
+            "--conversations",
+            "200",
+            "--own-prefixes",
+        ]
         if canopy([*command, "--window-s", "7200", "--seed", "1", "-o", str(overlay)]):
             sys.exit("overlay failed")
         yield "agentic", overlay, "agentic", []
@@ -59,7 +67,7 @@ def traces(data: Path, out: Path, wanted: list[str] | None):  # type: ignore[no-
     for preset, length in SYNTH.items():
         if asked(preset):
             made = out / f"{preset}.jsonl"
-            command = ["synth", "--preset", preset, *length, "--seed", "1"]
+            command = ["trace", "synth", "--preset", preset, *length, "--seed", "1"]
             if canopy([*command, "-o", str(made)]):
                 sys.exit("synth failed")
             yield preset, made, "bailian", ["--published", preset]

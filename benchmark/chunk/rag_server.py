@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--selector", default=None)
     add("--mode", default="default")
     add("--disk", action="store_true", help="keep chunks on disk only")
-    add("--calibration", type=Path, default=None, help="what `canopy calibrate` saved")
+    add("--calibration", type=Path, default=None, help="what `canopy documents calibrate` saved")
     add("--dtype", default="float32")
     add("--threads", type=int, default=1)
     add("--seed", type=int, default=0)

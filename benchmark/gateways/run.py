@@ -3,7 +3,7 @@
     pip install --no-deps --target GATEWAYS sglang-router==0.3.2 smg==1.13.0
     PYTHONPATH=GATEWAYS python benchmark/gateways/run.py --overlay OVERLAY --model MODEL --out OUT
 
-The same agentic overlay (``canopy overlay``) is sent through each gateway under each routing, with
+The same agentic overlay (``canopy trace overlay``) is sent through each gateway under each routing, with
 ``lru`` and with ``wa`` on its workers, each time to empty caches. ``by key`` pins a conversation to a
 worker: in ``smg`` by the lineage of its request ids, in ``sglang-router`` by the header
 ``x-smg-routing-key``. What OUT/results.json has already is not run again. See README.md.
@@ -281,7 +281,7 @@ def planned(args: argparse.Namespace, words: Words | None, run: int) -> tuple[Ma
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--overlay", type=Path, required=True, help="of canopy overlay")
+    parser.add_argument("--overlay", type=Path, required=True, help="of canopy trace overlay")
     parser.add_argument("--model", type=Path, required=True, help="no weights: dummy")
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--dtype", default="float32")

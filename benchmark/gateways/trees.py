@@ -159,7 +159,7 @@ async def measure(
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--overlay", type=Path, required=True, help="of canopy overlay")
+    parser.add_argument("--overlay", type=Path, required=True, help="of canopy trace overlay")
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gateways", default=",".join(MODULES))

@@ -4,7 +4,7 @@
 
 A session asks one first question and then branches (sub-agents, samples, voters), which come at the
 same moment, share ``--shared`` tokens that nobody has computed and have ``--own`` tokens of their
-own. On ``canopy simulate-system``'s engine, load as a share of first come, first served's
+own. On ``canopy simulate system``'s engine, load as a share of first come, first served's
 saturation.
 """
 

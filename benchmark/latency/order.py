@@ -184,7 +184,7 @@ def main() -> int:
                 path,
             ]
             given += ["--conversations", args.conversations, "--window-s", args.window_s]
-            if canopy(["overlay", *map(str, given), "--seed", str(args.seed)]) != 0:
+            if canopy(["trace", "overlay", *map(str, given), "--seed", str(args.seed)]) != 0:
                 return 2
         loads = [(f"{rate:g} sessions an hour", None, rate) for rate in args.sessions_per_hour]
     else:

@@ -107,7 +107,12 @@ def trace_of(args: argparse.Namespace) -> tuple[str, Path]:
     if not path.exists():
         given = ["--own-prefixes", "--archive", args.data / "agentic_coding/traces_500.tar.xz"]
         given += ["--conversations", args.conversations, "--window-s", args.window_s]
-        if canopy(["overlay", *map(str, given), "--seed", str(args.seed), "-o", str(path)]) != 0:
+        if (
+            canopy(
+                ["trace", "overlay", *map(str, given), "--seed", str(args.seed), "-o", str(path)]
+            )
+            != 0
+        ):
             raise SystemExit(2)
     return "agentic", path
 

@@ -126,7 +126,7 @@ def make_trace(args: argparse.Namespace) -> Path:
     if not path.exists():
         seconds = str(max(120, args.num_prompts))  # two a second: twice as many as are served
         given = ["--preset", "small", "--seconds", seconds, "--rate", "2", "--seed", "1"]
-        if canopy(["synth", *given, "-o", str(drawn)]) != 0:
+        if canopy(["trace", "synth", *given, "-o", str(drawn)]) != 0:
             raise SystemExit(2)
         with drawn.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as short:
             for line in lines:

@@ -3,7 +3,7 @@
     python benchmark/plan/speed.py                       # 40,000 requests of two hours
     python benchmark/plan/speed.py --requests 10000,40000,100000,1000000
 
-Synthetic chat (``canopy synth --preset trace-a``), four instances with host memory and a shared
+Synthetic chat (``canopy trace synth --preset trace-a``), four instances with host memory and a shared
 disk. A trace of n requests lasts n / 5.6 s: longer, not denser. CPU seconds of one process, and its
 peak memory; reading and preparing the trace are counted apart. After ``canopy compile`` it measures
 the compiled simulator; ``CANOPY_COMPILED=off`` the one in Python.

@@ -70,7 +70,7 @@ def traces(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
             archive = args.data / "agentic_coding/traces_500.tar.xz"
             given = ["--own-prefixes", "--archive", archive, "--conversations", args.conversations]
             given += ["--window-s", args.window_s, "--seed", seed, "-o", path]
-            if canopy(["overlay", *map(str, given)]) != 0:
+            if canopy(["trace", "overlay", *map(str, given)]) != 0:
                 raise SystemExit(2)
         made.append((f"agentic-seed{seed}", "agentic", path))
     return made

@@ -1,4 +1,4 @@
-"""The evaluation behind ``canopy chunk-eval``: every variant on every example, summed up in rows."""
+"""The evaluation behind ``canopy documents evaluate``: every variant on every example, summed up in rows."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
         raise CanopyError(
             f"--canopy-chunk-calibration {path} {_what_it_has(saved, setting)}, and this server runs "
             f"{setting.dtype}, --tp-size {setting.tp_size}, --attention-backend {setting.backend}, "
-            f"on {setting.device}; start it without, run `canopy calibrate --url URL --out {path}`, "
+            f"on {setting.device}; start it without, run `canopy documents calibrate --url URL --out {path}`, "
             "or give --canopy-chunk-ratio"
             + (
                 ""
                 if setting.tp_size > 1
-                else f" (the engine by itself: `canopy calibrate --model DIR --dtype "
+                else f" (the engine by itself: `canopy documents calibrate --model DIR --dtype "
                 f"{setting.dtype} --out {path}`)"
             )
         )

@@ -1,4 +1,4 @@
-"""``canopy chunk-eval`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
+"""``canopy documents evaluate`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
 
 from __future__ import annotations
 
@@ -75,7 +75,18 @@ def musique(tmp_path):
 
 def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
-    args = ["chunk-eval", "--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
+    args = [
+        "documents",
+        "evaluate",
+        "--model",
+        model_dir,
+        "--data",
+        musique,
+        "--limit",
+        2,
+        "--json",
+        out,
+    ]
     args += [
         "--selector",
         "default,random",
@@ -111,7 +122,16 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
 
 def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
     out = tmp_path / "rows.json"
-    args = ["chunk-eval", "--model", str(model_dir), "--task-count", "1", "--json", str(out)]
+    args = [
+        "documents",
+        "evaluate",
+        "--model",
+        str(model_dir),
+        "--task-count",
+        "1",
+        "--json",
+        str(out),
+    ]
     assert main([*args, "--chunks", "3", "--chunk-tokens", "40"]) == 0
     report = json.loads(out.read_text())
     assert [t["task"] for t in report["tasks"]] == list(tasks.SYNTHETIC)
@@ -134,7 +154,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
-    assert main(["chunk-eval", "--model", str(model_dir), *flags]) == 2
+    assert main(["documents", "evaluate", "--model", str(model_dir), *flags]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -142,9 +162,9 @@ def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
 
 def test_other_models_are_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert main(["chunk-eval", "--model", str(tmp_path)]) == 2
+    assert main(["documents", "evaluate", "--model", str(tmp_path)]) == 2
     assert "supported are llama, mistral, qwen2" in capsys.readouterr().err
-    assert main(["chunk-eval", "--model", str(tmp_path / "no")]) == 2
+    assert main(["documents", "evaluate", "--model", str(tmp_path / "no")]) == 2
 
 
 def test_three_formats_are_read(tmp_path):
@@ -241,7 +261,16 @@ def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkey
     whole, out, measured = tmp_path / "whole.json", tmp_path / "rows.json", []
     real = evaluation._one
     monkeypatch.setattr(evaluation, "_one", lambda *a: measured.append(a) or real(*a))
-    args = ["chunk-eval", "--model", str(model_dir), "--data", str(musique), "--chunk-tokens", "20"]
+    args = [
+        "documents",
+        "evaluate",
+        "--model",
+        str(model_dir),
+        "--data",
+        str(musique),
+        "--chunk-tokens",
+        "20",
+    ]
     args += ["--ratio", "0,0.2", "--no-text"]
     assert main([*args, "--json", str(whole), "--per-example"]) == 0
     measured.clear()
@@ -268,6 +297,6 @@ def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monke
     clock = iter(range(0, 10_000, 40))  # seconds: each look at the clock is 40 later
     monkeypatch.setattr(evaluation.time, "monotonic", lambda: float(next(clock)))
     out = tmp_path / "rows.json"
-    args = ["chunk-eval", "--model", str(model_dir), "--data", str(musique), "--no-text"]
+    args = ["documents", "evaluate", "--model", str(model_dir), "--data", str(musique), "--no-text"]
     assert main([*args, "--json", str(out), "--resume", "--minutes", "1.5"]) == 0
     assert json.loads(out.read_text())["rows"][0]["n"] == 2

@@ -168,7 +168,7 @@ def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
     kind, url = stand_in
     out = tmp_path / "c.json"
     small = ["--prompts", "1", "--chunks", "2", "--chunk-tokens", "20", "--repeats", "1"]
-    command = ["calibrate", "--url", url, "--out", str(out), *small]
+    command = ["documents", "calibrate", "--url", url, "--out", str(out), *small]
     assert main(command) != 0
     assert "--canopy-chunks on" in capsys.readouterr().err
     kind.setting = {
@@ -184,5 +184,5 @@ def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
     assert entry["tier"] == "memory"
     assert 0.15 <= entry["ratio"] <= 1.0
     assert all(len(one["canopy_chunks"]) in (2, 4) for one in kind.asked)
-    assert main(["calibrate", "--out", str(out)]) != 0
+    assert main(["documents", "calibrate", "--out", str(out)]) != 0
     assert "--model" in capsys.readouterr().err

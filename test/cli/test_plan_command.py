@@ -79,7 +79,8 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert server.server.max_total_tokens == 30000
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     html = page.read_text()
-    assert html.count("data:image/png;base64,") == 3
+    assert html.count("data:image/png;base64,") == 2
+    assert html.index("Chosen (least cost") < html.index("<img") < html.index("<details>")
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 

@@ -1,4 +1,4 @@
-"""``canopy ttl`` as a user runs it."""
+"""``canopy plan ttl`` as a user runs it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,17 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "plan.json"
-    args = ["ttl", str(log), "--format", "sglang", "--budget-gb", "0.08", "--output", str(out)]
+    args = [
+        "plan",
+        "ttl",
+        str(log),
+        "--format",
+        "sglang",
+        "--budget-gb",
+        "0.08",
+        "--output",
+        str(out),
+    ]
     assert main(args) == 0
     plan = read_plan(out)
     plan.check_for_server()
@@ -92,7 +102,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
     ]
     trace, out = tmp_path / "t.jsonl", tmp_path / "plan.json"
     trace.write_text("\n".join(map(json.dumps, rows)))
-    args = ["ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5", "--hindsight"]
+    args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5", "--hindsight"]
     assert main([*args, "--output", str(out)]) == 0
     plan = read_plan(out)
     assert plan.ttl is not None
@@ -118,9 +128,9 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
 def test_a_mistake_is_one_line_with_status_2(
     log: Path, capsys: pytest.CaptureFixture, options: list[str], says: str
 ) -> None:
-    assert main(["ttl", str(log), "--format", "sglang", *options]) == 2
+    assert main(["plan", "ttl", str(log), "--format", "sglang", *options]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("canopy ttl: ")
+    assert said.startswith("canopy plan ttl: ")
     assert says in said
     assert said.count("\n") == 1
 
@@ -130,5 +140,5 @@ def test_a_log_of_texts_alone_makes_no_plan(tmp_path: Path, capsys: pytest.Captu
     obj = {"input_ids": None, "text": "hello", "sampling_params": {}}
     meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
     path.write_text(event("finished", "a", 1.0, obj=obj, out={"meta_info": meta}))
-    assert main(["ttl", str(path), "--format", "sglang", "--budget-gb", "1"]) == 2
+    assert main(["plan", "ttl", str(path), "--format", "sglang", "--budget-gb", "1"]) == 2
     assert "only its text" in capsys.readouterr().err

@@ -24,7 +24,7 @@ PLAN = ServerPlan(
     disk_path="/var/canopy",
     ttl=TTLTable((Group(7, 60.0, "docs"),), 5.0, categories={"api": 3600.0}),
     host_ttl=TTLTable(),
-    made_by={"command": "canopy ttl", "groups": 1},
+    made_by={"command": "canopy plan ttl", "groups": 1},
 )
 
 

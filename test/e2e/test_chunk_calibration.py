@@ -1,4 +1,4 @@
-"""``canopy calibrate --url`` on a real server, and a server that starts with what it saved."""
+"""``canopy documents calibrate --url`` on a real server, and a server that starts with what it saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_ratio_is_found_through_the_server_and_used_by_the_next(
         arguments += ["--canopy-chunk-dir", str(tmp_path / "chunks")]
     small = ["--prompts", "2", "--repeats", "1", "--chunks", "4", "--chunk-tokens", "64"]
     with server(tiny_model, *arguments, kv_tokens=8192) as client:
-        assert main(["calibrate", "--url", client.url, "--out", str(out), *small]) == 0
+        assert main(["documents", "calibrate", "--url", client.url, "--out", str(out), *small]) == 0
     (entry,) = json.loads(out.read_text()).values()
     assert entry["tier"] == tier
     assert 0.15 <= entry["ratio"] <= 1.0

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def test_a_policy_in_thirty_lines_runs_beside_the_others(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    assert main(["synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", str(trace)]) == 0  # fmt: skip
+    assert main(["trace", "synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", str(trace)]) == 0  # fmt: skip
     script = EXAMPLES / "own_policy.py"
     done = subprocess.run([sys.executable, script, trace], capture_output=True, text=True, check=True)  # fmt: skip
     assert re.findall(r"^(\S+) +\d", done.stdout, re.M) == ["lru", "wa", "heads-last"]

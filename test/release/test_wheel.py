@@ -156,7 +156,7 @@ def test_the_laboratory_from_nothing(
     canopy = clean.parent / "canopy"
     for arguments in (
         ["--version"],
-        ["synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", "t.jsonl"],
+        ["trace", "synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", "t.jsonl"],
         ["advise", "t.jsonl", "--capacity-tokens", "20000"],
         ["characterize", "t.jsonl", "--format", "bailian", "--out", "report"],
         ["simulate", "--trace", "t.jsonl", "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],

@@ -210,7 +210,18 @@ def test_the_command_writes_a_trace_of_the_asked_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "b.jsonl"
-    command = ["synth", "--preset", "trace-b", "--seconds", "30", "--seed", "2", "-o", str(out)]
+    command = [
+        "trace",
+        "synth",
+        "--preset",
+        "trace-b",
+        "--seconds",
+        "30",
+        "--seed",
+        "2",
+        "-o",
+        str(out),
+    ]
     assert main(command) == 0
     assert "synthetic" in capsys.readouterr().err
     times = [r.time_s for r in open_trace(out, "bailian")]
@@ -232,9 +243,9 @@ def test_a_mistake_is_one_line(
 ) -> None:
     if "-o" not in flags:
         flags = [*flags, "-o", str(tmp_path / "x.jsonl")]
-    assert main(["synth", "--preset", "small", *flags]) == 2
+    assert main(["trace", "synth", "--preset", "small", *flags]) == 2
     error = capsys.readouterr().err
-    line = [text for text in error.splitlines() if text.startswith("canopy synth:")]
+    line = [text for text in error.splitlines() if text.startswith("canopy trace synth:")]
     assert len(line) == 1
     assert said in line[0]
     assert "Traceback" not in error

@@ -1,4 +1,4 @@
-"""Algorithm 1 as printed, against the search that ``canopy calibrate`` runs."""
+"""Algorithm 1 as printed, against the search that ``canopy documents calibrate`` runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from canopy_chunks.ratio import GOLDEN, CostProfile, golden_section
 
 VALLEYS = 5000
 NOISES = (0.0, 0.02, 0.1)
-SEARCHES = ("as printed", "as printed, cold", "canopy calibrate")
+SEARCHES = ("as printed", "as printed, cold", "canopy documents calibrate")
 R_MIN, R_MAX, TOLERANCE = 0.15, 1.0, 0.02
 
 

@@ -87,7 +87,7 @@ def figure_11(context: Context) -> dict[str, Any]:
 
 
 def _searched(prompts: list[Any], pool: Pool) -> dict[str, Any]:
-    """Algorithm 1 as ``canopy calibrate`` runs it, on prefills that overlap reading and computing."""
+    """Algorithm 1 as ``canopy documents calibrate`` runs it, on prefills that overlap reading and computing."""
     found, before = profile(prompts[0], pool, 1, clock=True), device_bytes()
     search = golden_section(
         lambda r: ttft(prompts, pool, r, 1, clock=True), found.prior(R_MIN, 1.0), R_MIN, 1.0, 0.1

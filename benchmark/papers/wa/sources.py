@@ -1,6 +1,6 @@
 """The traces that stand for the paper's two, and three real ones.
 
-Traces A and B cannot be shipped; `trace-a` and `trace-b` of `canopy synth` are made to their published
+Traces A and B cannot be shipped; `trace-a` and `trace-b` of `canopy trace synth` are made to their published
 statistics (docs/research/synthetic-traces.md) and say nothing that was put into them.
 """
 

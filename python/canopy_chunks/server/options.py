@@ -187,7 +187,7 @@ class Options:
     calibration: str | None = declare(
         None,
         "--canopy-chunk-calibration",
-        "What 'canopy calibrate' measured: ratios by tier.",
+        "What 'canopy documents calibrate' measured: ratios by tier.",
         metavar="FILE",
     )
     tp_size: int = 1

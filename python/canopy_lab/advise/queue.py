@@ -2,7 +2,7 @@
 
 First come, first served; a request goes to the server that is free first (Kiefer and Wolfowitz,
 1955; with one server Lindley's recursion, 1952). Decode steps between prompts, and memory that a
-prompt waits for, are left out: ``canopy simulate-system`` has both.
+prompt waits for, are left out: ``canopy simulate system`` has both.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from canopy_lab.advise.advice import LOST_POINTS, Advice, Below, advise
+from canopy_lab.advise.advice import LOST_POINTS, Below, advise
+from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
 from canopy_lab.cli.log_arguments import add_log_arguments
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile, profile_names

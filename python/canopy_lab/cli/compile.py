@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     into, new = build()
     what = f"compiled {len(MODULES)} modules in {time.perf_counter() - started:.0f} s into"
     print(f"{what if new else 'compiled already:'} {into}")
-    print(f"plan, simulate-system, validate and apply use it; {SWITCH}=off simulates in Python")
+    print(f"plan, simulate system and validate use it; {SWITCH}=off simulates in Python")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from canopy_lab.compiled.finder import use as use_compiled
 from sglang_canopy import __version__
@@ -13,35 +14,39 @@ from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
     "advise": "from a log to a page: what policies, hints and memory would win on it",
-    "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
-    "simulate": "hit ratios of policies at several capacities on a trace, without a server",
-    "simulate-system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
-    "compile": "make plan, simulate-system and validate about twice as fast",
-    "profile": "measure a live server's costs, for the simulator and the planner",
     "characterize": "how a trace reuses KV",
+    "simulate": "hit ratios of policies at several capacities on a trace, without a server",
+    "simulate system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
     "plan": "how much DRAM and disk a workload should get, at what price",
+    "plan ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "validate": "what a plan predicted beside what its server's log says, and the error",
-    "ttl": "a plan file with a TTL for each prefix group, within a disk budget",
-    "overlay": "make a multi-tenant trace from single conversations",
-    "synth": "make a synthetic trace with published statistics",
+    "profile": "measure a live server's costs, for the simulator and the planner",
+    "compile": "make plan, simulate system and validate about twice as fast",
+    "trace synth": "make a synthetic trace with published statistics",
+    "trace overlay": "make a multi-tenant trace from single conversations",
+    "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "hint": "tell every worker behind a gateway when a conversation ends or goes on",
     "explain": "where a conversation's KV is, when it would go, and why the last of it went",
     "top": "a running server's tiers, hits and evictions, live",
-    "ui": "a running server's page in this machine's browser",
-    "calibrate": "measure which share of a document a server should recompute",
-    "chunk-eval": "quality lost and time saved by reusing document KV, on a model",
+    "top page": "a running server's page in this machine's browser",
+    "documents calibrate": "measure which share of a document a server should recompute",
+    "documents evaluate": "quality lost and time saved by reusing document KV, on a model",
 }
-
-
-SIMULATES = ("plan", "simulate-system", "validate")
+"""By one word or two: the second is a part of the first."""
+SIMULATES = ("plan", "simulate system", "validate")
 """Commands that take the compiled simulator where there is one."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments are another program's, options too."""
 
 
+def module_of(name: str) -> str:
+    """The module of one of ``COMMANDS``."""
+    return f"canopy_lab.cli.{name.replace(' ', '_')}"
+
+
 def _whole(argv: list[str]) -> list[str]:
     """``argv`` with ``--`` before the first argument that is none of the command's own options."""
-    own = next(i for i, a in enumerate(argv) if a in TAKES_THE_REST) + 1
+    own = 0
     while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
         own += 1
     return argv if "--" in argv[:own] else [*argv[:own], "--", *argv[own:]]
@@ -50,26 +55,43 @@ def _whole(argv: list[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="canopy", description="Canopy's tools for KV caching.")
-    parser.add_argument("--version", action="version", version=f"canopy {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = next((a for a in argv if not a.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
-            if name in SIMULATES:
-                use_compiled()
-            module = importlib.import_module(f"canopy_lab.cli.{name.replace('-', '_')}")
-            module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
-    args = parser.parse_args(_whole(argv) if chosen in TAKES_THE_REST else argv)
+    name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
+    if name is None:
+        return _overview(argv)
+    rest = argv[len(name.split()) :]
+    parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
+    if name in SIMULATES:
+        use_compiled()
+    module = importlib.import_module(module_of(name))
+    module.add_arguments(parser)
+    args = parser.parse_args(_whole(rest) if name in TAKES_THE_REST else rest)
     try:
-        return args.run(args) or 0
+        return module.run(args) or 0
     except CanopyError as error:
-        print(f"canopy {args.command}: {error}", file=sys.stderr)
+        print(f"canopy {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _overview(argv: Sequence[str]) -> int:
+    """``--help``, ``--version``, or what is wrong with the command's name. Ends the program."""
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="canopy",
+        usage="canopy COMMAND [--help] ...",
+        description="Canopy's tools for KV caching.",
+        epilog="commands:\n" + "\n".join(f"  {n:{width}}  {s}" for n, s in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"canopy {__version__}")
+    if not argv or argv[0].startswith("-"):
+        parser.parse_args(argv)
+        parser.error("give a command; canopy --help lists them")
+    parts = [n for n in COMMANDS if n.startswith(f"{argv[0]} ")]
+    close = parts or get_close_matches(argv[0], COMMANDS, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "; canopy --help lists them"
+    parser.error(f"unknown command {argv[0]!r:.60}{hint}")
 
 
 if __name__ == "__main__":

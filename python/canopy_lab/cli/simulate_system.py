@@ -1,4 +1,4 @@
-"""``canopy simulate-system``: one configuration of instances, memory and disk over a trace."""
+"""``canopy simulate system``: one configuration of instances, memory and disk over a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sglang_canopy.errors import CanopyError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy simulate-system``."""
+    """Declare the options of ``canopy simulate system``."""
     add = parser.add_argument
     add("--trace", required=True, metavar="PATH", help="trace file")
     add("--format", required=True, help=f"trace format: {', '.join(format_names())}")

@@ -1,4 +1,4 @@
-"""``canopy simulate-system --loads``: the same system at several loads."""
+"""``canopy simulate system --loads``: the same system at several loads."""
 
 from __future__ import annotations
 

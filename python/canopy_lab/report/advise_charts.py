@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from canopy_lab.advise.advice import Advice, Row
+from canopy_lab.advise.answers import Advice, Row
 from canopy_lab.report.table import short_number
 
 

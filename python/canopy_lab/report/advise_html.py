@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from canopy_lab.advise.advice import Advice
+from canopy_lab.advise.answers import Advice
 from canopy_lab.report import advise_text as words
 from canopy_lab.report.advise_charts import DARK, LIGHT, charts
 from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from canopy_lab.advise.advice import LOST_POINTS, Advice, Row, Tier
+from canopy_lab.advise.advice import LOST_POINTS
+from canopy_lab.advise.answers import Advice, Row, Tier
 from canopy_lab.advise.decide import Gain
 from canopy_lab.advise.queue import BUSY
 from canopy_lab.report.table import bytes_text, short_number, text_table
@@ -163,7 +164,7 @@ def about_queue(advice: Advice) -> str:
     count = "one server" if advice.servers == 1 else f"{advice.servers} servers"
     text = (
         f"Queued: prompts come as in the log to {count} and wait for each other, first come first "
-        "served; decoding beside them is left out (canopy simulate-system has it)."
+        "served; decoding beside them is left out (canopy simulate system has it)."
     )
     if not advice.servers_given:
         return text + f" So many keep prefill under LRU below {100 * BUSY:.0f} % of their time; say yours with --servers."  # fmt: skip
@@ -185,7 +186,7 @@ def about_tiers(advice: Advice) -> str:
     del advice
     return (
         "A lower tier holds copies of what is above it, so its size is what counts. Hits from it are "
-        "charged with their transfer; queues on the link are not simulated (canopy simulate-system, "
+        "charged with their transfer; queues on the link are not simulated (canopy simulate system, "
         "canopy plan)."
     )
 

@@ -1,4 +1,4 @@
-"""The figures of a plan: each pair of objectives, and the first three together."""
+"""The figures of a plan: each pair of objectives, and what DRAM wins."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
     """(name, what it shows, figure)."""
     yield "front", "The front, two objectives at a time", _pairs(plan, currency)
-    if len(plan.request.objectives) >= 3:
-        yield "front3d", "The first three objectives together", _three(plan, currency)
     yield "dram", "What DRAM wins", _dram(plan, currency)
 
 
@@ -75,36 +73,6 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
     name_axes(axes, _axis(x, currency), _axis(y, currency))
     axes.locator_params(nbins=5)
     title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
-
-
-def _three(plan: CapacityPlan, currency: str) -> Figure:
-    x, y, z = Objectives.of(plan.request.objectives).metrics[:3]
-    figure = Figure(figsize=(8.6, 6.2), dpi=150)
-    figure.subplots_adjust(left=0.02, right=0.9, bottom=0.08, top=1.0)
-    axes = figure.add_subplot(projection="3d")
-    rows = list(plan.found.rows.values())
-    # In three dimensions what is drawn first is not always below.
-    front = {id(row) for row in plan.front}
-    behind = [row for row in rows if id(row) not in front]
-    axes.scatter(*_xyz(behind, x, y, z), s=6, color=FAINT, depthshade=False)
-    floor = min(_value(row, z) for row in rows)
-    for name, colour in _classes(plan).items():
-        group = [row for row in plan.front if (row["disk"] or "no disk") == name]
-        points = _xyz(group, x, y, z)
-        axes.scatter(*points, s=26, color=colour, depthshade=False)
-        for a, b, c in zip(*points):
-            axes.plot([a, a], [b, b], [floor, c], color=colour, linewidth=0.5, alpha=0.5)
-    axes.scatter(*_xyz([plan.baseline], x, y, z), s=60, marker="s", color=INK, depthshade=False)
-    axes.scatter(
-        *_xyz([plan.choice.row], x, y, z), s=160, marker="*", color=ORANGE, depthshade=False
-    )
-    axes.set_xlabel(_axis(x, currency), fontsize=8.5, labelpad=8)
-    axes.set_ylabel(_axis(y, currency), fontsize=8.5, labelpad=8)
-    axes.set_zlabel(_axis(z, currency), fontsize=8.5, labelpad=8)
-    axes.tick_params(labelsize=7.5)
-    axes.view_init(elev=22, azim=-55)
-    figure.legend(handles=_legend(plan), loc="lower center", ncols=4, frameon=False, fontsize=8)
-    return figure
 
 
 def _dram(plan: CapacityPlan, currency: str) -> Figure:
@@ -163,12 +131,6 @@ def _value(row: Row, of: Metric) -> float:
 
 def _xy(rows: list[Row], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
     return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
-
-
-def _xyz(
-    rows: list[Row], x: Metric, y: Metric, z: Metric
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return *_xy(rows, x, y), np.array([_value(r, z) for r in rows])
 
 
 def _axis(of: Metric, currency: str) -> str:

@@ -7,7 +7,7 @@ Three things are read, told apart by their content:
   their own, timed from it;
 - a tar archive (compressed or not) or a folder of such files. They have no common clock, so they
   are read one after the other in archive order, each from where the one before it ended;
-  ``canopy overlay`` makes them run side by side;
+  ``canopy trace overlay`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
   ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
   plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and

@@ -128,7 +128,7 @@ def write_trace(
             progress(one.request.time_s)
     meta = {
         "synthetic": True,
-        "note": "Made by canopy synth. No request in it was ever sent by anybody.",
+        "note": "Made by canopy trace synth. No request in it was ever sent by anybody.",
         "format": "bailian",
         "preset": preset.name,
         "about": preset.about,

@@ -1,4 +1,4 @@
-"""Parameters of the presets of ``canopy synth``, with their sources.
+"""Parameters of the presets of ``canopy trace synth``, with their sources.
 
 ``trace-a`` and ``trace-b`` follow the statistics of "KVCache Cache in the Wild"
 (USENIX ATC 2025, arXiv 2506.02634); ``characterize/published.py`` lists them with their sources and says

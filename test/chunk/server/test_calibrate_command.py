@@ -1,4 +1,4 @@
-"""``canopy calibrate`` measures, saves, and is read back by a server's start."""
+"""``canopy documents calibrate`` measures, saves, and is read back by a server's start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def model_dir(tmp_path_factory):
 
 def calibrate(model_dir, out, *more) -> int:
     small = ["--limit", "2", "--chunks", "3", "--chunk-tokens", "24"]
-    return main(["calibrate", "--model", str(model_dir), "--out", str(out), *small, *more])
+    return main(
+        ["documents", "calibrate", "--model", str(model_dir), "--out", str(out), *small, *more]
+    )
 
 
 def setting(model_dir, dtype=torch.float32, tp_size: int = 1):
@@ -63,7 +65,7 @@ def test_what_was_measured_is_saved_by_tier_and_used(model_dir, tmp_path, capsys
 
 def test_a_calibration_of_another_model_is_refused(model_dir, tmp_path) -> None:
     (tmp_path / "c.json").write_text("{}")
-    with pytest.raises(CanopyError, match="canopy calibrate"):
+    with pytest.raises(CanopyError, match="canopy documents calibrate"):
         calibrated_ratios(str(tmp_path / "c.json"), setting(model_dir))
 
 

@@ -98,7 +98,7 @@ def trace_file(tmp_path):
 
 def arguments(path, *more):
     return [
-        "simulate-system", "--trace", str(path), "--format", "agentic",
+        "simulate", "system", "--trace", str(path), "--format", "agentic",
         "--profile", "qwen2.5-7b-h100",
         "--device-tokens", "4000", *more,
     ]  # fmt: skip

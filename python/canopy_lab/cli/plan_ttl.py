@@ -1,4 +1,4 @@
-"""``canopy ttl``: write a plan file with a TTL for each prefix group, within a disk budget."""
+"""``canopy plan ttl``: write a plan file with a TTL for each prefix group, within a disk budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy ttl``."""
+    """Declare the options of ``canopy plan ttl``."""
     add = parser.add_argument
     add(
         "trace", metavar="TRACE", help="trace file; a server's own log makes a plan for that server"
@@ -171,7 +171,7 @@ def _made_by(args: argparse.Namespace) -> dict[str, Any]:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return {
-        "command": "canopy ttl",
+        "command": "canopy plan ttl",
         "trace": Path(args.trace).name,
         "trace_blake2b": digest.hexdigest(),
         "format": args.format,

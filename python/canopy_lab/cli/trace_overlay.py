@@ -1,4 +1,4 @@
-"""``canopy overlay``: build a multi-tenant trace from single conversations."""
+"""``canopy trace overlay``: build a multi-tenant trace from single conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from canopy_lab.trace.overlay import overlay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy overlay``."""
+    """Declare the options of ``canopy trace overlay``."""
     parser.add_argument(
         "--archive",
         required=True,

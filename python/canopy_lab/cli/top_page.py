@@ -1,4 +1,4 @@
-"""``canopy ui``: a server's page in this machine's browser, with the key that the server wants."""
+"""``canopy top page``: a server's page in this machine's browser, with the key that the server wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``canopy chunk-eval``: quality lost and time saved by chunk reuse, on your model."""
+"""``canopy documents evaluate``: quality lost and time saved by chunk reuse, on your model."""
 
 from __future__ import annotations
 

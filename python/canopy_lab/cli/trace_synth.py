@@ -1,4 +1,4 @@
-"""``canopy synth``: a synthetic trace with published statistics."""
+"""``canopy trace synth``: a synthetic trace with published statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``canopy calibrate``: measure which share of a document a server should recompute."""
+"""``canopy documents calibrate``: measure which share of a document a server should recompute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="Hugging Face directory (Llama, Qwen2, Mistral): the engine by itself")
     add("--url", help="a running server with --canopy-chunks on: its own first tokens are timed")
     add("--out", type=Path, required=True, help="JSON file to save into; others in it are kept")
-    add("--data", help="questions, as `canopy chunk-eval` takes them (made-up facts without it)")
+    add(
+        "--data",
+        help="questions, as `canopy documents evaluate` takes them (made-up facts without it)",
+    )
     add("--limit", type=int, default=6, help="questions")
     add("--max-kl", type=float, help="KL that is good enough, in nats a token")
     add(

@@ -1,0 +1,33 @@
+"""The commands of ``canopy``: few, each there, and none of them a riddle when mistyped."""
+
+import argparse
+import importlib
+
+import pytest
+
+from canopy_lab.cli.main import COMMANDS, main, module_of
+
+
+def test_there_are_at_most_thirteen():
+    assert len({name.split()[0] for name in COMMANDS}) <= 13
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_declares_its_options(name):
+    importlib.import_module(module_of(name)).add_arguments(argparse.ArgumentParser())
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "give a command"),
+        (["trace"], "did you mean trace synth or trace overlay?"),
+        (["synth"], "did you mean trace synth?"),
+        (["serve-me"], "unknown command 'serve-me'"),
+    ],
+)
+def test_a_command_that_is_none_is_answered_with_those_there_are(argv, says, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err
