@@ -15,7 +15,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import replace_file
+from sglang_canopy.private_file import replace_file, set_aside
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -180,7 +180,7 @@ class Calibrations:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def get(self, setting: Setting, tier: str) -> Calibration | None:
-        """The saved calibration, or None. Raises CanopyError for a file that is not ours."""
+        """The saved calibration, or None."""
         found = self._read().get(self.key(setting, tier))
         if found is None:
             return None
@@ -212,9 +212,10 @@ class Calibrations:
             return {}
         try:
             found = json.loads(self.path.read_text())
-            assert isinstance(found, dict)
-        except (json.JSONDecodeError, AssertionError):
-            raise CanopyError(
-                f"{self.path} is not a calibration file; delete it and calibrate again"
-            ) from None
+        except ValueError as error:
+            set_aside(self.path, error)
+            return {}
+        if not isinstance(found, dict):
+            set_aside(self.path, "it is no calibration file")
+            return {}
         return found

@@ -87,7 +87,7 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
     On a device it is undone unchecked, since looking would wait for it; where a server takes its
     table over, one such check is made for all (``prove_rotation``).
 
-    Raises AssertionError when re-applying does not give ``x`` back within rounding: the KV was
+    Raises RuntimeError when re-applying does not give ``x`` back within rounding: the KV was
     then not rotated by this table (a wrong position, or an unsupported variant).
     """
     raw = rope.undo(x, positions)
@@ -96,17 +96,19 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
     again = rope.apply(raw, positions)
     limit = 1e-5 * max(1.0, float(x.abs().max())) if x.numel() else 0.0
     error = float((again - x.float()).abs().max()) if x.numel() else 0.0
-    assert error <= limit, f"undoing RoPE ({rope.variant}) is off by {error:.2e} > {limit:.2e}"
+    if not error <= limit:
+        raise RuntimeError(f"undoing RoPE ({rope.variant}) is off by {error:.2e} > {limit:.2e}")
     return raw
 
 
 def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: int = 64) -> None:
-    """Check once, waiting, that a table of ``device`` is undone exactly. Raises AssertionError."""
+    """Check once, waiting, that a table of ``device`` is undone exactly. Raises RuntimeError."""
     at = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
     again = rope.undo(rope.apply(x.to(device), at), at).cpu()
     error = float((again - x).abs().max())
-    assert error <= 1e-4, f"undoing RoPE is off by {error:.2e} of values up to 1"
+    if not error <= 1e-4:
+        raise RuntimeError(f"undoing RoPE is off by {error:.2e} of values up to 1")
 
 
 def from_config(config: Any) -> Rope:

@@ -297,7 +297,8 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
             continue
         if request.fused:
-            assert req.skip_radix_cache_insert, "fused KV would enter the exact tree"
+            if not req.skip_radix_cache_insert:
+                raise RuntimeError(f"fused KV of request {req.rid} would enter the exact tree")
             if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
                 request.publish_tokens = request.exact_tokens or 0
         if not request.reported:

@@ -176,9 +176,10 @@ def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> No
 
 def check_insert(request: ChunkRequest, req: Any, up_to: int) -> None:
     """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
-    assert not request.fused or up_to <= request.published_tokens, (
-        f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
-    )
+    if request.fused and up_to > request.published_tokens:
+        raise RuntimeError(
+            f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
+        )
 
 
 @dataclass(frozen=True, slots=True)
