@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -245,7 +246,7 @@ def test_settings_come_from_the_environment_where_nothing_is_said():
 
 
 def test_the_page_table_forgets_the_oldest_and_counts_it():
-    pages = PageTable(max_pages=2, max_events=2)
+    pages = PageTable(max_pages=2, max_event_bytes=1400)
     metas = [PageMeta(offset=i) for i in range(3)]
     pages.describe(["a", "b", "c"], metas, [None, "a", "b"])
     assert pages.description("a") is None
@@ -258,3 +259,17 @@ def test_the_page_table_forgets_the_oldest_and_counts_it():
     assert [k for k, _ in pages.take_uses()] == [("1",), ("2",)]
     assert [r.time for _, r in pages.take_requests()] == [1, 2]
     assert pages.dropped.descriptions == pages.dropped.uses == pages.dropped.requests == 1
+
+
+def test_requests_with_long_prompts_that_nobody_takes_stay_within_the_bound():
+    """A disk thread that hangs, and prompts of 32,768 tokens in pages of one."""
+    pages = PageTable(max_event_bytes=4 << 20)
+    tracemalloc.start()
+    for i in range(64):
+        path = tuple(range(i << 40, (i << 40) + 32_768))
+        pages.add_request("finish", Request(time=float(i), path=path))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 5 << 20
+    (_, last) = pages.take_requests()[-1]
+    assert (last.time, pages.dropped.requests) == (63.0, 61)

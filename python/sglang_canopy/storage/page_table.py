@@ -30,8 +30,10 @@ from sglang_canopy.records import Request
 MAX_PAGES = 65_536
 """Pages whose metadata waits to be written or to be restored, each way. About 500 bytes each."""
 _ABSENT = object()
-MAX_EVENTS = 16_384
-"""Uses and requests that wait for a storage thread."""
+MAX_EVENT_BYTES = 32 << 20
+"""Uses that wait for a storage thread, and requests likewise: an estimate of their memory."""
+_EVENT_BYTES, _BLOCK_BYTES, _KEY_BYTES = 512, 40, 128
+"""Of an event by itself, and of each block of a request's path or key of a used page."""
 
 
 @dataclass(slots=True)
@@ -66,18 +68,45 @@ class _Bounded:
         return 1
 
 
+class _Events:
+    """A queue that drops its oldest entries where they need more memory than ``limit`` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._entries: deque[tuple[int, Any]] = deque()
+
+    def put(self, size: int, entry: Any) -> int:
+        """Returns how many entries were dropped for it; itself, where it alone is too large."""
+        self._entries.append((size, entry))
+        self._bytes += size
+        dropped = 0
+        while self._bytes > self._limit:
+            self._bytes -= self._entries.popleft()[0]
+            dropped += 1
+        return dropped
+
+    def take(self) -> list[Any]:
+        taken = [entry for _, entry in self._entries]
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._bytes = 0
+
+
 class PageTable:
     """Thread-safe. Every call is short: no I/O and no callback under the lock."""
 
-    def __init__(self, max_pages: int = MAX_PAGES, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, max_pages: int = MAX_PAGES, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.max_pages = max_pages
-        self.max_events = max_events
         self.dropped = Dropped()
         self._lock = threading.Lock()
         self._descriptions = _Bounded()
         self._reads = _Bounded()
-        self._uses: deque[tuple[tuple[str, ...], PageMeta]] = deque()
-        self._requests: deque[tuple[str, Request]] = deque()
+        self._uses = _Events(max_event_bytes)
+        self._requests = _Events(max_event_bytes)
         self._refused = False
         self._rewrites = _Bounded()
 
@@ -152,14 +181,13 @@ class PageTable:
         ``meta`` is the request's view (last access, category, turn, ...) for all of them.
         """
         with self._lock:
-            if len(self._uses) >= self.max_events:
-                self._uses.popleft()
-                self.dropped.uses += 1
-            self._uses.append((tuple(keys), meta))
+            size = _EVENT_BYTES + _KEY_BYTES * len(keys)
+            self.dropped.uses += self._uses.put(size, (tuple(keys), meta))
 
     def take_uses(self) -> list[tuple[tuple[str, ...], PageMeta]]:
         """All uses since the last call, oldest first."""
-        return self._drain(self._uses)
+        with self._lock:
+            return self._uses.take()
 
     def add_request(self, event: str, request: Request) -> None:
         """A request ``"arrive"``\\ d or ``"finish"``\\ ed: the disk tier's policy learns from it.
@@ -167,14 +195,13 @@ class PageTable:
         The object must not change afterwards.
         """
         with self._lock:
-            if len(self._requests) >= self.max_events:
-                self._requests.popleft()
-                self.dropped.requests += 1
-            self._requests.append((event, request))
+            size = _EVENT_BYTES + _BLOCK_BYTES * len(request.path)
+            self.dropped.requests += self._requests.put(size, (event, request))
 
     def take_requests(self) -> list[tuple[str, Request]]:
         """All of ``add_request`` since the last call, oldest first."""
-        return self._drain(self._requests)
+        with self._lock:
+            return self._requests.take()
 
     def clear(self) -> None:
         """Drop everything (the cache was flushed, or another test begins)."""
@@ -190,12 +217,6 @@ class PageTable:
     def __len__(self) -> int:
         with self._lock:
             return len(self._descriptions.entries) + len(self._reads.entries)
-
-    def _drain(self, queue: deque[Any]) -> list[Any]:
-        with self._lock:
-            taken = list(queue)
-            queue.clear()
-        return taken
 
 
 PAGES = PageTable()
