@@ -6,7 +6,8 @@
     python scripts/follow_sglang.py --list          # and every function, a line each
 
 Only the wheel is downloaded, into a temporary folder, and nothing of it is run: the functions that
-Canopy hooks, overrides or relies on (``sglang_digests.json``) are compared by their syntax trees.
+Canopy hooks, overrides or relies on (``sglang_digests.json``) are compared by their syntax trees,
+and arguments of the server are named that nobody has reviewed for whether they change KV.
 Exit status 0: none moved; 1: some did; 2: the release cannot be had.
 """
 
@@ -25,8 +26,10 @@ from pathlib import Path
 
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.server import digests
+from sglang_canopy.storage.server_arguments import unreviewed
 
 SHOWN = 4
+FIELDS = "sglang/srt/arg_groups/fields/"
 
 
 class NoRelease(Exception):
@@ -41,19 +44,22 @@ class Moved:
     known: int
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    """Of the server, that ``storage/server_arguments.py`` does not know."""
 
     def line(self) -> str:
         """All of it in one line."""
         head = f"sglang {self.release}, pinned {SGLANG_VERSION}: "
         differ = [*self.gone, *self.changed]
+        new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
         if not differ:
-            return f"{head}none of {self.known} functions moved"
+            return f"{head}none of {self.known} functions moved{new}"
         files = sorted({one.partition(":")[0] for one in differ})
         names = [one.partition(": ")[2] for one in differ]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return (
             f"{head}{len(self.changed)} of {self.known} functions changed and {len(self.gone)} are "
-            f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}"
+            f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}{new}"
         )
 
 
@@ -76,9 +82,22 @@ def moved(wheel: Path) -> Moved:
                         result.gone.append(f"{file}: {function}")
                     elif found != known:
                         result.changed.append(f"{file}: {function}")
+            result.arguments = sorted(unreviewed(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
         raise NoRelease(f"{wheel} cannot be read: {error}") from None
     return result
+
+
+def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
+    """The fields of ``ServerArgs``: annotated names of the classes in ``arg_groups/fields``."""
+    names = set()
+    for path in archive.namelist():
+        if path.startswith(FIELDS) and path.endswith(".py"):
+            classes = (n for n in ast.parse(archive.read(path)).body if isinstance(n, ast.ClassDef))
+            for node in (member for one in classes for member in one.body):
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+    return names
 
 
 def download(release: str | None, into: Path) -> Path:
@@ -113,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for how, each in (("gone", result.gone), ("changed", result.changed)):
             for one in each:
                 print(f"  {how:7} {one}")
-    return int(bool(result.changed or result.gone))
+    return int(bool(result.changed or result.gone or result.arguments))
 
 
 if __name__ == "__main__":

@@ -80,3 +80,13 @@ def test_a_release_that_pip_cannot_give_is_said(monkeypatch, capsys) -> None:
     status, said = told(capsys, "--release", "0.0.0")
     assert status == 2
     assert "sglang==0.0.0" in said
+
+
+def test_an_argument_that_nobody_reviewed_is_named(wheel, capsys) -> None:
+    path = wheel()
+    with zipfile.ZipFile(path, "a") as archive:
+        text = "class Model:\n    dtype: A[str, 'known'] = 'auto'\n    new_scale: A[int, ''] = 1\n"
+        archive.writestr(f"{follow_sglang.FIELDS}model.py", text)
+    status, line = told(capsys, "--wheel", str(path))
+    assert status == 1
+    assert line.endswith("arguments to review: new_scale\n")

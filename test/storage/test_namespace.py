@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.lora.lora_registry import LoRARef
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server import plugin
+from sglang_canopy.storage import weights
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.namespace import namespace_of
+from sglang_canopy.storage.server_arguments import CHANGES_KV, LEAVES_KV, unreviewed
 from sglang_canopy.storage.weights import adapter_id
 from support.store_pool import host_pool, storage_config
 
@@ -81,6 +84,12 @@ def test_the_same_model_has_the_same_pages_after_a_restart(model: Path) -> None:
         {"quantization": "w8a8_int8"},
         {"revision": "other"},
         {"load_format": "dummy"},
+        {"rl_quant_profile": "/profile"},
+        {"kt_method": "AMXINT8"},
+        {"custom_weight_loader": ["module.load"]},
+        {"modelopt_checkpoint_restore_path": "/checkpoint"},
+        {"weight_version": "2"},
+        {"forward_hooks": [{"name": "scale", "hook_factory": "module.scale"}]},
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
@@ -90,6 +99,57 @@ def test_an_argument_that_changes_kv_changes_the_namespace(model: Path, argument
 
 def test_an_argument_that_leaves_kv_alone_keeps_the_namespace(model: Path) -> None:
     assert namespace(model, schedule_policy="fcfs", log_level="warning") == namespace(model)
+
+
+def test_every_argument_of_sglang_is_reviewed() -> None:
+    names = {field.name for field in record_fields(ServerArgs)}
+    assert not unreviewed(names), "look at these, and put them into storage/server_arguments.json"
+    assert not (LEAVES_KV | CHANGES_KV) - names, "SGLang has none of these"
+    assert not LEAVES_KV & CHANGES_KV
+
+
+def test_an_argument_that_nobody_reviewed_counts_as_changing_kv(model: Path, monkeypatch) -> None:
+    pool, before = host_pool(2), namespace(model)
+    found = get_context().resolved_server_args_dict()
+    monkeypatch.setattr(
+        type(get_context()), "resolved_server_args_dict", lambda _: {**found, "new": 1}
+    )
+    assert namespace_of(storage_config(None), pool) != before
+
+
+def test_a_folder_of_expert_weights_counts_by_content(model: Path, tmp_path: Path) -> None:
+    experts = tmp_path / "experts"
+    experts.mkdir()
+    (experts / "0.kt").write_bytes(b"one")
+    before = namespace(model, kt_weight_path=str(experts))
+    rewritten(experts / "0.kt", 0, b"t")
+    assert namespace(model, kt_weight_path=str(experts)) != before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"load_format": "rdma"},
+        {"load_format": "remote"},
+        {"weight_cache_mode": "daemon"},
+    ],
+    ids=str,
+)
+def test_weights_from_elsewhere_find_no_pages_of_an_earlier_start(
+    model: Path, monkeypatch, arguments: dict
+) -> None:
+    extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}
+    folders = []
+    for _ in range(2):
+        monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())
+        pool = host_pool(2)
+        namespace(model, **arguments)
+        storage = CanopyStorage(storage_config(extra))
+        storage.register_mem_pool_host(pool)
+        folders.append(storage.store.path)
+        assert (storage.store.path / "temporary").exists()
+        storage.close()
+    assert folders[0] != folders[1]
 
 
 def test_kv_scales_count_by_content(model: Path, tmp_path: Path) -> None:

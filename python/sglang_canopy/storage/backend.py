@@ -26,9 +26,10 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from sglang_canopy.disk import DiskStore
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage import weights
 from sglang_canopy.storage.current_store import CurrentStore, status_of
 from sglang_canopy.storage.host_layout import HostLayout, bytes_of
-from sglang_canopy.storage.namespace import namespace_of
+from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.storage.sweeper import Sweeper
@@ -69,6 +70,8 @@ class CanopyStorage(HiCacheStorage):
         self.layout = HostLayout(mem_pool_host)
         self.transfer = PageTransfer(self.pages, self.layout.page_tokens)
         namespace = namespace_of(self.config, mem_pool_host)
+        if not weights_are_local():
+            weights.WEIGHTS.elsewhere()
         current = CurrentStore(self.settings, namespace, self.layout.page_bytes)
         self.current = current
         self.sweeper = Sweeper(self.maintain, self.sweep, current.interval_s, self.settings.sweep_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -47,8 +47,20 @@ def sampled(path: Path) -> str:
 
     Reads at most 128 KiB a file. Raises ``NotFound`` where there are no weights.
     """
-    digest, weights = hashlib.sha256(), 0
-    for file in _files(path):
+    if not any(file.suffix in _WEIGHTS for file in _files(path)):
+        raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
+    return _sampled(path, _files(path))
+
+
+def sampled_files(path: Path) -> str:
+    """The same of a file, or of every file of a folder."""
+    every = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    return _sampled(path, every)
+
+
+def _sampled(path: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
         status = file.stat()
         name = file.name if file == path else file.relative_to(path).as_posix()
         digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
@@ -56,9 +68,6 @@ def sampled(path: Path) -> str:
             for at in _positions(status.st_size):
                 handle.seek(at)
                 digest.update(handle.read(_SAMPLE_BYTES))
-        weights += file.suffix in _WEIGHTS
-    if not weights:
-        raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
     return digest.hexdigest()
 
 

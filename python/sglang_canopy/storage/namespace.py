@@ -1,9 +1,11 @@
 """Which pages on disk may be served: all that must be equal for a page to mean the same KV.
 
-The namespace of a store is a text of these facts. Whatever changes KV is in it: the model's
-configuration as SGLang uses it (overrides included), its weights' files, the adapters named at
-start, the layout of the pool, and the rank. A model or adapter whose files cannot be found is
-refused, since nothing would tell its pages from another's.
+The namespace of a store is a text of these facts. Whatever can change KV is in it: every argument
+of the server but those that cannot (``server_arguments``), the model's configuration as SGLang
+uses it, its weights' files, the adapters named at start, the layout of the pool, and the rank. A
+model or adapter whose files cannot be found is refused, since nothing would tell its pages from
+another's. Weights that come from elsewhere (``weights_are_local``) get a namespace of their own at
+each start.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +22,15 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, whole
+from sglang_canopy.storage.fingerprint import NotFound, local_files, sampled, sampled_files, whole
+from sglang_canopy.storage.server_arguments import LEAVES_KV
 from sglang_canopy.storage.weights import adapter_id
 
 _BACKEND = "--hicache-storage-backend canopy"
-_ARGUMENTS = (
-    "context_length",
-    "dtype",
-    "json_model_override_args",
-    "kv_cache_dtype",
-    "load_format",
-    "model_impl",
-    "model_loader_extra_config",
-    "quantization",
-    "revision",
-    "modelopt_quant",
-)
-"""Arguments that change KV by themselves, besides what they do to the model's configuration."""
+_NAMES_FILES = ("_path", "_file", "_profile")
+"""Ends of the names of arguments that name files, which count by content."""
+_ELSEWHERE = ("remote", "remote_instance", "rdma", "ipc_cache", "private")
+"""Formats whose weights come from another process or machine."""
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "_commit_hash")
 
 
@@ -83,12 +78,12 @@ def _model() -> str:
     name = str(arguments["model_path"])
     if name.lower() in ("none", "dummy"):  # SGLang's own names for "no model"
         return name
+    facts = _arguments(arguments)
+    if not weights_are_local():
+        return _digest(facts)
     try:
         path = local_files(name, arguments["revision"], arguments["download_dir"])
-        facts = {key: arguments.get(key) for key in _ARGUMENTS}
         facts["files"] = _weights(path, str(arguments["load_format"]))
-        scales = arguments.get("quantization_param_path")
-        facts["scales"] = None if scales is None else whole(Path(scales))
         facts["effective"] = _effective(server, path)
     except (NotFound, OSError) as error:
         raise CanopyError(
@@ -96,6 +91,29 @@ def _model() -> str:
             f"({error}); give --model-path a local folder, or run without the disk tier"
         ) from error
     return _digest(facts)
+
+
+def weights_are_local() -> bool:
+    """Whether the model's weights are loaded from files of this machine, as far as it has any."""
+    try:
+        get_server_args()
+    except ValueError:  # no server around it (tests, benchmarks)
+        return True
+    arguments = get_context().resolved_server_args_dict()
+    return (
+        arguments["load_format"] not in _ELSEWHERE
+        and not arguments["modelexpress_config"]
+        and arguments["weight_cache_mode"] in (None, "off")
+    )
+
+
+def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Every argument that can change KV; of one that names files, their content as well."""
+    facts = {name: value for name, value in arguments.items() if name not in LEAVES_KV}
+    for name, value in list(facts.items()):
+        if name.endswith(_NAMES_FILES) and isinstance(value, str) and Path(value).exists():
+            facts[f"content of {name}"] = sampled_files(Path(value))
+    return facts
 
 
 def _weights(path: Path, load_format: str) -> str:

@@ -53,6 +53,12 @@ class Weights:
         step = content or uuid.uuid4().hex
         self.id = hashlib.sha256(f"{self.id}\0{step}".encode()).hexdigest()[:32]
 
+    def elsewhere(self) -> None:
+        """The weights of the start come from another process or machine: nobody can say which
+        they are, so no later start asks for their pages."""
+        if not self.id:
+            self.id, self.repeatable = uuid.uuid4().hex, False
+
     def flushed(self) -> None:
         """The tree and the host tier hold nothing of before."""
         self._stale = False
