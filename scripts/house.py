@@ -1,14 +1,13 @@
-"""How the packages are laid out: their rooms, what each may import, and three journeys through it.
+"""How the packages are laid out: their rooms, and what each may import.
 
 `test/test_architecture.py` holds the code against this file, and `scripts/reference_docs.py` makes
-the tables of `docs/architecture.md` from it.
+the table of `docs/architecture.md` from it.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,182 +110,6 @@ SGLANG = {
 """Rooms that may import sglang; ``request`` inside functions only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One stop of a journey: a function or method, and what happens there."""
-
-    module: str
-    name: str
-    what: str
-
-    @property
-    def path(self) -> Path:
-        return PYTHON / f"{self.module}.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Journey:
-    """A way through the package, file by file."""
-
-    title: str
-    steps: tuple[Step, ...]
-    most_files: int
-
-
-JOURNEYS: dict[str, Journey] = {
-    "category": Journey(
-        "A category, from the HTTP body to the choice of a victim",
-        (
-            Step(
-                "sglang_canopy/server/entry",
-                "chat_converted",
-                "a hook: SGLang has converted the body, and the request is stamped once",
-            ),
-            Step("sglang_canopy/request/fields", "client_fields", "`canopy_category` is checked"),
-            Step(
-                "sglang_canopy/request/infer",
-                "infer_from_chat",
-                "the category, where the client gave none",
-            ),
-            Step(
-                "sglang_canopy/request/stamp",
-                "make_stamp",
-                "both become one dict in `custom_params`, with the time of arrival; SGLang carries "
-                "it to every rank",
-            ),
-            Step(
-                "sglang_canopy/server/arrivals",
-                "request_created",
-                "a hook: the scheduler has made its `Req`, and the tree hears of it",
-            ),
-            Step(
-                "sglang_canopy/radix/live_request",
-                "live_request",
-                "the stamp is read, without what is forged in it, into the policy's `Request`",
-            ),
-            Step(
-                "sglang_canopy/radix/core",
-                "CanopyTreeCore.arrive",
-                "the policies hear of the request and answer with the label of its category",
-            ),
-            Step(
-                "sglang_canopy/radix/core",
-                "CanopyTreeCore.record_use",
-                "at insertion: every node on the request's path carries that label",
-            ),
-            Step(
-                "sglang_canopy/radix/component",
-                "CanopyFullComponent._evict_device_next_node",
-                "the pool is full, and SGLang asks for a victim",
-            ),
-            Step(
-                "sglang_canopy/radix/evictable",
-                "EvictableLeaves.next_victim",
-                "leaves that became evictable are admitted, then the policy is asked",
-            ),
-            Step(
-                "sglang_canopy/policy/wa",
-                "WorkloadAware.victim",
-                "the leaf whose category promises the least reuse",
-            ),
-        ),
-        10,
-    ),
-    "arrival": Journey(
-        "One arrival, through `canopy simulate`",
-        (
-            Step(
-                "canopy_lab/cli/simulate",
-                "run",
-                "options become a plan of policies, capacities and seeds",
-            ),
-            Step(
-                "canopy_lab/sim/sweep",
-                "run_sweep",
-                "one task for each of them, on several processes",
-            ),
-            Step("canopy_lab/trace/open", "open_trace", "any format as one kind of record"),
-            Step(
-                "canopy_lab/sim/requests",
-                "to_requests",
-                "records become the requests that policies see",
-            ),
-            Step("canopy_lab/sim/driver", "simulate", "request after request through one tree"),
-            Step(
-                "sglang_canopy/reuse/learner",
-                "ReuseModel.arrive",
-                "through `Policy.arrive`: the path is looked up in what was seen before",
-            ),
-            Step(
-                "sglang_canopy/policy/block_tree", "RadixTree.match", "what of the path is cached"
-            ),
-            Step("sglang_canopy/policy/block_tree", "RadixTree.evict", "room for the rest"),
-            Step("sglang_canopy/policy/wa", "WorkloadAware.victim", "which leaf goes next"),
-            Step("sglang_canopy/policy/cut", "tokens_kept", "and how much of it stays"),
-        ),
-        10,
-    ),
-    "documents": Journey(
-        "Documents, from a chat body to attention",
-        (
-            Step(
-                "canopy_chunks/server/hooks",
-                "_convert_chat",
-                "the one place that asks whether chunk reuse is on, here and in the scheduler",
-            ),
-            Step(
-                "canopy_chunks/server/http/entry",
-                "convert_chat",
-                "the documents of a body are found",
-            ),
-            Step(
-                "canopy_chunks/fields", "parse_fields", "what the request says of chunks is checked"
-            ),
-            Step(
-                "canopy_chunks/documents",
-                "split_documents",
-                "the text is cut and tokenised in pieces",
-            ),
-            Step(
-                "canopy_chunks/server/scheduler",
-                "request_created",
-                "the scheduler has made its `Req`",
-            ),
-            Step(
-                "canopy_chunks/server/engine", "ChunkEngine.new_request", "its chunks are looked up"
-            ),
-            Step(
-                "canopy_chunks/server/request",
-                "ChunkRequest",
-                "what is remembered of them until the answer is done",
-            ),
-            Step(
-                "canopy_chunks/store", "ChunkStore.get", "the KV of each, on device, host or disk"
-            ),
-            Step(
-                "canopy_chunks/read_ahead", "ReadAhead.request", "from disk while the request waits"
-            ),
-            Step(
-                "canopy_chunks/server/forward",
-                "forward",
-                "around SGLang's forward: rows of a window",
-            ),
-            Step("canopy_chunks/server/plan", "choose_tokens", "which tokens are computed again"),
-            Step(
-                "canopy_chunks/placement", "place_chunks", "the others' KV, rotated, into the pool"
-            ),
-            Step("canopy_chunks/server/batch", "pack_rows", "a batch of the chosen rows alone"),
-            Step(
-                "canopy_chunks/server/attention",
-                "FusedAttention.attend",
-                "each row over all that is before it",
-            ),
-        ),
-        15,
-    ),
-}
-
-
 def files() -> Iterator[Path]:
     return iter(sorted(path for name in PACKAGES for path in (PYTHON / name).rglob("*.py")))
 
@@ -318,41 +141,8 @@ def purpose(room: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def line_of(step: Step) -> int | None:
-    """The line where the step's function is defined; ``None`` where there is none."""
-    if not step.path.exists():
-        return None
-    nodes: list[ast.AST] = [ast.parse(step.path.read_text(encoding="utf-8"))]
-    found: ast.AST | None = None
-    for part in step.name.split("."):
-        found = next(
-            (
-                node
-                for parent in nodes
-                for node in ast.walk(parent)
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-                and node.name == part
-            ),
-            None,
-        )
-        if found is None:
-            return None
-        nodes = [found]
-    return getattr(found, "lineno", None)
-
-
 def rooms_table() -> str:
     """The rooms as a Markdown table."""
-    lines = ["| room | what is in it | may import |", "| --- | --- | --- |"]
-    for room, allowed in ROOMS.items():
-        names = ", ".join(f"`{name}`" for name in sorted(allowed)) or "nothing"
-        lines.append(f"| `{room}` | {purpose(room)} | {names} |")
-    return "\n".join(lines) + "\n"
-
-
-def journey(name: str) -> str:
-    """One journey as a numbered list."""
-    lines = []
-    for number, step in enumerate(JOURNEYS[name].steps, 1):
-        lines.append(f"{number}. `{step.module}.py` `{step.name}`: {step.what}")
+    lines = ["| room | what is in it |", "| --- | --- |"]
+    lines += [f"| `{room}` | {purpose(room)} |" for room in ROOMS]
     return "\n".join(lines) + "\n"

@@ -22,7 +22,6 @@ import tempfile
 import textwrap
 import types
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +419,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "ttl-group": lambda: options_table(Group),
     "routes": routes,
     "rooms": house.rooms_table,
-    **{f"journey-{name}": partial(house.journey, name) for name in house.JOURNEYS},
 }
 
 

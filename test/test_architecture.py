@@ -1,4 +1,4 @@
-"""The package against `scripts/house.py`: directions, circles, lengths, purposes, journeys."""
+"""The package against `scripts/house.py`: directions, circles, lengths, purposes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from house import (
-    JOURNEYS,
     LABORATORY,
     OPEN,
     PACKAGES,
@@ -21,7 +20,6 @@ from house import (
     ROOMS,
     SGLANG,
     files,
-    line_of,
     purpose,
     room_of,
 )
@@ -145,17 +143,6 @@ def test_the_servers_part_of_chunk_reuse_is_small() -> None:
         p for p in (PYTHON / "canopy_chunks" / "server").rglob("*.py") if p.name != "__init__.py"
     ]
     assert len(parts) <= 14
-
-
-@pytest.mark.parametrize("name", sorted(JOURNEYS))
-def test_a_journey_leads_through_functions_that_exist_and_never_back(name: str) -> None:
-    journey = JOURNEYS[name]
-    for step in journey.steps:
-        assert line_of(step) is not None, f"{step.module}.py has no {step.name}"
-    visited = [step.module for step in journey.steps]
-    runs = [m for i, m in enumerate(visited) if i == 0 or visited[i - 1] != m]
-    assert len(runs) == len(set(runs)), f"{name} comes back to a file it has left"
-    assert len(runs) <= journey.most_files
 
 
 def test_the_command_line_starts_without_torch() -> None:

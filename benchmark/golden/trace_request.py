@@ -2,12 +2,13 @@
 
     python benchmark/golden/trace_request.py               # counts, then the functions in order
     python benchmark/golden/trace_request.py --way server  # through SGLang's scheduler, with a model
+    python benchmark/golden/trace_request.py --way simulate  # through `canopy simulate`
     python benchmark/golden/trace_request.py --json OUT    # the same for a program
     python benchmark/golden/trace_request.py --markdown    # a numbered list for a page
 
 One chat that names its category is stamped, announced to the tree, looked up and inserted, for
 which others must be evicted: by hand into SGLang's cache (way_tree.py), or through a whole server
-in this process (way_server.py). Only functions of the project are counted, in the thread that
+in this process (way_server.py), or as one of a trace's (way_simulate.py). Only functions of the project are counted, in the thread that
 serves; what runs SGLang on a CPU, once a layer, is not.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 from paths import use_checkout
 from tracer import Traced, Tracer
 
-WAYS = ("tree", "server")
+WAYS = ("tree", "server", "simulate")
 
 
 def main() -> None:
