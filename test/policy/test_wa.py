@@ -228,6 +228,8 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
         ({"model": "exponential", "cdf": "some"}, "all or reused"),
         ({"categories": "tenth"}, "refined or type-turn"),
         ({"life": False}, "exponential"),
+        ({"model": "exponential", "life": False}, "reading formula"),
+        ({"model": "exponential", "reading": "joint"}, "hazard, formula"),
     ],
 )
 def test_refuses_bad_options_by_name(options, names):

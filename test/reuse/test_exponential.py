@@ -13,7 +13,12 @@ from sglang_canopy.reuse.categories import type_turn_features
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.learner import ReuseModel
 
-READINGS = [ExponentialModel(counted, life) for counted in (True, False) for life in (True, False)]
+READINGS = [
+    ExponentialModel(counted, life, hazard)
+    for counted in (True, False)
+    for life in (True, False)
+    for hazard in (True, False)
+]
 TALKS = st.lists(
     st.tuples(
         st.sampled_from(["text", "file"]),
@@ -80,22 +85,26 @@ def test_it_is_the_papers_formula_of_the_log(reading, talks):
         category = model.categories.get("|".join(type_turn_features(kind, turn)))
         for age in (0.0, 1.0, 30.0, 400.0):
             wanted = cdf(age + life) - cdf(age)
-            got = category.exponential.probability(age)
+            if reading.hazard:
+                share, left = len(reused) / count, math.exp(-age / mean)
+                over = 1.0 - share + share * left
+                wanted = share * left / mean / over if over else 1.0 / mean
+            got = category.exponential.rank(age)
             assert got == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
 def test_what_nobody_came_back_to_is_never_expected_back_if_it_counts():
     talks = [("text", float(n), [5.0] if n % 2 else []) for n in range(40)]
     counted = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
-    assert counted.categories.get("text|turn1").exponential.probability(0.0) > 0.0
-    assert counted.categories.get("text|turn2").exponential.probability(0.0) == 0.0
-    left_out = ReuseModel(exponential=ExponentialModel(False, False), type_turn=True)
+    assert counted.categories.get("text|turn1").exponential.rank(0.0) > 0.0
+    assert counted.categories.get("text|turn2").exponential.rank(0.0) == 0.0
+    left_out = ReuseModel(exponential=ExponentialModel(False, False, False), type_turn=True)
     fed(left_out, log_of(talks))
-    assert left_out.categories.get("text|turn2").exponential.probability(0.0) == pytest.approx(1.0)
+    assert left_out.categories.get("text|turn2").exponential.rank(0.0) == pytest.approx(1.0)
 
 
 def test_before_a_fit_every_probability_is_0():
-    assert ReuseModel(exponential=ExponentialModel()).categories.root.exponential.probability(
+    assert ReuseModel(exponential=ExponentialModel()).categories.root.exponential.rank(
         3.0
     ) == pytest.approx(0.0)
 
@@ -104,7 +113,7 @@ def test_a_label_that_is_new_expects_what_it_refines_does_until_the_next_fit():
     talks = [("text", float(n), [5.0, 5.0]) for n in range(30)]
     model = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
     known = model.categories.get("text").exponential
-    assert known.probability(1.0) > 0.0
+    assert known.rank(1.0) > 0.0
     assert model.categories.refine(("text", "turn9")).exponential == known
 
 
@@ -116,12 +125,16 @@ def leaf(policy, label, last_access, offset=0):
 
 
 @pytest.mark.parametrize("categories", ["type-turn", "refined"])
-@pytest.mark.parametrize("life", [True, False])
-def test_a_tenth_turn_outlives_a_first_one_of_the_same_age_where_it_returns_more(categories, life):
+@pytest.mark.parametrize(
+    "reading", [{}, {"reading": "formula"}, {"reading": "formula", "life": False}]
+)
+def test_a_tenth_turn_outlives_a_first_one_of_the_same_age_where_it_returns_more(
+    categories, reading
+):
     """Section 4.1: many one-turn requests must not push a ten-turn one out."""
     # One in four goes on after its first turn, and then for fourteen turns; gaps are equal.
     talks = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]
-    options = {"model": "exponential", "categories": categories, "life": life, "min_samples": 5}
+    options = {"model": "exponential", "categories": categories, "min_samples": 5, **reading}
     policy = make_policy("wa", options)
     fed(policy.model, log_of(talks))
     first = policy.model.categories.refine(names(categories, 1)).label

@@ -5,6 +5,7 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
+from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.learner import ReuseModel
 
 
@@ -82,3 +83,27 @@ def test_refuses_a_malformed_profile_whole(what, state):
         model.restore(state)
     assert model.state()["categories"] == {}
     assert len(model.categories) == 2
+
+
+def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
+    def taught(rows):
+        model = ReuseModel(min_samples=5, exponential=ExponentialModel(hazard=False))
+        for time, path in rows:
+            request = Request(time=time, path=path, prompt_tokens=len(path))
+            request.label = model.arrive(request)
+            model.finish(request)
+        return model
+
+    # Every conversation has three turns, 5 s apart: from its first use a block lives for 10 s.
+    rows = [
+        (n * 3.0 + 5.0 * turn, tuple(n * 100 + i for i in range(turn + 1)))
+        for n in range(60)
+        for turn in range(3)
+    ]
+    model = taught(sorted(rows))
+    model.fit(300.0)
+    again = ReuseModel(min_samples=5, exponential=ExponentialModel(hazard=False))
+    again.restore(json.loads(json.dumps(model.state())))
+    saved, restored = (m.categories.root.exponential for m in (model, again))
+    assert restored.life_s == pytest.approx(saved.life_s)
+    assert restored.mean_gap_s == pytest.approx(saved.mean_gap_s)

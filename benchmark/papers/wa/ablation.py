@@ -14,7 +14,8 @@ from wa.picture import COLOURS, label, panels, save
 from wa.sizes import MODELS
 from wa.sources import agentic, conversation, mooncake_synthetic, trace_a
 
-PAPER = {"model": "exponential", "categories": "type-turn"}
+PAPER = {"model": "exponential", "reading": "formula", "categories": "type-turn"}
+HAZARD = {"model": "exponential", "categories": "type-turn"}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "gdfs": ("gdfs", {}),
     "lru": ("lru", {}),
@@ -22,7 +23,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "+ life": ("wa", PAPER),
     "never reused left out: + distribution": ("wa", {**PAPER, "cdf": "reused", "life": False}),
     "never reused left out: + life": ("wa", {**PAPER, "cdf": "reused"}),
-    "+ life, our categories": ("wa", {"model": "exponential"}),
+    "+ life, our categories": ("wa", {"model": "exponential", "reading": "formula"}),
+    "given not used until t": ("wa", HAZARD),
     "survival": ("wa", {}),
 }
 LOAD_PER_S = 5.0

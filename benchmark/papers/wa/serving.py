@@ -19,7 +19,7 @@ from wa.sources import conversation, trace_a
 from wa.split import one_part
 
 A100 = Device("NVIDIA A100 SXM 80 GB", 312e12, 2.039e12, 32e9, ("NVIDIA A100 datasheet",))
-PAPER = {"model": "exponential", "categories": "type-turn"}
+PAPER = {"model": "exponential", "reading": "formula", "categories": "type-turn"}
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LRU": ("lru", {}),
     "FIFO": ("fifo", {}),

@@ -28,7 +28,7 @@ from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
-from sglang_canopy.reuse.exponential import CDF_COUNTS, ExponentialModel
+from sglang_canopy.reuse.exponential import CDF_COUNTS, READINGS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
@@ -44,8 +44,11 @@ class Config:
     cdf: str = "all"
     """Of the exponential model: ``all`` if the fitted distribution counts what is never used again,
     ``reused`` if not (the paper leaves it open)."""
+    reading: str = "hazard"
+    """Of the exponential model: ``hazard``, the chance of a use at once given that there was none
+    so far, or ``formula``, the paper's ReuseProb as it stands."""
     life: bool = True
-    """Of the exponential model: bound the time ahead by the category's expected lifespan."""
+    """Of the reading ``formula``: bound the time ahead by the category's expected lifespan."""
     categories: str = "refined"
     """``refined``, or ``type-turn`` for the paper's: a request's type and its turn."""
     window_s: float = 10800.0
@@ -72,8 +75,17 @@ class Config:
             raise ValueError(
                 f"key 'categories' must be refined or type-turn, got {self.categories!r}"
             )
-        if self.model != "exponential" and (self.cdf != "all" or not self.life):
-            raise ValueError("keys 'cdf' and 'life' belong to the model exponential")
+        if self.reading not in READINGS:
+            raise ValueError(
+                f"key 'reading' must be one of {', '.join(READINGS)}, got {self.reading!r}"
+            )
+        plain = (self.cdf, self.reading, self.life) == ("all", "hazard", True)
+        if self.model != "exponential" and not plain:
+            raise ValueError(
+                "keys 'cdf', 'reading' and 'life' belong to the model exponential"
+            )
+        if not self.life and self.reading != "formula":
+            raise ValueError("key 'life' belongs to the reading formula: a hazard has no lifespan")
         for key in ("window_s", "max_samples", "min_samples"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
@@ -98,7 +110,9 @@ class WorkloadAware(Policy):
         super().__init__(config)
         exponential = None
         if config.model == "exponential":
-            exponential = ExponentialModel(config.cdf == "all", config.life)
+            exponential = ExponentialModel(
+                config.cdf == "all", config.life, config.reading == "hazard"
+            )
         self.model = ReuseModel(
             window_s=config.window_s,
             max_samples=config.max_samples,

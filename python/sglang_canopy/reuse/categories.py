@@ -65,10 +65,12 @@ class Category:
     all_growth: list[float] = field(default_factory=list)
     all_gap_sum_s: float = 0.0
     all_growth_sum: float = 0.0
+    all_life_sum_s: float = 0.0
+    all_lives: float = 0.0
     exponential: Exponential = field(default_factory=Exponential)
     """The fitted exponential, where that is the model."""
     saved: dict[str, list[float]] | None = None
-    """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``."""
+    """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``, ``lives``."""
     tenant: str | None = None
     """Whose request made it; it counts in this tenant's share of the table."""
     used_at: float | None = None

@@ -38,8 +38,8 @@ def fit(
             _add(parent.all_growth, category.all_growth)
             parent.all_gap_sum_s += category.all_gap_sum_s
             parent.all_growth_sum += category.all_growth_sum
-            parent.life_sum_s += category.life_sum_s
-            parent.lives += category.lives
+            parent.all_life_sum_s += category.all_life_sum_s
+            parent.all_lives += category.all_lives
     for category in table:
         _fit_category(category, min_samples, exponential)
 
@@ -72,6 +72,7 @@ def _gather_own(category: Category, profile_share: float) -> None:
     category.all_growth = category.growth[:]
     category.all_gap_sum_s = category.gap_sum_s
     category.all_growth_sum = category.growth_sum
+    category.all_life_sum_s, category.all_lives = category.life_sum_s, category.lives
     saved = category.saved
     if saved is not None and profile_share > 0.0:
         _add(category.all_events, saved["events"], profile_share)
@@ -79,6 +80,8 @@ def _gather_own(category: Category, profile_share: float) -> None:
         _add(category.all_growth, saved["growth"], profile_share)
         category.all_gap_sum_s += profile_share * saved["sums"][0]
         category.all_growth_sum += profile_share * saved["sums"][1]
+        category.all_life_sum_s += profile_share * saved["lives"][0]
+        category.all_lives += profile_share * saved["lives"][1]
 
 
 def _fit_category(
@@ -108,8 +111,8 @@ def _fit_category(
         continued,
         samples,
         category.all_gap_sum_s,
-        category.life_sum_s,
-        category.lives,
+        category.all_life_sum_s,
+        category.all_lives,
     )
     if fitted is not None:
         category.exponential = fitted

@@ -15,9 +15,9 @@ from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories, Category
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20
-_SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2}
+_SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
 _MOST = 1e15
 
 
@@ -47,6 +47,7 @@ def _counts(category: Category, share: float) -> dict[str, list[float]]:
         "waiting": category.waiting,
         "growth": category.growth,
         "sums": [category.gap_sum_s, category.growth_sum],
+        "lives": [category.life_sum_s, category.lives],
     }
     saved = category.saved
     if saved is None:

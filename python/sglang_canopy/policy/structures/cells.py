@@ -132,7 +132,7 @@ class Cells:
         if self._by == "recency":
             return 0.0, _NEVER
         if self._exact:
-            rank = cell.category.exponential.probability(now - stamp)
+            rank = cell.category.exponential.rank(now - stamp)
             return cell.weight * rank, math.nextafter(now, _NEVER)
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
@@ -143,7 +143,7 @@ class Cells:
         if self._by == "recency":
             return 0.0
         if self._exact:
-            return category.exponential.probability(now - stamp)
+            return category.exponential.rank(now - stamp)
         return category.rank[age_bin(now - stamp)]
 
     def cells(self) -> Iterator[Cell]:
