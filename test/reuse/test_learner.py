@@ -369,7 +369,7 @@ def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one():
 
 def test_a_saved_profile_has_no_names_that_are_dead():
     model = ReuseModel(window_s=100.0)
-    model.restore({"version": 1, "categories": {"ghost": COUNTS}})
+    model.restore({"version": 2, "categories": {"ghost": COUNTS}})
     for n in range(300):
         honest(model, 1000.0 + n)
     assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}
@@ -382,4 +382,25 @@ def test_a_shared_prefix_lives_until_its_last_use():
     model.fit(50.0)
     shared = model.categories.get("shared prefix")
     # Opened at 10 s by the second request, used at 20, 30 and 40 s, and once it was the last.
-    assert (shared.life_sum_s, shared.lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
+    assert (shared.all_life_sum_s, shared.all_lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
+
+
+def test_hints_of_a_conversation_that_rewrites_its_history_come_true():
+    model = ReuseModel()
+    for n in range(6):
+        at = 100 * n
+        serve(model, at, [n, 10 + n, 20 + n], tenant="t", conversation=n, return_in_s=5.0)
+        second = serve(model, at + 5, [n, 30 + n, 40 + n], tenant="t", conversation=n, over=True)
+        assert second.turn == 2
+    model.arrive(Request(time=1000.0, path=[999], prompt_tokens=1))
+    assert model.hints.return_trusted("t")
+    assert model.hints.over_trusted("t")
+    assert not events(model)  # nobody used the old paths again
+
+
+def test_an_end_that_a_rewritten_history_belies_counts_as_wrong():
+    model = ReuseModel()
+    for n in range(6):
+        serve(model, 100 * n, [n, 10 + n], tenant="t", conversation=n, over=True)
+        serve(model, 100 * n + 5, [n, 30 + n], tenant="t", conversation=n)
+    assert not model.hints.over_trusted("t")

@@ -63,3 +63,15 @@ def test_the_share_is_of_conversations():
     assert 70 < len(speaking) < 130
     with pytest.raises(CanopyError, match="share"):
         Hints(share=2)
+
+
+def test_a_conversation_that_rewrites_its_history_goes_on():
+    # The second request drops blocks 3 and 4: nobody uses them again.
+    trace = [
+        record(0, [1, 2, 3, 4], conversation="a"),
+        record(4, [1, 2, 9, 10], conversation="a"),
+        record(5, [1, 2, 7], conversation="b"),
+    ]
+    assert continuations(trace) == [4.0, None, None]
+    requests = list(to_requests(trace, hints=Hints()))
+    assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]

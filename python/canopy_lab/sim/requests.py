@@ -99,20 +99,23 @@ def to_requests(
 
 
 def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
-    """For each record, seconds until a later one contains its last full block; else ``None``.
+    """For each record, seconds until a later one contains its last full block; else until its
+    conversation's next; else ``None``.
 
     That is the trace's own answer to "does this path continue, and when", with chained ids.
-    A record without one full block continues when its conversation does.
+    A client that rewrites its history (agents compact it, or leave out tools' results) uses the
+    last block no more, and goes on all the same.
     """
     next_use: dict[object, float] = {}
     gaps: list[float | None] = []
     for record in reversed(trace):
         full = record.input_tokens // record.block_tokens
         name = ("conversation", record.conversation)
+        when = None
         if full and record.blocks:
             when = next_use.get(record.blocks[min(full, len(record.blocks)) - 1])
-        else:
-            when = None if record.conversation is None else next_use.get(name)
+        if when is None and record.conversation is not None:
+            when = next_use.get(name)
         gaps.append(None if when is None else when - record.time_s)
         for block in record.blocks:
             next_use[block] = record.time_s

@@ -82,6 +82,8 @@ class ReuseModel:
         before = shadow.pop_open_tip(path, matched)
         if before is not None:
             self._continue(before, request)
+        else:
+            before = self._left_behind(request)
         self.hints.count_overdue(now)
         if matched and not self.type_turn:
             self._sample_junctions(request, matched, departs=before is None)
@@ -190,6 +192,22 @@ class ReuseModel:
             gap = tip.own_gap_s if self.own_gaps else None
             names = features(request.category, request.stop, tip.turn, request.output_tokens, gap)
         return self.categories.refine(names, request.tenant, request.time)
+
+    def _left_behind(self, request: Request) -> Tip | None:
+        """Where a named conversation ended that goes on with another history.
+
+        Agents rewrite what they have said, and the new path leaves the old one above its tip. What
+        was said of the conversation has come true or not; the tip itself is used no more, and stays
+        a sample that nothing has continued.
+        """
+        if request.conversation is None:
+            return None
+        tip = self._spoken_of.last((request.tenant, request.conversation))
+        if tip is None or not tip.open:
+            return None
+        self.hints.continued(tip, request.time)
+        tip.counted = tip.counted_over = None
+        return tip
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
         """Sample every junction on the path; open one where the path leaves another."""
