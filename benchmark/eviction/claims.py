@@ -82,13 +82,22 @@ EXPONENTIAL: dict[str, dict[str, Any]] = {
     "wa, hazard of the exponential": {"model": "exponential"},
     "wa, exponential": {"model": "exponential", "reading": "formula"},
     "wa, exponential, no life": {"model": "exponential", "reading": "formula", "life": False},
-    "wa, exponential of what was reused": {"model": "exponential", "reading": "formula", "cdf": "reused"},
+    "wa, exponential of what was reused": {
+        "model": "exponential",
+        "reading": "formula",
+        "cdf": "reused",
+    },
     "wa, exponential, no life, of what was reused": {
-        "model": "exponential", "reading": "formula",
+        "model": "exponential",
+        "reading": "formula",
         "life": False,
         "cdf": "reused",
     },
-    "wa, exponential, type-turn": {"model": "exponential", "reading": "formula", "categories": "type-turn"},
+    "wa, exponential, type-turn": {
+        "model": "exponential",
+        "reading": "formula",
+        "categories": "type-turn",
+    },
     "wa, type-turn": {"categories": "type-turn"},
 }
 """The ATC 2025 paper's formula: both readings of its distribution, with and without its life

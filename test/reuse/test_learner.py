@@ -214,6 +214,7 @@ COUNTS = {
     "waiting": [0.0] * BINS,
     "growth": [0.0] * TOKEN_BINS,
     "sums": [1.0, 1.0],
+    "lives": [0.0, 0.0],
 }
 
 REQUESTS = st.lists(

@@ -63,15 +63,15 @@ def broken():
     yield "no object", [1, 2]
     yield "no version", {"categories": {}}
     yield "other version", {**good, "version": 99}
-    yield "no categories", {"version": 1}
-    yield "categories is a list", {"version": 1, "categories": []}
+    yield "no categories", {"version": 2}
+    yield "categories is a list", {"version": 2, "categories": []}
     yield "short counts", with_counts("events", [1.0])
     yield "negative", with_counts("sums", [-1.0, 0.0])
     yield "not a number", with_counts("sums", [float("nan"), 0.0])
     yield "infinite", with_counts("sums", [float("inf"), 0.0])
     yield "text", with_counts("sums", ["1", "2"])
     yield "missing", with_counts("growth", None)
-    yield "huge label", {"version": 1, "categories": {"x" * 10_000: {}}}
+    yield "huge label", {"version": 2, "categories": {"x" * 10_000: {}}}
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ class Config:
             )
         plain = (self.cdf, self.reading, self.life) == ("all", "hazard", True)
         if self.model != "exponential" and not plain:
-            raise ValueError(
-                "keys 'cdf', 'reading' and 'life' belong to the model exponential"
-            )
+            raise ValueError("keys 'cdf', 'reading' and 'life' belong to the model exponential")
         if not self.life and self.reading != "formula":
             raise ValueError("key 'life' belongs to the reading formula: a hazard has no lifespan")
         for key in ("window_s", "max_samples", "min_samples"):
