@@ -83,7 +83,7 @@ class ReuseModel:
         if before is not None:
             self._continue(before, request)
         else:
-            before = self._left_behind(request)
+            self._check_hints_of_the_name(request)
         self.hints.count_overdue(now)
         if matched and not self.type_turn:
             self._sample_junctions(request, matched, departs=before is None)
@@ -193,21 +193,20 @@ class ReuseModel:
             names = features(request.category, request.stop, tip.turn, request.output_tokens, gap)
         return self.categories.refine(names, request.tenant, request.time)
 
-    def _left_behind(self, request: Request) -> Tip | None:
-        """Where a named conversation ended that goes on with another history.
+    def _check_hints_of_the_name(self, request: Request) -> None:
+        """A named conversation goes on with another history: what was said of it has come true, or
+        not.
 
-        Agents rewrite what they have said, and the new path leaves the old one above its tip. What
-        was said of the conversation has come true or not; the tip itself is used no more, and stays
-        a sample that nothing has continued.
+        Agents rewrite what they have said, and the new path leaves the old one above its tip. The
+        tip is used no more and stays a sample that nothing has continued; the request is a newcomer
+        to its path.
         """
         if request.conversation is None:
-            return None
+            return
         tip = self._spoken_of.last((request.tenant, request.conversation))
-        if tip is None or not tip.open:
-            return None
-        self.hints.continued(tip, request.time)
-        tip.counted = tip.counted_over = None
-        return tip
+        if tip is not None and tip.open:
+            self.hints.continued(tip, request.time)
+            tip.counted = tip.counted_over = None
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
         """Sample every junction on the path; open one where the path leaves another."""
