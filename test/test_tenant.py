@@ -7,7 +7,13 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.tenant import MAX_TENANT, namespace_of, tenant_of, tenant_of_req
+from sglang_canopy.tenant import (
+    MAX_TENANT,
+    namespace_of,
+    tenant_of,
+    tenant_of_req,
+    tenants_of_prompts,
+)
 
 texts = st.one_of(st.none(), st.text(max_size=6), st.text("a/%\x00#", max_size=6))
 
@@ -42,3 +48,11 @@ def test_requests_of_several_adapters_belong_to_one_tenant() -> None:
     only_adapted = SimpleNamespace(extra_key="9f3c", cache_salt=None, lora_id="9f3c")
     assert tenant_of_req(plain) == tenant_of_req(adapted) == "eu/s"
     assert tenant_of_req(only_adapted) is None
+
+
+def test_a_batch_has_the_tenants_of_its_prompts() -> None:
+    assert tenants_of_prompts(None, None) == tenants_of_prompts([""], [""]) == {None}
+    assert tenants_of_prompts(None, ["a", ""]) == {"a", None}
+    assert tenants_of_prompts("k", ["a", ""]) == {"k/a", "k/"}
+    assert tenants_of_prompts(["k", ""], ["", "a"]) == {"k/", "a"}
+    assert tenants_of_prompts([], [7]) == {None}

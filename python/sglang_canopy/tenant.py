@@ -16,6 +16,7 @@ gateway and the server. What a server shows of a tenant is ``shown_tenant``.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import secrets
 from typing import Any
@@ -44,6 +45,21 @@ def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:
     if extra_key:
         name = f"{quote(extra_key, safe='', errors='surrogatepass')}/{name}"
     return name if len(name) <= MAX_TENANT else tenant_digest(name)
+
+
+def tenants_of_prompts(extra_key: Any, cache_salt: Any) -> set[str | None]:
+    """The tenants of a request as it was sent, where each field is a text for all of its prompts,
+    or a list with one for each. ``None`` is among them where a prompt names nobody; what is no text
+    names nobody."""
+    fields = [one if isinstance(one, list) else [one] for one in (extra_key, cache_salt)]
+    prompts = max(1, *map(len, fields))
+    rows = (one * prompts if len(one) == 1 else one for one in fields)
+    names = itertools.zip_longest(*(([_text(name) for name in row]) for row in rows))
+    return {tenant_of(*pair) for pair in names}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def tenant_digest(name: str) -> str:

@@ -289,3 +289,41 @@ def test_a_hint_that_says_nothing_or_nonsense_is_refused(more, reason, capsys) -
     assert main(["hint", "c", *more]) == 2
     assert re.search(reason, capsys.readouterr().err)
     assert hint.worker_urls("http://a/,http://a, https://b") == ["http://a", "https://b"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": [""]},
+        {"cache_salt": ["", ""]},
+        {"cache_salt": ["a", ""]},
+        {"cache_salt": []},
+        {"extra_key": [""], "cache_salt": ""},
+        {"extra_key": ["k", ""], "cache_salt": ["", ""]},
+    ],
+    ids=str,
+)
+def test_a_batch_with_a_prompt_that_names_nobody_is_refused(rule, fields) -> None:
+    rule("on")
+    with pytest.raises(CanopyError, match="names no tenant"):
+        entry.stamp(asked(**fields), {}, http({}))
+
+
+def test_a_batch_whose_prompts_all_name_a_tenant_is_served(rule) -> None:
+    rule("on")
+    entry.stamp(asked(cache_salt=["a", "b"]), {}, http({}))
+    entry.stamp(asked(extra_key=["k", ""], cache_salt=["", "s"]), {}, http({}))
+    entry.stamp(asked(extra_key="k", cache_salt=["", ""]), {}, http({}))
+
+
+@pytest.mark.parametrize("own", [[""], ["", ""], ["a", ""], []], ids=str)
+def test_a_gateways_header_names_every_prompt_of_a_batch(own) -> None:
+    obj = asked(cache_salt=own)
+    settle(obj, http({"cache_salt": own}, X_Canopy_Cache_Salt="a"), "headers")
+    assert obj.cache_salt == "a"
+
+
+@pytest.mark.parametrize("own", [[7], [["a"]], [{}]], ids=str)
+def test_a_batch_with_a_tenant_that_is_no_string_is_refused(own) -> None:
+    with pytest.raises(CanopyError, match="must be strings"):
+        settle(asked(cache_salt=own), http({}, X_Canopy_Cache_Salt="a"), "headers")

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.sent import body_of, headers_of
+from sglang_canopy.tenant import tenants_of_prompts
 
 FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
@@ -66,23 +67,24 @@ def settle(obj: Any, request: Any, carriers: str = NO_CARRIERS) -> None:
     given_there = metadata if isinstance(metadata, Mapping) else {}
     for field, header in HEADERS.items():
         own, in_body = getattr(obj, field, None), body.get(field)
+        of_prompts = own if isinstance(own, list) else [own]
         places = [
             headers.get(header) if IN_HEADERS in carriers else None,
             given_there.get(METADATA[field]),
             None if isinstance(in_body, list) else in_body,  # of a batch: ``own``
         ]
-        if any(not isinstance(one, str | None) for one in places):
+        if any(not isinstance(one, str | None) for one in (*places, *of_prompts)):
             raise CanopyError(f"{field} and metadata.{METADATA[field]} must be strings")
         names = {one for one in places if one}
         if not names:
             continue
-        names.update(one for one in (own if isinstance(own, list) else [own]) if one)
+        names.update(one for one in of_prompts if one)
         if len(names) > 1:
             raise CanopyError(
                 f"{field} is given twice, and differently: in the body, its metadata "
                 f"({METADATA[field]}) and the header {header} it must be the same; give it once"
             )
-        if not own:
+        if not of_prompts or not all(of_prompts):  # for every prompt of a batch
             setattr(obj, field, names.pop())
 
 
@@ -103,8 +105,10 @@ class RequireTenant:
         """
         if headers is None:
             return None
-        if any(getattr(obj, field, None) for field in HEADERS):
+        tenants = tenants_of_prompts(*(getattr(obj, field, None) for field in HEADERS))
+        if tenants != {None}:
             self._some_have_one = True
+        if None not in tenants:
             return None
         if self.mode == ON:
             raise CanopyError(f"this server runs with {FLAG} {ON}: {_MISSING}. {_HOW}")

@@ -1,10 +1,11 @@
 """SGLang's server arguments, reviewed: which cannot change KV, and which are taken to.
 
 A namespace on disk has the digest of every argument but those of ``LEAVES_KV``. One that is in
-neither list counts as changing KV; ``scripts/follow_sglang.py`` and a test name it, so that it is
-reviewed (``server_arguments.json``): an argument belongs to ``LEAVES_KV`` only if the same tokens give the same KV whatever its
-value is (ports, logs, scheduling, sizes of pools, what happens before tokens or after logits), or
-if the namespace has what it stands for (``model_path``: the files; ``lora_paths``: the adapters).
+neither list (``server_arguments.json``) counts as changing KV; ``scripts/follow_sglang.py`` and a
+test name it, so that it is reviewed: an argument belongs to ``LEAVES_KV`` only if the same tokens
+give the same KV whatever its value is (ports, logs, scheduling, sizes of pools, what happens before
+tokens or after logits), or if the namespace has what it stands for (``model_path``: the files;
+``lora_paths``: the adapters).
 """
 
 from __future__ import annotations
