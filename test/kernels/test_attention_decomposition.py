@@ -91,6 +91,7 @@ def test_pages_are_those_before_a_block_and_no_others(batch):
         assert torch.equal(seen, slots[request][:prefix])
         assert torch.equal(listed, table[i, : len(listed)])
         assert len(listed) * page - prefix == (page - int(lists.last_page[i]) if prefix else 0)
+        assert prefix or int(lists.last_page[i]) == 0
 
 
 @pytest.mark.parametrize("page", [1, 16])

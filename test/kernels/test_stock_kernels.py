@@ -68,8 +68,21 @@ def test_fa3_is_called_as_sglang_s_backend_calls_it():
     assert torch.allclose(got, attention.reference(q, k, v, rows, 0.25), atol=1e-5)
 
 
+def planned_lengths(starts, last_page, page_size):
+    """Keys of each request by FlashInfer's own planner (``get_seq_lens``), which looks at
+    ``last_page`` even where a request has no page: there 0 alone is no key."""
+    return (starts.diff() - 1).clamp(min=0) * page_size + last_page
+
+
+def test_the_rule_of_the_stand_in_is_the_vendor_s():
+    page = pytest.importorskip("flashinfer.page", exc_type=ImportError)
+    starts, last = torch.tensor([0, 0, 1, 3]), torch.tensor([0, 5, 16])
+    mine = planned_lengths(starts, last, 16)
+    assert torch.equal(mine, page.get_seq_lens(starts, last, 16))
+
+
 class Wrapper:
-    """FlashInfer's wrapper by its documented contract; every plan is counted."""
+    """FlashInfer's wrapper over its planner's lengths; every plan is counted."""
 
     plans = 0
 
@@ -83,15 +96,14 @@ class Wrapper:
     ):  # fmt: skip
         assert not causal
         assert (num_qo_heads, num_kv_heads, head_dim_qk) == (4, 2, 16)
-        assert (paged_kv_last_page_len >= 1).all()
-        assert (paged_kv_last_page_len <= page_size).all()
+        keys = planned_lengths(paged_kv_indptr, paged_kv_last_page_len, page_size)
+        assert (keys <= paged_kv_indptr.diff() * page_size).all(), "read past the list of pages"
         starts = paged_kv_indptr.tolist()
         assert starts[-1] == len(paged_kv_indices)
         Wrapper.plans += 1
         self.scale, self.query_starts = sm_scale, qo_indptr
         self.chosen = [
-            (paged_kv_indices[a:b], (b - a - 1) * page_size + int(last))
-            for a, b, last in zip(starts, starts[1:], paged_kv_last_page_len)
+            (paged_kv_indices[a:b], n) for a, b, n in zip(starts, starts[1:], keys.tolist())
         ]
 
     def run(self, q, pools, return_lse):

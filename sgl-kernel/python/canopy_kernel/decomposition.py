@@ -47,8 +47,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class PageLists:
-    """FlashInfer's form, all int32: ``starts [b + 1]`` and ``last_page [b]`` (keys in a list's last
-    page; 1 where there is no page) on the host, ``indices`` of all lists on the device."""
+    """FlashInfer's form, all int32: ``starts [b + 1]`` and ``last_page [b]`` on the host,
+    ``indices`` of all lists on the device. ``last_page``: keys in a list's last page; 0 where
+    there is no page, since FlashInfer's planner adds it there too."""
 
     starts: torch.Tensor
     indices: torch.Tensor
@@ -103,7 +104,7 @@ def page_lists(blocks: Blocks) -> PageLists:
     shift -= starts[:-1] * page_size
     each = torch.repeat_interleave(_to(shift, device), _to(counts, device), output_size=total)
     at = each + torch.arange(0, total * page_size, page_size, device=device)
-    last = torch.where(prefix > 0, (prefix - 1) % page_size + 1, 1)
+    last = torch.where(prefix > 0, (prefix - 1) % page_size + 1, 0)
     return PageLists(starts.int(), (rows.slots[at] // page_size).int(), last.int())
 
 
