@@ -134,8 +134,8 @@ METRICS = (
         "whatif_hit_ratio",
         "gauge",
         ("policy", "capacity"),
-        "share of the prompt tokens that a policy would hit at a capacity; `NaN` where it is no "
-        "longer asked about",
+        "share of the prompt tokens that a policy would hit at a capacity; `NaN` for one that "
+        "the meter has dropped",
     ),
     Metric("whatif_sampled_requests_total", "counter", (), "requests in the meter's sample"),
     Metric("whatif_seconds_total", "counter", (), "CPU time of the meter, scheduler's thread"),
