@@ -172,10 +172,9 @@ def policy_options() -> str:
 
 
 def policy_config(name: str) -> type:
-    """The ``Config`` of an online or a hindsight policy."""
-    of_hindsight = name in hindsight.hindsight_names()
-    package = hindsight.__name__ if of_hindsight else registry.__name__.rpartition(".")[0]
-    return importlib.import_module(f"{package}.{name.replace('-', '_')}").POLICY.Config
+    """The options of a policy of either kind."""
+    online = name in registry.policy_names()
+    return (registry.policy_class(name) if online else hindsight.hindsight_class(name)).Config
 
 
 def flags_table(actions: Iterable[argparse.Action]) -> str:

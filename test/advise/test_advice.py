@@ -100,7 +100,7 @@ def test_nothing_repeats_keep_lru():
     got = advise(sample_of(rows), PROFILE, capacity_tokens=1000, below=[Below("host", 8.0)], jobs=1)
     assert got.decision.flag == "lru"
     assert "repeat" in got.decision.sentence
-    assert len(got.rows) == 10
+    assert len(got.rows) == 7
 
 
 def test_costs_are_the_profiles():

@@ -65,13 +65,13 @@ def test_each_tier_takes_its_own_policy() -> None:
     server = arguments(radix_eviction_policy="canopy-lru")
     given = typed(
         canopy_host_eviction="wa,min_samples=5",
-        canopy_disk_eviction="s3fifo",
+        canopy_disk_eviction="etlru",
     )
     tiers = options.apply(server, given, ours=True)
     live = live_cache("canopy-lru", None, tiers)
     assert (live.device_policy.name, live.host_policy.name) == ("lru", "wa")
     assert live.host_policy.config.min_samples == 5
-    assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "s3fifo"
+    assert json.loads(server.hicache_storage_backend_extra_config)["policy"] == "etlru"
 
 
 def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
@@ -90,7 +90,7 @@ def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
 def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
     live = live_cache("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
     assert live.listeners[0] is live.host_policy
-    live = live_cache("wa", None, tier_options({"canopy_host_eviction": "s3fifo"}))
+    live = live_cache("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
     assert live.listeners[0] is live.device_policy
     live = live_cache("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
     assert live.listeners[0].name == "wa"
@@ -101,6 +101,7 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
     ("given", "says"),
     [
         ({"canopy_host_eviction": "magic"}, "--canopy-host-eviction: unknown policy 'magic'"),
+        ({"canopy_disk_eviction": "s3fifo"}, "--canopy-disk-eviction: unknown policy 's3fifo'"),
         ({"canopy_host_eviction": "min_samples=5"}, "--canopy-host-eviction must name a policy"),
         (
             {"canopy_disk_eviction": "wa,colour=1"},
@@ -182,7 +183,7 @@ def test_a_plan_configures_every_tier(tmp_path: Path) -> None:
         radix_eviction="wa",
         radix_eviction_config={"min_samples": 7},
         host_eviction="canopy-lru",
-        disk_eviction="s3fifo",
+        disk_eviction="etlru",
         host_bytes=1_500_000_000,
         disk_bytes=10**9,
         disk_path="/tmp/kv",
@@ -198,7 +199,7 @@ def test_a_plan_configures_every_tier(tmp_path: Path) -> None:
     extra = json.loads(server.hicache_storage_backend_extra_config)
     assert TTLTable.from_json(extra["ttl"]) == table
     assert (extra["capacity_bytes"], extra["path"]) == (10**9, "/tmp/kv")
-    assert (extra["policy"], tiers.host.name) == ("s3fifo", "canopy-lru")  # type: ignore[union-attr]
+    assert (extra["policy"], tiers.host.name) == ("etlru", "canopy-lru")  # type: ignore[union-attr]
     assert server.hicache_size == 1.5
     assert tiers.host_ttl is not None
 
@@ -207,7 +208,7 @@ def test_what_is_typed_wins_over_the_plan_and_it_says_so(tmp_path: Path) -> None
     path = plan_file(
         tmp_path, radix_eviction="wa", host_eviction="wa", host_bytes=10**9, disk_bytes=10**9
     )
-    argv = ["--radix-eviction-policy=canopy-lru", "--canopy-host-eviction", "gdfs"]
+    argv = ["--radix-eviction-policy=canopy-lru", "--canopy-host-eviction", "threshold-lru"]
     added, overruled = arguments_of_plan(path, [*argv, "--hicache-size", "3"])
     assert not added
     assert [line.split()[0] for line in overruled] == [
@@ -218,8 +219,10 @@ def test_what_is_typed_wins_over_the_plan_and_it_says_so(tmp_path: Path) -> None
     server = arguments(
         hicache_size=3, hicache_storage_backend_extra_config='{"capacity_bytes": 7, "policy": "wa"}'
     )
-    tiers = options.apply(server, typed(canopy_plan=path, canopy_host_eviction="gdfs"), ours=True)
-    assert tiers.host.name == "gdfs"  # type: ignore[union-attr]
+    tiers = options.apply(
+        server, typed(canopy_plan=path, canopy_host_eviction="threshold-lru"), ours=True
+    )
+    assert tiers.host.name == "threshold-lru"  # type: ignore[union-attr]
     assert server.hicache_size == 3
     assert json.loads(server.hicache_storage_backend_extra_config)["capacity_bytes"] == 7
 

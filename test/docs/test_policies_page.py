@@ -45,7 +45,7 @@ def walkthrough(monkeypatch):
     module = types.ModuleType("sglang_canopy.policy.mru")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(policy, "docs/guide/add-a-policy.md", "exec"), module.__dict__)
-    monkeypatch.setitem(registry._MODULES, "mru", "mru")
+    monkeypatch.setitem(registry._MODULES, "mru", module.__name__)
     return tests
 
 

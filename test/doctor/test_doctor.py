@@ -33,6 +33,9 @@ LINES = {
     "bad policy's option": BASE
     + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
     "no such plan": BASE + "--radix-eviction wa --canopy-plan /no/such/plan.json",
+    "short flags": "sglang serve /none --device cpu --port {port} --radix-eviction wa --tp 8 --dp 8 "
+    "--api-k opensesame",
+    "no device": "sglang serve /none --port {port} --radix-eviction wa",
     "unknown flag": BASE + "--no-such-flag",
     "bad number": BASE + "--tp-size two",
     "disk": "sglang serve /none --device cpu --port {port} --radix-eviction wa "
@@ -101,6 +104,17 @@ def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
 def test_what_nobody_has_tried_is_named_and_no_obstacle(reports) -> None:
     assert reports["untested"]["code"] == 0
     assert of_kind(reports["untested"], UNTESTED) == ["`--tp-size` above 2: device, host"]
+
+
+def test_flags_are_shortened_as_sglang_allows(reports) -> None:
+    untried = of_kind(reports["short flags"], UNTESTED)
+    assert "`--tp-size` above 2: device" in untried
+    assert "opensesame" not in json.dumps(reports["short flags"])
+
+
+def test_without_a_device_the_question_is_about_cuda_wherever_it_is_asked(reports) -> None:
+    assert reports["no device"]["code"] == 0
+    assert of_kind(reports["no device"], UNTESTED) == ["CUDA: device; no GPU has run it"]
 
 
 @pytest.mark.parametrize(

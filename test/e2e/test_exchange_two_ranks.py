@@ -22,7 +22,7 @@ TENANTS = [f"team{number}" for number in range(8)]
 CHANGES: tuple[dict[str, Any], ...] = (
     {"device": "canopy-lru"},
     {"device": "wa", "host": "canopy-lru"},
-    {"device": "s3fifo"},
+    {"device": "threshold-lru"},
     {"device": "wa"},
 )
 
@@ -103,7 +103,7 @@ def test_under_load_every_answer_is_that_of_the_server_that_never_switched(clien
     assert peer == rank["agreement"]  # the same leaves went, in the same order
     assert rank["agreement"]["victims"] > 20
     after = [one["after"] for one in rank["policy_changes"]]
-    assert after == ["canopy-lru", "wa", "s3fifo", "wa"]
+    assert after == ["canopy-lru", "wa", "threshold-lru", "wa"]
     assert "Traceback" not in client.server.log_text()
 
 
@@ -122,18 +122,19 @@ def test_no_kv_is_lost_by_an_exchange(client) -> None:
 
 @pytest.mark.long
 def test_a_better_lru_comes_back_by_itself(client) -> None:
-    client.post("/canopy/policy", {"device": "canopy-fifo"})
-    once(lambda: first_rank(client)["running"] == "canopy-fifo")
-    # One prompt is used every other time; to FIFO it is old.
-    hot, step, until = token_ids(512, 3), 0, time.monotonic() + RETURN_S
-    while (rank := first_rank(client))["running"] == "canopy-fifo":
+    longer = {"device": "threshold-lru", "device_config": {"threshold_tokens": 400}}
+    client.post("/canopy/policy", longer)
+    once(lambda: first_rank(client)["running"] == "threshold-lru")
+    # A short prompt is used every other time; the policy keeps longer ones.
+    hot, step, until = token_ids(256, 3), 0, time.monotonic() + RETURN_S
+    while (rank := first_rank(client))["running"] == "threshold-lru":
         assert time.monotonic() < until, rank["whatif"]
         for _ in range(10):
             step += 1
-            client.generate(hot if step % 2 else token_ids(256, 1000 + step))
+            client.generate(hot if step % 2 else token_ids(512, 1000 + step))
     assert rank["running"] == "canopy-lru"
     last = rank["policy_changes"][-1]
-    assert (last["before"], last["after"]) == ("canopy-fifo", "canopy-lru")
+    assert (last["before"], last["after"]) == ("threshold-lru", "canopy-lru")
     assert "canopy-lru hits more" in last["why"]
     rank = once(lambda: agreed(client))
     (peer,) = rank["peers"]

@@ -92,7 +92,7 @@ def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(
     changes: list[dict[str, Any]] = [
         {"device": "canopy-lru"},
         {"device": "wa", "host": "canopy-lru"},
-        {"device": "s3fifo"},
+        {"device": "threshold-lru"},
         {"device": "wa"},
     ]
     answers = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from canopy_lab.plan.prices import GIB, load_prices
-from canopy_lab.plan.server_plan import live_name, server_plan
+from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
 from canopy_lab.plan.worker import PlanInputs
@@ -15,7 +15,7 @@ from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.plan_file import read_plan, write_plan
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
-from sglang_canopy.policy.registry import live_names, policy_names
+from sglang_canopy.policy.registry import live_name, live_names, served_names
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")
@@ -33,7 +33,7 @@ def work(ids=TRACE_HASH):
 
 
 WITH_DISK = Configuration(
-    instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, device_policy="wa", disk_policy="s3fifo"
+    instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, device_policy="wa", disk_policy="etlru"
 )
 
 
@@ -48,7 +48,7 @@ def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
     assert read == plan
     assert (read.host_bytes, read.disk_bytes) == (round(1.5 * GIB), 2 * 2**30)
     assert (read.radix_eviction, read.host_eviction) == ("wa", "canopy-lru")
-    assert (read.disk_eviction, read.disk_path) == ("s3fifo", "/kv")
+    assert (read.disk_eviction, read.disk_path) == ("etlru", "/kv")
     assert read.ttl.residual_ttl_s == 600
     assert read.made_by["instances"] == 2
     read.check_for_server()
@@ -140,6 +140,6 @@ def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
     assert 0 < ttls[1_000_000] < 120  # the kind that is asked again within seconds
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", served_names())
 def test_every_policy_has_a_name_that_a_server_knows(name):
     assert live_name(name) in live_names()

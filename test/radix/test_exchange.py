@@ -15,7 +15,7 @@ from sglang_canopy.radix.exchange import MAX_CHANGES
 from sglang_canopy.whatif.meter import Asked, Memory, Meter
 from support.live_tree import LiveTree, check
 
-POLICIES = ("canopy-lru", "wa", "canopy-slru", "s3fifo", "canopy-fifo", "etlru", "gdfs")
+POLICIES = ("canopy-lru", "wa", "threshold-lru", "canopy-tlru", "etlru")
 
 
 def to(name, host=None, **config):

@@ -84,7 +84,7 @@ def test_a_tenant_is_told_of_its_own_conversations_and_an_administrator_of_all()
     assert "no tenant has" in text([])
 
 
-@pytest.mark.parametrize("policy", ["wa", "canopy-lru", "s3fifo", "canopy-slru", "gdfs"])
+@pytest.mark.parametrize("policy", ["wa", "canopy-lru", "threshold-lru", "canopy-tlru"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_asking_moves_nothing(seed, policy):
     draw = random.Random(seed)

@@ -7,7 +7,9 @@ import pytest
 from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
 
 KINDS = pytest.mark.parametrize("kind", HYBRIDS)
-CORES = pytest.mark.parametrize("core", ["sglang", "canopy-lru", "wa", "s3fifo", "canopy-tlru"])
+CORES = pytest.mark.parametrize(
+    "core", ["sglang", "canopy-lru", "wa", "threshold-lru", "canopy-tlru"]
+)
 
 
 def sequence(tree: HybridTree, start: int, pages: int) -> list[int]:

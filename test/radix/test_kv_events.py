@@ -77,7 +77,7 @@ class Events(RuleBasedStateMachine):
     """Serve, cut, demote, load back, expire, flush: after each the listener knows the tree."""
 
     @initialize(
-        policy=st.sampled_from(["canopy-lru", "wa", "s3fifo", "canopy-tlru"]),
+        policy=st.sampled_from(["canopy-lru", "wa", "threshold-lru", "canopy-tlru"]),
         host_tokens=st.sampled_from([0, 48]),
         write=st.sampled_from(["write_through", "write_back"]),
         ttl=st.sampled_from([None, 5.0]),

@@ -19,7 +19,7 @@ from support.disk_tree import DiskTree
 from support.live_tree import check
 
 PAGE = 2
-POLICIES = ("canopy-lru", "wa", "s3fifo", "canopy-tlru")
+POLICIES = ("canopy-lru", "wa", "threshold-lru", "canopy-tlru")
 runs = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 

@@ -233,8 +233,8 @@ def test_a_hint_that_comes_by_itself_is_followed_up():
         request = Request(time=at, path=path, prompt_tokens=len(path), conversation="c")
         model.arrive(request)
         model.finish(request)
-        model.heard((None, "c"), GATEWAY, at + 10.0, False, 90.0)
-        model.heard((None, "never seen"), GATEWAY, at + 10.0, True, None)
+        model.hinted((None, "c"), GATEWAY, at + 10.0, False, 90.0)
+        model.hinted((None, "never seen"), GATEWAY, at + 10.0, True, None)
     record = model.hints.record(speaker(None, GATEWAY))
     assert (record.returns, record.returns_true) == (1, 1)
 

@@ -32,7 +32,7 @@ def test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints(
     for replica in (first, second):
         assert replica["times"] == sorted(replica["times"])
         assert replica["hinted"] == first["hinted"] > 5
-        assert replica["policies"][-1] == "s3fifo"
+        assert replica["policies"][-1] == "threshold-lru"
         assert replica["policies"] == first["policies"]
         assert replica["ttl"], "its own traffic says how long pages stay"
     assert first["victims"] != second["victims"]

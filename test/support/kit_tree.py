@@ -35,7 +35,7 @@ from support.disk_tree import _RANKS
 
 FULL = ComponentType.FULL
 FULL_CONFIGS = [c for c in config.CONFIGS if c.components == (FULL,)]
-CORES = ("sglang", "canopy-lru", "wa", "s3fifo")
+CORES = ("sglang", "canopy-lru", "wa", "threshold-lru")
 
 
 class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):

@@ -186,7 +186,7 @@ def exchanges(rank: int, folder: Path) -> Any:
     tree = tree_of(rank, folder, policy="wa")
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(Asked(), Memory(live.device_tokens), "wa")
-    names, hits, victims = ("canopy-lru", "wa", "s3fifo", "wa"), [], []
+    names, hits, victims = ("canopy-lru", "wa", "threshold-lru", "wa"), [], []
     for i in range(240):
         if i % 40 == 20:
             body = {"device": names[i // 40 % 4]}

@@ -154,7 +154,7 @@ def controls(number: int) -> list[SetInternalStateReq]:
         over = {"conversation": f"c{number // 10 % 5}", "over": True}
         keys.append(pack([hint_of(over, float(number))]))
     if number == ROUNDS // 2:
-        keys.append(change_of({"device": "s3fifo"}).message())
+        keys.append(change_of({"device": "threshold-lru"}).message())
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 

@@ -20,7 +20,7 @@ REQUESTS = 48
 CHANGES: tuple[dict[str, Any], ...] = (
     {"device": "canopy-lru"},
     {"device": "wa", "host": "canopy-lru"},
-    {"device": "s3fifo"},
+    {"device": "threshold-lru"},
     {"device": "wa"},
 )
 

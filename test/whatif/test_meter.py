@@ -198,17 +198,20 @@ def test_another_running_policy_begins_its_own_account():
     assert meter.stats()["running"] == "wa"
 
 
+LONG = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
+
+
 def hot_and_new(steps):
-    """Every second request is for the same blocks, which ``canopy-fifo`` does not see."""
+    """Every second request is for the same short prompt, which ``threshold-lru`` lets go first."""
     for step in range(steps):
-        path = tuple(range(1, 9)) if step % 2 else (1000 + 4 * step, 1001 + 4 * step)
+        path = tuple(range(1, 5)) if step % 2 else tuple(range(1000 + 8 * step, 1006 + 8 * step))
         yield Request(
             time=float(step), path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
         )
 
 
 def test_the_meter_is_sure_when_the_running_policy_hits_less_than_lru():
-    meter = Meter(Asked((LRU,), (1.0,)), Memory(12 * BLOCK), "canopy-fifo")
+    meter = Meter(Asked((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):
         meter.ended(request, 0)
     assert meter.lru_hits_more
@@ -241,13 +244,13 @@ def test_where_nothing_was_evicted_there_is_nothing_to_win():
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
-        meter = Meter(Asked(("canopy-fifo", LRU), (1.0,)), Memory(12 * BLOCK), LRU)
+        meter = Meter(Asked(("threshold-lru", LRU), (1.0,), configs=LONG), Memory(12 * BLOCK), LRU)
         for request in hot_and_new(requests):
             meter.ended(request, 0)
         assert meter.undecided is None
-        (fifo,) = (row for row in meter.rows() if row["policy"] == "canopy-fifo")
-        assert fifo["sampling_error"] == 0.0
-        errors.append(fifo["standard_error"])
+        (longer,) = (row for row in meter.rows() if row["policy"] == "threshold-lru")
+        assert longer["sampling_error"] == 0.0
+        errors.append(longer["standard_error"])
     assert errors[0] > 2 * errors[1] > 0.0
 
 

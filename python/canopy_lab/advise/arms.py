@@ -44,8 +44,6 @@ LRU = Arm("canopy-lru", "canopy-lru", "lru")
 WA = Arm("wa", "wa", "wa")
 CANDIDATES = (
     LRU,
-    Arm("s3fifo", "s3fifo", "s3fifo"),
-    Arm("gdfs", "gdfs", "gdfs"),
     WA,
 )
 """What a server could run instead, without a word from clients. Simplest first."""

@@ -36,7 +36,7 @@ from sglang_canopy.config.server_settings import (
     chunk_of,
 )
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import policy_names
+from sglang_canopy.policy.registry import served_names
 
 ADVICE_REQUESTS = 5_000
 """Of the trace, in whole conversations, on which policies are compared."""
@@ -257,11 +257,11 @@ def policy_of(text: str) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
     name, separator, body = text.partition("=")
     if name == ADVISED and not separator:
         return None, {}
-    if name not in policy_names():
-        close = get_close_matches(name, policy_names(), n=1)
+    if name not in served_names():
+        close = get_close_matches(name, served_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise CanopyError(
-            f"--policy: unknown policy {name!r}; choose from: {', '.join(policy_names())}{hint}"
+            f"--policy: unknown policy {name!r}; choose from: {', '.join(served_names())}{hint}"
         )
     if not separator:
         return name, {}

@@ -14,7 +14,7 @@ from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.server_settings import ServerSettings
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import live_name
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
 _ABOVE_PEAK = 1.1
@@ -106,8 +106,3 @@ def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSetting
             prefetch_timeout_base=None, prefetch_timeout_per_ki_token=None,
         )  # fmt: skip
     return replace(settings, hicache_storage_backend="mooncake" if shared else "canopy")
-
-
-def live_name(policy: str) -> str:
-    """The server's name of a policy: SGLang keeps ``lru`` and others for its own code."""
-    return policy if policy in live_names() else f"canopy-{policy}"

@@ -13,7 +13,7 @@ from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.declared import declare, declare_key, json_object, keyed, option_of, split_keys
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
-from sglang_canopy.policy.registry import live_names, make_policy, parse_config
+from sglang_canopy.policy.registry import check_served, make_policy, parse_config
 from sglang_canopy.policy.states import ORDERS, LeastRecentStates
 from sglang_canopy.ttl.table import TTLTable
 
@@ -266,12 +266,9 @@ def _choice(tier: str, flags: TierFlags, plan: ServerPlan) -> PolicyChoice | Non
 
 def _checked(flag: str, choice: PolicyChoice) -> PolicyChoice:
     try:
+        check_served(choice.name)
         policy = make_policy(choice.name, choice.config)
     except CanopyError as error:
-        if choice.name not in live_names() and str(error).startswith("unknown"):
-            raise CanopyError(
-                f"{flag}: unknown policy {choice.name!r}; choose one of: {', '.join(live_names())}"
-            ) from None
         raise CanopyError(f"{flag}: {error}") from None
     if getattr(policy.config, "profile", None) is not None:
         raise CanopyError(

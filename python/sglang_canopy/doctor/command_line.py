@@ -22,6 +22,7 @@ from sglang_canopy.policy.registry import live_names
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
 """Options, and keys of JSON, whose value is never shown. Quotas name tenants, which are secrets."""
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 _SECRET_KEY = re.compile(
     r"((?:^|,)[\w-]*(?:key|secret|password|credential|quota|salt)[\w-]*=).*", re.I
 )
@@ -50,6 +51,11 @@ def server_arguments(words: Sequence[str]) -> list[str]:
     return words
 
 
+def _is_secret(flag: str) -> bool:
+    """Whether a flag's value is never shown; SGLang takes flags shortened."""
+    return bool(_SECRET.search(flag)) or any(name.startswith(flag) for name in _SECRET_FLAGS)
+
+
 def masked(words: Sequence[str]) -> list[str]:
     """``words`` fit to be shown to anybody: values of keys, secrets and quotas are hidden."""
     shown: list[str] = []
@@ -59,10 +65,10 @@ def masked(words: Sequence[str]) -> list[str]:
         if hide and not word.startswith("--"):
             shown.append(HIDDEN)
         elif name.startswith("-") and equals:
-            shown.append(f"{name}={HIDDEN if _SECRET.search(name) else _without_secrets(value)}")
+            shown.append(f"{name}={HIDDEN if _is_secret(name) else _without_secrets(value)}")
         else:
             shown.append(word if name.startswith("-") else _without_secrets(word))
-        hide = word.startswith("-") and not equals and bool(_SECRET.search(word))
+        hide = word.startswith("-") and not equals and _is_secret(word)
     return shown
 
 
@@ -94,15 +100,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     plugin.load()
     load_plugins()
-    parser = argparse.ArgumentParser(prog="sglang serve", allow_abbrev=False)
-    said = io.StringIO()
+    parser = argparse.ArgumentParser(prog="sglang serve")  # shortens flags as SGLang's does
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             ServerArgs.add_cli_args(parser)
             arguments.add_flags(None, parser)  # where SGLang's loading of plugins is switched off
             return parser.parse_args(arguments.expand(list(words))[0][0])
     except SystemExit as stop:
-        lines = said.getvalue().strip().splitlines()
+        lines = printed.getvalue().strip().splitlines()
         raise CanopyError(str(stop.code) if not lines else lines[-1]) from None
 
 
@@ -139,12 +145,12 @@ def stopped(words: Sequence[str]) -> Finding | None:
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             prepare_server_args(list(words))
     except SystemExit as stop:
-        lines = said.getvalue().strip().splitlines()
+        lines = printed.getvalue().strip().splitlines()
         reason = stop.code if isinstance(stop.code, str) else (lines or ["it ends"])[-1]
         return Finding(REFUSED, reason.removeprefix("sglang-canopy: "))
     except Exception as error:
@@ -171,11 +177,13 @@ def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
 
 def untried(given: argparse.Namespace) -> list[Finding]:
     """What nothing refuses and nobody has tried."""
-    if given.device is None:
-        import torch
-
-        given.device = "cuda" if torch.cuda.is_available() else "cpu"
+    given.device = given.device or "cuda"  # a laptop's own device is not the server's
     return [
-        Finding(UNTESTED, f"{setup.name}: {', '.join(parts)}")
+        Finding(
+            UNTESTED, f"{setup.name}: {', '.join(parts)}{_NO_GPU if setup.value == 'cuda' else ''}"
+        )
         for setup, parts in untested(given, parts_of(given))
     ]
+
+
+_NO_GPU = "; no GPU has run it"

@@ -64,7 +64,7 @@ class Policy(abc.ABC):
         """The same request ended: output length and stop reason are known now."""
         return request.label or request.category
 
-    def heard(
+    def hinted(
         self,
         conversation: tuple[str | None, Hashable],
         source: str,

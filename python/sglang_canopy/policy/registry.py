@@ -10,21 +10,28 @@ from sglang_canopy import declared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
-_MODULES = {
-    "wa": "wa",
-    "lru": "lru",
-    "lfu": "lfu",
-    "fifo": "fifo",
-    "slru": "slru",
-    "s3fifo": "s3fifo",
-    "gdfs": "gdfs",
-    "threshold-lru": "threshold_lru",
-    "sglang-tlru": "sglang_tlru",
-    "canopy-tlru": "canopy_tlru",
-    "etlru": "etlru",
+_SERVED = {
+    "wa": ("wa", "sglang_canopy.policy.wa"),
+    "lru": ("canopy-lru", "sglang_canopy.policy.lru"),
+    "threshold-lru": ("threshold-lru", "sglang_canopy.policy.threshold_lru"),
+    "canopy-tlru": ("canopy-tlru", "sglang_canopy.policy.canopy_tlru"),
+    "etlru": ("etlru", "sglang_canopy.policy.etlru"),
 }
+"""Name in the simulator -> name on a server, and where it lives. SGLang's own names keep meaning
+SGLang's own code, so that our LRU is ``canopy-lru`` there."""
 
-_SGLANGS_OWN = ("lru", "lfu", "fifo", "slru")
+_SIMULATED = {
+    "lfu": "canopy_lab.sim.policies.lfu",
+    "fifo": "canopy_lab.sim.policies.fifo",
+    "slru": "canopy_lab.sim.policies.slru",
+    "s3fifo": "canopy_lab.sim.policies.s3fifo",
+    "gdfs": "canopy_lab.sim.policies.gdfs",
+    "sglang-tlru": "canopy_lab.sim.policies.sglang_tlru",
+}
+"""What the simulator compares with, and no server runs."""
+
+_MODULES = {**{name: module for name, (_, module) in _SERVED.items()}, **_SIMULATED}
+_LIVE = {live: name for name, (live, _) in _SERVED.items()}
 
 
 def policy_names() -> tuple[str, ...]:
@@ -32,29 +39,35 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def served_names() -> tuple[str, ...]:
+    """Those of them that a server runs too."""
+    return tuple(_SERVED)
+
+
 def live_names() -> tuple[str, ...]:
-    """Names Canopy adds to ``--radix-eviction-policy``.
-
-    Where SGLang has a policy of the same name, ours is ``canopy-NAME``: SGLang's own names
-    keep meaning SGLang's own code.
-    """
-    return tuple(f"canopy-{n}" if n in _SGLANGS_OWN else n for n in _MODULES)
+    """Names that Canopy adds to ``--radix-eviction-policy``."""
+    return tuple(_LIVE)
 
 
-def _base_name(name: str) -> str:
-    short = name.removeprefix("canopy-")
-    return short if short in _SGLANGS_OWN else name
+def live_name(name: str) -> str:
+    """The server's name of a policy that it runs."""
+    return _SERVED[name][0] if name in _SERVED else name
+
+
+def check_served(name: str) -> None:
+    """Raise ``CanopyError`` unless a server can run the policy, under either of its names."""
+    if name not in _SERVED and name not in _LIVE:
+        raise CanopyError(f"unknown policy {name!r:.60}; choose one of: {', '.join(_LIVE)}")
 
 
 def policy_class(name: str) -> type[Policy]:
     """The class of the policy called ``name``. Raises ``CanopyError`` for an unknown one."""
-    base = _base_name(name)
+    base = _LIVE.get(name, name)
     if base not in _MODULES:
         raise CanopyError(
             f"unknown eviction policy {name!r}; choose one of: {', '.join(policy_names())}"
         )
-    module = importlib.import_module(f"sglang_canopy.policy.{_MODULES[base]}")
-    made: type[Policy] = module.POLICY
+    made: type[Policy] = importlib.import_module(_MODULES[base]).POLICY
     return made
 
 

@@ -138,7 +138,7 @@ class WorkloadAware(Policy):
     def finish(self, request: Request) -> str:
         return self.model.finish(request) if self._learns else super().finish(request)
 
-    def heard(
+    def hinted(
         self,
         conversation: tuple[str | None, Hashable],
         source: str,
@@ -147,7 +147,7 @@ class WorkloadAware(Policy):
         return_in_s: float | None,
     ) -> None:
         if self._learns:
-            self.model.heard(conversation, source, now, over, return_in_s)
+            self.model.hinted(conversation, source, now, over, return_in_s)
 
     def twin(self) -> Policy:
         """The same policy for another tier: it ranks by what this one learns, and as it does."""
@@ -174,15 +174,15 @@ class WorkloadAware(Policy):
             # What one that is not trusted outright said to be over ranks lower, by how often that
             # came true. Where it tells nothing it splits no cell: a cell is known by its ends.
             who = self.model.hints.key(_speaker(leaf))
-            said = (who,) if leaf.over and self.model.hints.over_weight(who) < 1.0 else ()
+            hinted = (who,) if leaf.over and self.model.hints.over_weight(who) < 1.0 else ()
             self._cells.push(
-                (category.label, bucket, *said),
+                (category.label, bucket, *hinted),
                 leaf,
-                lambda: (category, self._weight(category, bucket) * self._over_weight(said)),
+                lambda: (category, self._weight(category, bucket) * self._over_weight(hinted)),
             )
 
-    def _over_weight(self, said: tuple[Any, ...]) -> float:
-        return self.model.hints.over_weight(said[0]) if said else 1.0
+    def _over_weight(self, hinted: tuple[Any, ...]) -> float:
+        return self.model.hints.over_weight(hinted[0]) if hinted else 1.0
 
     def _category(self, leaf: Leaf) -> Category:
         # More uses than its conversation has turns: others run through it too.

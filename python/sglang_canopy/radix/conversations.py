@@ -80,7 +80,7 @@ class Conversations:
         if end.left_by(request.path):  # type: ignore[arg-type]
             for policy in self.tree.live.listeners:
                 who = request.tenant, request.conversation
-                policy.heard(who, INFERRED, request.time, True, None)
+                policy.hinted(who, INFERRED, request.time, True, None)
 
     def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """``request``'s path ends in ``node``."""
@@ -136,7 +136,7 @@ class Conversations:
         tree = self.tree
         source = hint.get("source", CLIENT)
         for policy in tree.live.listeners:
-            policy.heard(
+            policy.hinted(
                 (hint["tenant"], hint["conversation"]),
                 source,
                 hint["time"],

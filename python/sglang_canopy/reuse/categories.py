@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sglang_canopy.reuse.asked_names import AskedNames
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
 from sglang_canopy.reuse.exponential import Exponential
+from sglang_canopy.reuse.requested_names import RequestedNames
 
 ROOT = "*"
 OVERFLOW = "overflow"
@@ -165,7 +165,7 @@ class Categories:
         self._shared = 0
         self._labels: Counter[str | None] = Counter()
         self._names: Counter[str | None] = Counter()
-        self._asked = AskedNames(cap)
+        self._requested = RequestedNames(cap)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -261,7 +261,7 @@ class Categories:
         )
         parent.children += 1
         if parent is self.root:
-            made.uses = self._asked.forget(label)
+            made.uses = self._requested.forget(label)
         if self._is_fixed(made):
             self._shared += 1
         else:
@@ -298,7 +298,7 @@ class Categories:
         fewest uses."""
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
-        asked = self._asked.ask(name, now)
+        asked = self._requested.ask(name, now)
         others = [
             category
             for category in self._table.values()

@@ -122,7 +122,7 @@ class ReuseModel:
             self.hints.note_return(tip, request.return_in_s)
         return tip.category.label
 
-    def heard(
+    def hinted(
         self,
         conversation: tuple[str | None, Hashable],
         source: str,

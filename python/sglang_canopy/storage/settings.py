@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import check_served, make_policy
 from sglang_canopy.ttl.table import TTLTable
 
 FLAG = "--hicache-storage-backend-extra-config"
@@ -47,7 +47,7 @@ class StorageSettings:
     """Bytes on disk, for each rank. ``capacity_gb`` says the same in 10^9 bytes. Default:
     ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
     policy: str = "lru"
-    """Eviction policy, as ``canopy simulate --policy`` takes it or with ``canopy-``."""
+    """Eviction policy, as ``--radix-eviction`` takes it; ``lru`` is ``canopy-lru``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
@@ -92,6 +92,7 @@ class StorageSettings:
 
     def make_policy(self) -> Policy:
         """A policy of its own: it learns on the storage's thread, not on the scheduler's."""
+        check_served(self.policy)
         return make_policy(self.policy, self.policy_config)
 
     @classmethod
