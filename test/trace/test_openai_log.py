@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from canopy_lab.trace.guess import guess_format
-from canopy_lab.trace.logs import open_log
-from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.lines import Tolerance
+from canopy_lab.trace.open import open_prompts, open_trace
 from canopy_lab.trace.openai_log import parse
-from canopy_lab.trace.prompts import Cutter
+from canopy_lab.trace.prompts import Cutter, to_trace
 from sglang_canopy.errors import CanopyError
 
 SYSTEM = {"role": "system", "content": "You answer questions about caches. " * 10}
@@ -98,7 +98,9 @@ def test_a_local_tokenizer_is_used(tmp_path: Path) -> None:
     path = write(
         tmp_path / "log.jsonl", [{"time": 1, "prompt": " ".join(f"w{i}" for i in range(40))}]
     )
-    (request,) = open_log(path, "openai", cutter=Cutter(tmp_path))
+    tolerance = Tolerance(path)
+    prompts = open_prompts(path, "openai", tolerance)
+    (request,) = to_trace(prompts, tolerance, Cutter(tmp_path))
     assert request.input_tokens == 40
     assert len(request.blocks) == 3
     with pytest.raises(CanopyError, match=r"give a tokenizer\.json"):

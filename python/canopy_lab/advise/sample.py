@@ -16,8 +16,7 @@ from pathlib import Path
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.logs import TEXT_FORMATS, check_log, open_prompts
-from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, open_trace
 from canopy_lab.trace.prompts import (
     Cutter,
     LoggedPrompt,

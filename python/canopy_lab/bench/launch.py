@@ -140,16 +140,6 @@ def healthy(url: str, timeout_s: float = 5.0) -> bool:
         return False
 
 
-def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """A port nobody listens on at this moment."""
     with socket.socket() as probe:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from canopy_lab.trace.lines import Tolerance, existing
+from canopy_lab.trace.prompts import Cutter, LoggedPrompt, to_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
@@ -16,14 +17,15 @@ _MODULES = {
     "agentic": "agentic",
     "azure": "azure",
     "sglang": "sglang_log",
-    "openai": "openai_log",
-    "vllm": "vllm_log",
 }
+_TEXT = {"openai": "openai_log", "vllm": "vllm_log"}
+"""Formats that hold prompts as text: their modules have ``prompts``, the others ``read``."""
+TEXT_FORMATS = tuple(_TEXT)
 
 
 def format_names() -> tuple[str, ...]:
     """The formats ``open_trace`` knows, as ``--format`` takes them."""
-    return tuple(_MODULES)
+    return (*_MODULES, *_TEXT)
 
 
 def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[TraceRequest]:
@@ -34,15 +36,40 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
     ``CanopyError`` with the file, the line's number and what is wrong; ``skip_bad`` lets that
     many pass, and says on the log at the end how many there were.
     """
-    if format not in _MODULES:
-        raise CanopyError(
-            f"unknown trace format {format!r}; choose one of: {', '.join(format_names())}"
-        )
+    _check(format)
     path = existing(path)
     return _read(path, format, Tolerance(path, skip_bad))
 
 
+def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
+    """``path``, if it and the options fit. Raises ``CanopyError``."""
+    _check(format)
+    if tokenizer is not None and format not in _TEXT:
+        raise CanopyError(
+            f"--tokenizer is for logs of text ({', '.join(_TEXT)}); a log of format "
+            f"{format!r} has blocks already"
+        )
+    return existing(path)
+
+
+def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[LoggedPrompt]:
+    """The prompts of a log of text, in the order of the file."""
+    module = importlib.import_module(f"canopy_lab.trace.{_TEXT[format]}")
+    prompts: Iterator[LoggedPrompt] = module.prompts(path, tolerance)
+    return prompts
+
+
+def _check(format: str) -> None:
+    if format not in format_names():
+        raise CanopyError(
+            f"unknown trace format {format!r}; choose one of: {', '.join(format_names())}"
+        )
+
+
 def _read(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
-    reader = importlib.import_module(f"canopy_lab.trace.{_MODULES[format]}").read
-    yield from reader(path, tolerance)
+    if format in _TEXT:
+        yield from to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
+    else:
+        reader = importlib.import_module(f"canopy_lab.trace.{_MODULES[format]}").read
+        yield from reader(path, tolerance)
     tolerance.report()

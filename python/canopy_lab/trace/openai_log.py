@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import Cutter, LoggedPrompt, to_trace
-from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.prompts import LoggedPrompt
 from sglang_canopy.errors import CanopyError
 
 TIMES = (
@@ -41,13 +40,6 @@ _WRAPPERS = (
 _STOPS = {"tool_calls": "tool", "function_call": "tool", "stop": "end", "length": "length"}
 _LONGEST_LIST = 1 << 30
 """Bytes of a file that is one JSON list: it has to be read at once."""
-
-
-def read(
-    path: Path, tolerance: lines.Tolerance, cutter: Cutter | None = None
-) -> Iterator[TraceRequest]:
-    """Yield the requests of ``path`` by time; memory: the window, and the inference's."""
-    yield from to_trace(prompts(path, tolerance), tolerance, cutter or Cutter())
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:

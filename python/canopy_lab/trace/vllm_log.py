@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import ORDER_WINDOW, Cutter, LoggedPrompt, to_trace
-from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.prompts import ORDER_WINDOW, LoggedPrompt
 from sglang_canopy.errors import CanopyError
 
 HOW_TO_LOG = "--enable-log-requests, from vLLM 0.11.1 on also with VLLM_LOGGING_LEVEL=DEBUG"
@@ -34,13 +33,6 @@ _ANSWER = re.compile(
     re.S,
 )
 _STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
-
-
-def read(
-    path: Path, tolerance: lines.Tolerance, cutter: Cutter | None = None
-) -> Iterator[TraceRequest]:
-    """Yield the requests of ``path`` in order of arrival."""
-    yield from to_trace(prompts(path, tolerance), tolerance, cutter or Cutter())
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
