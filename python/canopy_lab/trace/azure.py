@@ -23,29 +23,30 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``, in constant memory."""
-    clock, next_block = lines.Clock(), 0
+    clock = lines.Clock()
     start: datetime.datetime | None = None
-    for line, raw in lines.read_lines(path):
+    next_block = 0
+
+    def parse(line: int, raw: bytes) -> TraceRequest | None:
+        nonlocal start, next_block
         cells = raw.decode("utf-8-sig", "replace").strip().split(",")
         if line == 1:
             if tuple(cells) != COLUMNS:
-                tolerance.bad(line, f"the header must be {','.join(COLUMNS)}, got {raw[:60]!r}")
-            continue
-        try:
-            if len(cells) != 3:
-                raise lines.BadLine(f"must have 3 cells ({', '.join(COLUMNS)}), got {len(cells)}")
-            when = _instant(cells[0])
-            tokens, output = (_tokens(c, n) for c, n in zip(cells[1:], COLUMNS[1:], strict=True))
-            start = start or when
-            time_s = clock.check((when - start).total_seconds())
-        except lines.BadLine as error:
-            tolerance.bad(line, str(error))
-            continue
+                raise lines.BadLine(f"the header must be {','.join(COLUMNS)}, got {raw[:60]!r}")
+            return None
+        if len(cells) != 3:
+            raise lines.BadLine(f"must have 3 cells ({', '.join(COLUMNS)}), got {len(cells)}")
+        when = _instant(cells[0])
+        tokens, output = (_tokens(c, n) for c, n in zip(cells[1:], COLUMNS[1:], strict=True))
+        start = start or when
+        time_s = clock.check((when - start).total_seconds())
         blocks = range(next_block, next_block + -(-tokens // BLOCK_TOKENS))
         next_block = blocks.stop
-        yield TraceRequest(
+        return TraceRequest(
             time_s, tokens, output, tuple(blocks), BLOCK_TOKENS, conversation=str(line), line=line
         )
+
+    return lines.each(path, tolerance, parse)
 
 
 def _instant(text: str) -> datetime.datetime:

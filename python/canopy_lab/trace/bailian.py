@@ -49,30 +49,30 @@ class Roots:
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``, in constant memory."""
     clock, roots, trimmed = lines.Clock(), Roots(), 0
-    for line, text in lines.read_lines(path):
-        try:
-            record = lines.parse_object(text)
-            chat = lines.count(record, "chat_id")
-            parent = lines.count(record, "parent_chat_id", least=-1)
-            tokens = lines.count(record, "input_length")
-            output = lines.count(record, "output_length")
-            turn = lines.count(record, "turn", least=1)
-            blocks = lines.block_ids(record)
-            kind = record.get("type")
-            if not isinstance(kind, str) or not kind:
-                raise lines.BadLine(f"'type' must be a word (text, search, ...), got {kind!r}")
-            time_s = clock.check(lines.number(record, "timestamp"))
-        except lines.BadLine as error:
-            tolerance.bad(line, str(error))
-            continue
+
+    def parse(line: int, text: bytes) -> TraceRequest:
+        nonlocal trimmed
+        record = lines.parse_object(text)
+        chat = lines.count(record, "chat_id")
+        parent = lines.count(record, "parent_chat_id", least=-1)
+        tokens = lines.count(record, "input_length")
+        output = lines.count(record, "output_length")
+        turn = lines.count(record, "turn", least=1)
+        blocks = lines.block_ids(record)
+        kind = record.get("type")
+        if not isinstance(kind, str) or not kind:
+            raise lines.BadLine(f"'type' must be a word (text, search, ...), got {kind!r}")
+        time_s = clock.check(lines.number(record, "timestamp"))
         most = -(-tokens // BLOCK_TOKENS)
         if len(blocks) > most:
             # The publishers say that the last block may hold padding.
             trimmed += 1
             blocks = blocks[:most]
-        yield TraceRequest(
+        return TraceRequest(
             time_s, tokens, output, blocks, BLOCK_TOKENS,
             category=kind, turn=turn, conversation=str(roots.add(chat, parent)), line=line,
         )  # fmt: skip
+
+    yield from lines.each(path, tolerance, parse)
     if trimmed:
         lines.log.warning("%s: cut %d block lists longer than their prompt", path, trimmed)

@@ -12,15 +12,16 @@ import io
 import json
 import logging
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from sglang_canopy.errors import CanopyError
 
 log = logging.getLogger("canopy_lab.trace")
 
 COMPRESSED = (".gz", ".xz", ".zst")
+Parsed = TypeVar("Parsed")
 
 
 class BadLine(Exception):
@@ -133,6 +134,23 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 yield number, line
+
+
+def each(
+    path: Path, tolerance: Tolerance, parse: Callable[[int, bytes], Parsed | None]
+) -> Iterator[Parsed]:
+    """What ``parse(number, line)`` makes of every line that is not blank.
+
+    ``None`` leaves a line out; where ``parse`` raises ``BadLine`` it counts as broken.
+    """
+    for number, text in read_lines(path):
+        try:
+            parsed = parse(number, text)
+        except BadLine as error:
+            tolerance.bad(number, str(error))
+            continue
+        if parsed is not None:
+            yield parsed
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:

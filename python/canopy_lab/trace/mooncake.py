@@ -21,23 +21,22 @@ BLOCK_TOKENS = 512
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``; memory O(distinct blocks), for the inference."""
     clock, index = lines.Clock(), ConversationIndex()
-    for line, text in lines.read_lines(path):
-        try:
-            record = lines.parse_object(text)
-            tokens = lines.count(record, "input_length")
-            output = lines.count(record, "output_length")
-            blocks = lines.block_ids(record)
-            if len(blocks) > -(-tokens // BLOCK_TOKENS):
-                raise lines.BadLine(
-                    f"'hash_ids' has {len(blocks)} blocks of {BLOCK_TOKENS} tokens, "
-                    f"more than {tokens} tokens fill"
-                )
-            time_s = clock.check(lines.number(record, "timestamp") / 1000)
-        except lines.BadLine as error:
-            tolerance.bad(line, str(error))
-            continue
+
+    def parse(line: int, text: bytes) -> TraceRequest:
+        record = lines.parse_object(text)
+        tokens = lines.count(record, "input_length")
+        output = lines.count(record, "output_length")
+        blocks = lines.block_ids(record)
+        if len(blocks) > -(-tokens // BLOCK_TOKENS):
+            raise lines.BadLine(
+                f"'hash_ids' has {len(blocks)} blocks of {BLOCK_TOKENS} tokens, "
+                f"more than {tokens} tokens fill"
+            )
+        time_s = clock.check(lines.number(record, "timestamp") / 1000)
         conversation, turn, _ = index.add(blocks, tokens, BLOCK_TOKENS)
-        yield TraceRequest(
+        return TraceRequest(
             time_s, tokens, output, blocks, BLOCK_TOKENS,
             turn=turn, conversation=str(conversation), line=line,
         )  # fmt: skip
+
+    return lines.each(path, tolerance, parse)
