@@ -58,7 +58,7 @@ def test_ranks_on_two_machines_start_from_the_first_ones_profile(
     assert first["path"] == "wa.json"
 
 
-def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(
+def test_a_damaged_profile_of_the_first_machine_leaves_both_with_nothing_learnt(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
     for rank in range(2):
@@ -66,7 +66,8 @@ def test_a_profile_that_is_none_stops_both_machines_with_the_same_sentence(
     (tmp_path / "machine-0" / "wa.json").write_text("{")
     first, second = on_two_ranks("learnt", tmp_path)
     assert first == second
-    assert "a profile must be a JSON file" in first["error"]
+    assert not first["learnt"]["categories"]
+    assert (tmp_path / "machine-0" / "wa.json.bad").read_text() == "{"
 
 
 def test_ranks_exchange_their_policies_at_the_same_request(
