@@ -242,6 +242,20 @@ def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
     assert parser.parse_args(["--radix-eviction", "wa"]).radix_eviction_policy == "wa"
 
 
+def test_help_shows_what_most_need_and_where_the_rest_is() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
+    arguments.add_flags(None, parser)
+    shown = parser.format_help()
+    for flag in ("--canopy-observe", "--canopy-plan", "--canopy-host-eviction"):
+        assert flag in shown
+    for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
+        assert flag not in shown
+    assert "docs/reference/flags.md" in shown
+    typed = parser.parse_args(["--canopy-session-gate", "queue,share=0.9"])
+    assert typed.canopy_session_gate == "queue,share=0.9"
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
 def test_sglangs_own_policies_work_unchanged_beside_canopy(policy: str) -> None:
     tree = LiveTree(32, policy, core="python")

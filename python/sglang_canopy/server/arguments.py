@@ -25,13 +25,16 @@ from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
 
+HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
+
+
 def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
     """After ``ServerArgs.add_cli_args``: our flags in SGLang's parser, once, and in no other."""
     options = {name: action for action in parser._actions for name in action.option_strings}
     policy = options.get("--radix-eviction-policy")
     if policy is None or flags.SHORT in options:
         return
-    group = parser.add_argument_group("canopy", "Workload-aware caching (sglang-canopy).")
+    group = parser.add_argument_group("canopy", HELP)
     group.add_argument(
         flags.SHORT,
         dest="radix_eviction_policy",
