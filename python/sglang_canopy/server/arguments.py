@@ -24,7 +24,6 @@ from sglang_canopy.request import client_hints
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
 
-
 HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
 
 
