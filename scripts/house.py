@@ -46,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "storage": {"disk", "policy", "radix", "request", "ttl"},
     "telemetry": {"admission", "policy", "radix", "reuse", "ttl", "whatif"},
     "ui": set(),
-    "canopy_chunks": {"policy"},
+    "canopy_chunks": {"policy", "request"},
     "canopy_chunks/server": {"canopy_chunks", "config", "request"},
     "bench": {"latency", "request", "trace"},
     "profiling": set(),

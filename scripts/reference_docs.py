@@ -38,9 +38,9 @@ from sglang_canopy.config.tiers import DiskOptions, TreeSettings
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
+from sglang_canopy.request import document_names, identity
 from sglang_canopy.request import fields as request
-from sglang_canopy.request import identity
-from sglang_canopy.server import flags, seams
+from sglang_canopy.server import documents, flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
@@ -77,10 +77,10 @@ REQUEST_MEANINGS = {
 """What each field of a request says. A new field needs a line here."""
 
 CHUNK_MEANINGS = {
-    chunk_fields.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
-    chunk_fields.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
-    chunk_fields.SELECTOR: "Which tokens to compute again.",
-    chunk_fields.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
+    document_names.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
+    document_names.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
+    document_names.SELECTOR: "Which tokens to compute again.",
+    document_names.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
 }
 """What each field about documents says."""
 
@@ -241,10 +241,6 @@ def canopy_flags(hidden: bool) -> str:
     return table(FLAG_COLUMNS, rows if hidden else [short, *rows])
 
 
-def chunk_flags() -> str:
-    return table(FLAG_COLUMNS, declared_flags(chunk_options.Switch, chunk_options.Options))
-
-
 def refused() -> str:
     """What stops the start, for policies and for all that needs one of them."""
     rows = []
@@ -273,22 +269,6 @@ def seams_table() -> str:
     """What each hook on SGLang is for."""
     rows = [[f"`{s.target.removeprefix('sglang.srt.')}`", s.kind, s.purpose] for s in seams.SEAMS]
     return table(["function of `sglang.srt`", "hook", "for"], rows)
-
-
-def chunk_modes() -> str:
-    """What each ``--canopy-chunk-mode`` stands for."""
-    rows = [
-        [
-            f"`{name}`",
-            f"`{m.selector}`",
-            "the server's" if m.ratio is None else str(m.ratio),
-            m.encode,
-        ]
-        if m.fuses
-        else [f"`{name}`", "", "", "no chunk is reused"]
-        for name, m in chunk_options.MODES.items()
-    ]
-    return table(["mode", "selector", "ratio", "documents are encoded behind"], rows)
 
 
 def commands() -> str:
@@ -378,7 +358,7 @@ def routes() -> str:
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
     server_args = types.SimpleNamespace(admin_api_key=None)
-    setattr(server_args, chunk_options.ATTRIBUTE, chunk_options.Options())
+    setattr(server_args, documents.ATTRIBUTE, chunk_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
@@ -405,8 +385,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "refused": refused,
     "setups": setups_table,
     "seams": seams_table,
-    "chunk-flags": chunk_flags,
-    "chunk-modes": chunk_modes,
+    "chunk-keys": lambda: options_table(chunk_options.Options),
     "commands": commands,
     "replay-flags": replay_flags,
     "request-fields": request_fields,

@@ -20,30 +20,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from comparators import questions
+from comparators.quality import FORCED, Reference, encode_case, mean_se, measure, refer
+from comparators.weights import load
 from lmcache.v1.compute.blend.blender import LMCBlender
 from lmcache.v1.compute.blend.metadata import LMCBlendCommonMetadata, LMCBlendMetadata
 
-from canopy_chunks import engine, tasks
+from canopy_chunks import engine
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.chunk import FusedPrompt
 from canopy_chunks.encode import Encoder
-from canopy_chunks.model import Model, load
+from canopy_chunks.model import Model
 from canopy_chunks.placement import place_chunks
-from canopy_chunks.quality import (
-    FORCED,
-    Case,
-    Reference,
-    encode_case,
-    mean_se,
-    measure,
-    prompt_of_case,
-    refer,
-    tokenise,
-)
+from canopy_chunks.quality import Case, prompt_of_case, tokenise
 
 CHECK_LAYER = 1
 """LMCache's default ``blend_check_layers``."""
-OURS = ("asked", "hkvd")
+OURS = ("question", "hkvd")
 
 
 def blended(model: Model, prompt: FusedPrompt, cache: KVCache, end: int, ratio: float) -> None:
@@ -128,7 +121,7 @@ def main() -> None:
         rows = [json.loads(line) for line in args.json.read_text().splitlines()]
     done = {row["question"] for row in rows}
     encoders: dict[tuple[int, ...], Encoder] = {}
-    for number, example in enumerate(tasks.read(args.data, args.limit)):
+    for number, example in enumerate(questions.read(args.data, args.limit)):
         name = f"{Path(args.data).name}:{number}"
         if name in done:
             continue

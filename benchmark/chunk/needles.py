@@ -1,7 +1,7 @@
-"""Questions about a number hidden in essays, for ``canopy documents evaluate --data``.
+"""Questions about a number hidden in essays, for ``python benchmark/chunk/chunk_eval.py --data``.
 
     python benchmark/chunk/needles.py --data needle_essays.tar.xz --tokens 4000 --count 10 -o n4k.jsonl
-    canopy documents evaluate --model DIR --data n4k.jsonl --chunks 20 --chunk-tokens 400 --ratio 0,0.05,0.15 \\
+    python benchmark/chunk/chunk_eval.py --model DIR --data n4k.jsonl --chunks 20 --chunk-tokens 400 --ratio 0,0.05,0.15 \\
         --encode prefix,mixed --correct off,on
 
 Each prompt has documents of whole paragraphs of about 300 words; one of them, at a random place,

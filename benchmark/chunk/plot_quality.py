@@ -1,6 +1,6 @@
-"""Quality against the recompute ratio, one line a selector, from what ``canopy documents evaluate`` wrote.
+"""Quality against the recompute ratio, one line a selector, from what ``python benchmark/chunk/chunk_eval.py`` wrote.
 
-canopy documents evaluate --model DIR --data FILE --selector all --ratio 0,0.05,0.1,0.15,0.3,0.5 --json Q.json
+python benchmark/chunk/chunk_eval.py --model DIR --data FILE --selector all --ratio 0,0.05,0.1,0.15,0.3,0.5 --json Q.json
 python benchmark/chunk/plot_quality.py Q.json [MORE.json ...] quality.png
 
 Several files (of the same questions) make one picture: more ratios for some selectors, say.

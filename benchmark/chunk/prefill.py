@@ -15,14 +15,16 @@ import time
 from pathlib import Path
 
 import torch
+from comparators import CLASSES, make_selector
+from comparators.weights import load
 
 from canopy_chunks import engine
 from canopy_chunks.cache import dense_cache
 from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
 from canopy_chunks.encode import encode
 from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Model, load
-from canopy_chunks.selectors import make_selector, offline_selectors
+from canopy_chunks.model import Model
+from canopy_chunks.selectors import Offline
 
 PREFIX, QUESTION = 32, 32
 
@@ -115,7 +117,7 @@ def index_cost(model: Model, tokens: int) -> dict:
     begin = time.process_time()
     chunk = encode(model, ids)
     prefill_s, scores = time.process_time() - begin, {}
-    for selector in offline_selectors():
+    for selector in (c() for c in CLASSES if issubclass(c, Offline)):
         laps = []
         for _ in range(3):
             chunk.scores.clear()
@@ -131,7 +133,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--lengths", default="2048,4096,8192")
     parser.add_argument("--ratio", type=float, default=0.15)
-    parser.add_argument("--selector", default="default")
+    parser.add_argument("--selector", default="question")
     parser.add_argument("--chunk-tokens", type=int, default=400)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=3)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from canopy_chunks.tasks import read
+from comparators.questions import read
+
 from sglang_canopy.errors import CanopyError
 
 SYSTEM = "You answer questions from the documents that follow. Answer in a few words.\n\n"

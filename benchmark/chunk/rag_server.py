@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--zipf", type=float, default=0.8, help="exponent of the documents' popularity")
     add("--ratio", type=float, default=None, help="share recomputed (0.15, or as calibrated)")
     add("--selector", default=None)
-    add("--mode", default="default")
+    add("--encode", default=None)
     add("--disk", action="store_true", help="keep chunks on disk only")
     add("--calibration", type=Path, default=None, help="what `canopy documents calibrate` saved")
     add("--dtype", default="float32")
@@ -53,19 +53,14 @@ def a_library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> tuple[Li
 
 
 def flags_of(args: argparse.Namespace, folder: Path) -> list[str]:
-    """The server's flags of chunk reuse. Raises nothing: the server checks them."""
-    flags = ["--canopy-chunks", "on", "--canopy-chunk-mode", args.mode]
-    flags += ["--canopy-chunk-memory-mb", "0" if args.disk else "4096"]
+    """The server's flag of documents. Raises nothing: the server checks it."""
+    keys = {"memory_mb": 0 if args.disk else 4096}
     if args.disk:
-        flags += ["--canopy-chunk-disk-mb", "8192", "--canopy-chunk-dir", str(folder)]
-    for flag, value in (
-        ("--canopy-chunk-ratio", args.ratio),
-        ("--canopy-chunk-selector", args.selector),
-        ("--canopy-chunk-calibration", args.calibration),
-    ):
-        if value is not None:
-            flags += [flag, str(value)]
-    return flags
+        keys |= {"disk_mb": 8192, "directory": str(folder)}
+    keys |= {k: getattr(args, k) for k in ("ratio", "selector", "encode") if getattr(args, k)}
+    if args.calibration is not None:
+        keys["calibration"] = str(args.calibration)
+    return ["--canopy-chunks", json.dumps(keys)]
 
 
 @contextlib.contextmanager

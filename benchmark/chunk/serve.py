@@ -4,7 +4,6 @@
     python benchmark/chunk/serve.py first --model DIR --data DATA --tokens 2048 --repeats 6
     python benchmark/chunk/serve.py load  --model DIR --data DATA --tokens 2048 --rates 0.2,0.4,0.8
     python benchmark/chunk/serve.py exact --model DIR --data DATA --tokens 400 --prompts 100
-    python benchmark/chunk/serve.py modes --model DIR --data DATA --modes prefix,epic,default
 
 Both sides of `ttft`, `first` and `load` are requests to one server: a request either names its
 documents or says ``"off"``, which is SGLang's own prefix cache. Orders are shuffled, so a prefix
@@ -18,7 +17,6 @@ import argparse
 import rag_server
 import serve_exact
 import serve_load
-import serve_modes
 import serve_ttft
 
 COMMANDS = {
@@ -26,7 +24,6 @@ COMMANDS = {
     "first": serve_ttft.first_use,
     "load": serve_load.load,
     "exact": serve_exact.exact,
-    "modes": serve_modes.modes,
 }
 
 
@@ -45,10 +42,9 @@ def main() -> None:
     add("--side", choices=("both", "prefix", "reuse"), default="both", help="who is loaded")
     add("--seconds", type=float, default=60, help="of arrivals a rate (load)")
     add("--target", type=float, default=None, help="TTFT target in s (load)")
-    add("--prompts", type=int, default=100, help="prompts (exact, modes)")
+    add("--prompts", type=int, default=100, help="prompts (exact)")
     add("--others", default="no flag,no Canopy", help="servers beside the first (exact)")
-    add("--new-tokens", type=int, default=8, help="tokens of an answer (exact, modes)")
-    add("--modes", default="full,prefix,reuse,epic,cacheblend,cachetune,default")
+    add("--new-tokens", type=int, default=8, help="tokens of an answer (exact)")
     args = parser.parse_args()
     from transformers import AutoTokenizer
 

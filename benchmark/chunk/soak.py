@@ -55,8 +55,8 @@ def main() -> None:
     lib = library(tokenizer, args.data, args.documents, each, 0.6, 0)
     with tempfile.TemporaryDirectory() as folder:
         chunks = Path(folder) / "chunks"
-        flags = ["--canopy-chunks", "on", "--canopy-chunk-memory-mb", str(args.memory_mb)]
-        flags += ["--canopy-chunk-disk-mb", str(args.disk_mb), "--canopy-chunk-dir", str(chunks)]
+        keys = {"memory_mb": args.memory_mb, "disk_mb": args.disk_mb, "directory": str(chunks)}
+        flags = ["--canopy-chunks", json.dumps(keys)]
         given = [*cpu_arguments(args.model, kv_tokens=8 * args.tokens, dtype="float32"), *flags]
         log = Path(folder) / "server.log"
         environment = {"OMP_NUM_THREADS": "1"}

@@ -17,19 +17,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import comparators_path  # noqa: F401
 import torch
 from attention_times import (
     attention_costs,
     attention_times,
     stock_ways,
 )  # beside this file, like the next
+from comparators.weights import random_model
 from device_timing import Bench, against_peaks, ceilings, table
 
 from canopy_chunks import engine
 from canopy_chunks.cache import dense_cache
 from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
 from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Shape, random_model
+from canopy_chunks.model import Shape
 from canopy_chunks.selectors import make_selector
 from canopy_chunks.selectors.frequency import layer_scores
 from canopy_kernel import attention, decomposition, floors, fuse, lowpass, pages, rope_scatter
@@ -188,11 +190,11 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
             "ratio": ratio,
             "full_s": wall(lambda: engine.prefill(model, ids, cache)),
         }
-        for name in ("frequency", "asked"):
+        for name in ("frequency", "question"):
             choose = make_selector(name)
             row[f"device_{name}_s"] = wall(lambda: fused_prefill(model, here, cache, choose, ratio))
             row[f"host_{name}_s"] = wall(lambda: fused_prefill(model, away, cache, choose, ratio))
-        for name in ("frequency", "asked"):
+        for name in ("frequency", "question"):
             row.update(
                 compared(row["full_s"], row[f"device_{name}_s"], row[f"host_{name}_s"], name)
             )

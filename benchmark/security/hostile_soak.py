@@ -104,7 +104,7 @@ def run(
     pool = arguments.pool // 2 if name == "alone" else arguments.pool
     given = [*cpu_arguments(folder / "model", kv_tokens=pool, dtype="float32")]
     given += ["--load-format", "dummy", "--radix-eviction", arguments.policy]
-    given += ["--enable-metrics", "--canopy-chunks", "on", "--canopy-chunk-memory-mb", "32"]
+    given += ["--enable-metrics", "--canopy-chunks", "memory_mb=32"]
     log = folder / f"{name}.log"
     every = {thread_time.VARIABLE: "1"}
     with serving(given, log=log, port=free_port(), describe=name, environment=every) as server:

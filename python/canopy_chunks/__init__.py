@@ -3,34 +3,15 @@
 Everything here is approximate unless the ratio is 1. Fused KV must never enter the exact tree.
 """
 
-ENCODINGS = ("prefix", "standin", "mixed", "alone")
-"""What a chunk may be encoded behind: the prompt's prefix; that and documents that stand in for its
-predecessors; the former where it comes first and the latter elsewhere; nothing. ``encode.py`` and
-``variants.py`` have the reasons."""
+ENCODINGS = ("prefix", "mixed")
+"""What a chunk may be encoded behind: the prompt's prefix; that where it comes first, and that and
+documents that stand in for its predecessors elsewhere. ``variants.py`` has the reasons."""
 
-SERVABLE = (
-    "default",
-    "asked",
-    "last-token",
-    "head+asked",
-    "head+last-token",
-    "query",
-    "head+query",
-    "prophetkv",
-    "first-k",
-    "epic",
-    "frequency",
-    "high-frequency",
-    "v-norm",
-    "random",
-    "hkvd",
-)
-"""Selectors a server can run. Not the two per-layer ones (SGLang's forward keeps its rows through all
-layers) and not the yardstick ``oracle``."""
+SELECTORS = ("question", "frequency")
+"""Who may choose the tokens that are recomputed: what the question attends to, or CacheTune's low
+frequencies of the stored KV."""
 
-SPLIT_SELECTORS = tuple(
-    name for name in SERVABLE if name not in ("frequency", "high-frequency", "v-norm", "hkvd")
-)
+SPLIT_SELECTORS = ("question",)
 """Selectors whose scores every rank of a split model finds alike. The others look at one rank's own KV."""
 
 TENANT_SHARE = 0.1

@@ -32,14 +32,13 @@ PIECE_TOKENS = 64
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Tokens of the documents that stand where a chunk's predecessors will (encoding ``standin``).
+    """Tokens of the documents that stand where a chunk's predecessors will (encoding ``mixed``).
 
     Raises CanopyError without a tokenizer.
     """
     if tokenizer is None:
         raise CanopyError(
-            "--canopy-chunk-encode standin needs a tokenizer; drop --skip-tokenizer-init, or use "
-            "prefix or alone"
+            "encode mixed needs a tokenizer; drop --skip-tokenizer-init, or use prefix"
         )
     return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
 

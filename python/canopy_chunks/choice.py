@@ -36,8 +36,8 @@ class ChosenTokens:
         return self._mask.numel()
 
     @property
-    def is_known(self) -> bool:
-        """Whether the host knows every token already."""
+    def is_on_host(self) -> bool:
+        """Whether the host has every token already."""
         return self._copy is None
 
     @property

@@ -112,6 +112,14 @@ class FusedPrompt:
         """Tokens that lie in chunks."""
         return sum(len(p.chunk) for p in self.placed)
 
+    @property
+    def first_is_exact(self) -> bool:
+        """Whether the first chunk was encoded behind the very tokens that precede it."""
+        if not self.placed:
+            return False
+        first = self.placed[0]
+        return tuple(self.ids[: first.start].tolist()) == first.chunk.prefix
+
     def in_chunk(self) -> torch.Tensor:
         """``[n]`` bool: True where a chunk holds the token's KV."""
         mask = torch.zeros(len(self), dtype=torch.bool)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from canopy_chunks.cache import KVCache
-from canopy_chunks.chunk import FusedPrompt, Placed
+from canopy_chunks.chunk import FusedPrompt
 from canopy_chunks.device_copy import is_host, to_device
 from canopy_chunks.model import Model
 from canopy_chunks.rope import unrotate
@@ -109,9 +109,7 @@ def plan_correction(
     computed: ``[n]`` bool, the tokens that will be run; ready: tokens at the start that will not,
     because their exact KV is in the cache.
     """
-    placed = [p for p in prompt.placed if len(p.chunk)]
-    if placed and is_exact(prompt, placed[0]):
-        placed = placed[1:]
+    placed = [p for p in prompt.placed[int(prompt.first_is_exact) :] if len(p.chunk)]
     if not placed:
         return None
     inside = torch.cat([torch.arange(p.start, p.end) for p in placed])
@@ -226,8 +224,3 @@ def _features(model: Model, cache: KVCache, positions: torch.Tensor) -> torch.Te
         for part in (unrotate(k, table), v.float()):
             parts.append(torch.nn.functional.normalize(part.flatten(1), dim=1))
     return torch.cat(parts, dim=1) / (2 * len(layers)) ** 0.5
-
-
-def is_exact(prompt: FusedPrompt, placed: Placed) -> bool:
-    """Whether a chunk was encoded behind the very tokens that precede it."""
-    return tuple(prompt.ids[: placed.start].tolist()) == placed.chunk.prefix

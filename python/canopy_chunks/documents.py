@@ -14,8 +14,8 @@ from typing import Any
 
 from canopy_chunks import TENANT_SHARE
 from canopy_chunks.chunk import chunk_key
-from canopy_chunks.fields import BOUNDS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.document_names import BOUNDS
 
 DOCUMENT = "document"
 """In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
@@ -103,7 +103,7 @@ class Documents:
             raise CanopyError(
                 f"this tenant has registered {own} documents with {own_tokens} tokens and this one "
                 f"has {tokens}; allowed are {most} with {most_tokens} tokens: delete some, or "
-                "start the server with a larger --canopy-chunk-tenant-share"
+                "start the server with a larger tenant_share of --canopy-chunks"
             )
         registered = sum(map(len, self.by_tenant.values()))
         if self.tokens.total() + tokens > self.most_tokens or registered + 1 > self.most:

@@ -10,17 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks import SERVABLE, SPLIT_SELECTORS
+from canopy_chunks import SELECTORS, SPLIT_SELECTORS
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.document_names import BOUNDS, DOCUMENTS, RATIO, SELECTOR
 
 MAX_CHUNKS = 256
 """Chunks a request may name."""
-BOUNDS = "canopy_chunks"
-"""Flat list of token positions ``[start, end, start, end, ...]``, or ``"off"``."""
-RATIO = "canopy_recompute_ratio"
-SELECTOR = "canopy_selector"
-DOCUMENTS = "canopy_documents"
-"""``"parts"``: in chat messages with several text parts, all but the last are documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +103,8 @@ def _ratio(value: Any) -> float | None:
 
 
 def _selector(value: Any) -> str | None:
-    if value is not None and value not in SERVABLE:
-        _refuse(SELECTOR, f"one of {', '.join(SERVABLE)}", value)
+    if value is not None and value not in SELECTORS:
+        _refuse(SELECTOR, f"one of {', '.join(SELECTORS)}", value)
     return value
 
 

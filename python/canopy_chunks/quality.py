@@ -1,12 +1,9 @@
-"""How close fused prefill is to full recompute: KL, agreement, answers kept; with standard errors."""
+"""Questions over documents as tokens, and the answers that full recompute and fused prefill give."""
 
 from __future__ import annotations
 
-import math
 import re
 import string
-import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,18 +11,12 @@ from typing import Any
 import torch
 
 from canopy_chunks import engine
-from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.cache import KVCache
 from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
 from canopy_chunks.encode import Encoder, stand_in
-from canopy_chunks.fusion import fused_prefill
 from canopy_chunks.model import Model
-from canopy_chunks.selectors import Offline, make_selector
 from canopy_chunks.tasks import SYSTEM, Example
-from canopy_chunks.variants import acceptable_prefixes
-
-FORCED = 16
-"""Tokens of the full recompute's own continuation that each variant is forced along; also those of
-an answer, unless more are asked for."""
+from canopy_chunks.variants import Place
 
 
 @dataclass(slots=True)
@@ -45,16 +36,6 @@ class Case:
     @property
     def ids(self) -> list[int]:
         return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
-
-
-@dataclass(slots=True)
-class Reference:
-    """Full recompute: log-probabilities ``[FORCED, vocab]``, its greedy tokens, its text, seconds."""
-
-    logprobs: torch.Tensor
-    tokens: list[int]
-    text: str
-    ttft_s: float
 
 
 def tokenise(
@@ -100,36 +81,6 @@ def tokenise(
     )
 
 
-def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
-    """Full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
-    ids = torch.tensor(case.ids, device=model.device)
-    cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
-    start = time.perf_counter()
-    row = engine.logits(model, engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
-    ttft = time.perf_counter() - start
-    found, tokens = [row[0]], [int(row.argmax())]
-    for step in range(FORCED - 1):
-        at = ids.numel() + step
-        last = torch.tensor(tokens[-1:], device=model.device)
-        row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
-        found.append(row[0])
-        tokens.append(int(row.argmax()))
-    text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
-    return Reference(torch.stack(found).log_softmax(-1), tokens, text, ttft)
-
-
-def _answer(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Text up to the model's first end-of-sequence token."""
-    end = tokenizer.eos_token_id
-    kept = list(tokens)
-    return tokenizer.decode(kept[: kept.index(end)] if end in kept else kept)
-
-
-def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """What the document at a place of a case is encoded behind, by the name of an encoding."""
-    return acceptable_prefixes(how, place == 0, case.prefix, case.stand_in, True)[0]
-
-
 def encode_case(
     model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
 ) -> list[Chunk]:
@@ -138,7 +89,9 @@ def encode_case(
     known = {} if encoders is None else encoders
     chunks = []
     for place, document in enumerate(case.documents):
-        before = behind(case, how, place)
+        before = Place(
+            how, place == 0, tuple(case.prefix), tuple(case.stand_in), True
+        ).acceptable()[0]
         if before not in known:
             known[before] = Encoder(model, before)
         chunks.append(known[before].encode(document))
@@ -154,80 +107,20 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
     return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
 
 
-def measure(
-    model: Model,
-    tokenizer: Any,
-    case: Case,
-    reference: Reference,
-    chunks: Sequence[Chunk],
-    selector: str,
-    ratio: float,
-    generate: bool,
-    answer_tokens: int = FORCED,
-    correct: bool = False,
-) -> dict[str, Any]:
-    """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
-    prompt = prompt_of_case(case, chunks, model.device)
-    choose = make_selector(selector)
-    if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
-        for chunk in chunks:
-            choose.scores(chunk)
-    n = len(prompt)
-    cache = dense_cache(model, n + max(FORCED, answer_tokens))
-    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio, correct)
-    rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
-    true = reference.logprobs
-    kl = divergence(true, rows)
-    agree = (rows.argmax(-1) == true.argmax(-1)).float()
-    own = int(rows[0].argmax())
-    text = None
-    if generate:
-        text = reference.text
-        if answer_tokens > FORCED or not bool(agree.all()):
-            text = _continue(model, tokenizer, cache, n, [own], answer_tokens)
-    t = fused.timing
-    return {
-        "kl": kl,
-        "top1": float(agree.mean()),
-        "text": text,
-        "ttft_s": t.total,
-        "select_s": t.select,
-        "place_s": t.place,
-        "recompute_s": t.recompute,
-        "correct_s": t.correct,
-        "rows": fused.rows.numel(),
-    }
-
-
-def forced_logprobs(
-    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
-) -> torch.Tensor:
-    """Log-probabilities ``[len(tokens), vocab]`` along an answer ``tokens`` behind ``n`` tokens whose
-    KV is in the cache; ``first [vocab]``: the logits of its first token."""
-    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
-    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
-    return torch.cat([first[None], engine.logits(model, rest)]).log_softmax(-1)
-
-
-def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
-    """Mean KL (nats a token) of log-probabilities ``rows [m, vocab]`` to the ``true`` ones."""
-    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
-
-
-def _continue(
-    model: Model, tokenizer: Any, cache: KVCache, n: int, begun: Sequence[int], count: int
-) -> str:
-    """Greedy text of at most ``count`` tokens from what was ``begun``.
+def greedy(
+    model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
+) -> list[int]:
+    """At most ``count`` greedy tokens from what was ``begun``, up to ``end``.
 
     The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
     """
     tokens = list(begun[:count])
-    while len(tokens) < count and tokenizer.eos_token_id not in tokens:
+    while len(tokens) < count and end not in tokens:
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
         row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
         tokens.append(int(row.argmax()))
-    return _answer(tokenizer, tokens)
+    return tokens
 
 
 def normalise(text: str) -> str:
@@ -240,44 +133,3 @@ def holds(text: str, answers: Iterable[str]) -> bool:
     """Whether a text contains any of the answers."""
     words = f" {normalise(text)} "
     return any(f" {normalise(a)} " in words for a in answers if normalise(a))
-
-
-def f1(text: str, answers: Iterable[str]) -> float:
-    """Best token F1 over the answers."""
-    got = normalise(text).split()
-    best = 0.0
-    for answer in answers:
-        want = normalise(answer).split()
-        same = sum((Counter(got) & Counter(want)).values())
-        if same:
-            best = max(best, 2 * same / (len(got) + len(want)))
-    return best
-
-
-def rouge_l(text: str, answers: Iterable[str]) -> float:
-    """Best ROUGE-L (F measure of the longest common subsequence of words) over the answers."""
-    got, best = normalise(text).split(), 0.0
-    for answer in answers:
-        want = normalise(answer).split()
-        row = [0] * (len(want) + 1)
-        for word in got:
-            diagonal = 0
-            for j, other in enumerate(want, 1):
-                above = row[j]
-                row[j] = diagonal + 1 if word == other else max(above, row[j - 1])
-                diagonal = above
-        if row[-1]:
-            best = max(best, 2 * row[-1] / (len(got) + len(want)))
-    return best
-
-
-def mean_se(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error (0 for one value)."""
-    n = len(values)
-    if n == 0:
-        return math.nan, math.nan
-    mean = sum(values) / n
-    if n == 1:
-        return mean, 0.0
-    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
-    return mean, math.sqrt(variance / n)

@@ -8,40 +8,18 @@ behind prefix and stand-ins elsewhere; whichever of the two a prompt needs is ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 Tokens = tuple[int, ...]
 
-STAND_IN_ENCODINGS = ("standin", "mixed")
-"""Encodings that put stand-in documents before a chunk."""
-
-
-def acceptable_prefixes(
-    encoding: str, first: bool, head: Sequence[int], stand_in: Sequence[int], head_is_all: bool
-) -> tuple[Tokens, ...]:
-    """What a document may have been encoded behind to be used in its place, best first.
-
-    encoding: one of ``ENCODINGS``; first: no other document precedes it; head: the tokens before
-    the prompt's first document, or as many as are encoded with it; head_is_all: there are no others.
-    The last ones are without the head: documents registered by themselves.
-    """
-    head, stand_in = tuple(head), tuple(stand_in)
-    found: tuple[Tokens, ...] = {
-        "alone": ((),),
-        "prefix": (head, ()),
-        "standin": (head + stand_in, stand_in),
-        "mixed": (head + stand_in, head, stand_in, ()),
-    }[encoding]
-    if encoding == "mixed" and first and head_is_all:
-        found = (head, head + stand_in, stand_in, ())
-    return tuple(dict.fromkeys(found))
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a document is in a prompt, as far as it matters to what it is encoded behind: the
-    arguments of :func:`acceptable_prefixes`."""
+    """Where a document is in a prompt, as far as it matters to what it is encoded behind.
+
+    encoding: one of ``ENCODINGS``; first: no other document precedes it; head: the tokens before
+    the prompt's first document, or as many as are encoded with it; head_is_all: there are no others.
+    """
 
     encoding: str
     first: bool
@@ -50,16 +28,16 @@ class Place:
     head_is_all: bool
 
     def acceptable(self) -> tuple[Tokens, ...]:
-        """What the document may have been encoded behind to be used here, best first."""
-        return acceptable_prefixes(
-            self.encoding, self.first, self.head, self.stand_in, self.head_is_all
-        )
+        """What the document may have been encoded behind to be used here, best first. The last ones
+        are without the head: documents registered by themselves."""
+        if self.encoding == "prefix":
+            return tuple(dict.fromkeys((self.head, ())))
+        behind = self.head + self.stand_in
+        best = (self.head, behind) if self.first and self.head_is_all else (behind, self.head)
+        return tuple(dict.fromkeys((*best, self.stand_in, ())))
 
     def to_encode(self) -> int:
         """How many of :meth:`acceptable`, the best, the document is to be encoded behind. One that
         nothing precedes, as when it is registered, is encoded for every other place too."""
-        return (
-            2
-            if self.encoding == "mixed" and self.first and self.head_is_all and not self.head
-            else 1
-        )
+        alone = self.first and self.head_is_all and not self.head
+        return 2 if self.encoding == "mixed" and alone else 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from canopy_chunks.model import Shape
-from canopy_chunks.selectors.query import MOST
+from canopy_chunks.selectors.question import MOST
 
 BEHIND_TOKENS = 2048
 """What a document is encoded behind (system text and stand-ins) and that text's own KV, kept: more

@@ -17,7 +17,7 @@ def hf_model(request):
 
 @pytest.fixture(scope="session")
 def llama():
-    from canopy_chunks.model import from_transformers
+    from comparators.weights import from_transformers
 
     return from_transformers(build("llama"))
 

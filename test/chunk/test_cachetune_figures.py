@@ -88,7 +88,7 @@ def test_algorithm_1_as_printed_is_golden_section_search_from_a_golden_point_alo
     """With the prior it can leave the valley: its own reuse of a probe needs golden points."""
     from cachetune.search import as_printed
 
-    from canopy_chunks.ratio import GOLDEN, golden_section
+    from canopy_chunks.calibration.search import GOLDEN, golden_section
 
     def valley(r):
         return abs(r - 0.33)

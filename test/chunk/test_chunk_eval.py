@@ -1,4 +1,4 @@
-"""``canopy documents evaluate`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
+"""``benchmark/chunk/chunk_eval.py`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from canopy_chunks import quality, tasks  # noqa: E402
-from canopy_lab.cli.main import main  # noqa: E402
+from support.chunk_models import build  # noqa: E402, I001
+
+from chunk_eval import main  # noqa: E402
+from comparators import quality, questions  # noqa: E402
+from comparators import evaluate as evaluation  # noqa: E402
+from comparators.weights import load  # noqa: E402
+
+from canopy_chunks import tasks  # noqa: E402
+from canopy_chunks.quality import holds, tokenise  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 FIELDS = [
@@ -34,8 +41,6 @@ def model_dir(tmp_path_factory):
     """A tiny model and a word tokenizer, saved as transformers saves them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-
-    from support.chunk_models import build
 
     folder = tmp_path_factory.mktemp("model")
     build("llama").save_pretrained(folder)
@@ -75,21 +80,10 @@ def musique(tmp_path):
 
 def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     out = tmp_path / "rows.json"
-    args = [
-        "documents",
-        "evaluate",
-        "--model",
-        model_dir,
-        "--data",
-        musique,
-        "--limit",
-        2,
-        "--json",
-        out,
-    ]
+    args = ["--model", model_dir, "--data", musique, "--limit", 2, "--json", out]
     args += [
         "--selector",
-        "default,random",
+        "question,random",
         "--ratio",
         "0,0.15,1",
         "--encode",
@@ -111,9 +105,9 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
     for row in rows:
         assert ("kl_minus_correct" in row) == row["correct"]
     rows = [r for r in rows if not r["correct"]]
-    named = [r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15]
+    named = [r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15]
     assert all("kl_minus_random" in r for r in named)
-    pairs = {r["encode"]: r for r in rows if r["selector"] == "default" and r["ratio"] == 0.15}
+    pairs = {r["encode"]: r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15}
     assert "kl_minus_encode" not in pairs["alone"]
     gained = pairs["standin"]["kl"] - pairs["alone"]["kl"]
     assert pairs["standin"]["kl_minus_encode"] == pytest.approx(gained)
@@ -122,16 +116,7 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
 
 def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
     out = tmp_path / "rows.json"
-    args = [
-        "documents",
-        "evaluate",
-        "--model",
-        str(model_dir),
-        "--task-count",
-        "1",
-        "--json",
-        str(out),
-    ]
+    args = ["--model", str(model_dir), "--task-count", "1", "--json", str(out)]
     assert main([*args, "--chunks", "3", "--chunk-tokens", "40"]) == 0
     report = json.loads(out.read_text())
     assert [t["task"] for t in report["tasks"]] == list(tasks.SYNTHETIC)
@@ -145,7 +130,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
         (["--correct", "maybe"], "give off, on, or off,on"),
-        (["--encode", "behind"], "allowed are prefix, standin, mixed, alone"),
+        (["--encode", "behind"], "allowed are prefix, mixed, standin, alone"),
         (["--limit", "0"], "at least 1"),
         (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),
@@ -154,7 +139,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
-    assert main(["documents", "evaluate", "--model", str(model_dir), *flags]) == 2
+    assert main(["--model", str(model_dir), *flags]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -162,32 +147,32 @@ def test_a_mistake_is_one_line(model_dir, capsys, flags, message):
 
 def test_other_models_are_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert main(["documents", "evaluate", "--model", str(tmp_path)]) == 2
+    assert main(["--model", str(tmp_path)]) == 2
     assert "supported are llama, mistral, qwen2" in capsys.readouterr().err
-    assert main(["documents", "evaluate", "--model", str(tmp_path / "no")]) == 2
+    assert main(["--model", str(tmp_path / "no")]) == 2
 
 
 def test_three_formats_are_read(tmp_path):
     hotpot = {"context": [["T", ["One. ", "Two."]]], "question": "q", "answer": "a"}
     (tmp_path / "h.json").write_text(json.dumps([hotpot]))
-    assert tasks.read(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
+    assert questions.read(tmp_path / "h.json")[0].documents == ("T\nOne. Two.",)
     lines = [
         {"documents": ["d"], "prompt": "p"},
         {"documents": ["e"], "question": "q", "answers": ["a"]},
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [e.answers for e in tasks.read(tmp_path / "x.jsonl")] == [(), ("a",)]
+    assert [e.answers for e in questions.read(tmp_path / "x.jsonl")] == [(), ("a",)]
     (tmp_path / "bad.jsonl").write_text('{"text": 1}')
     with pytest.raises(CanopyError, match="item 1: expected"):
-        tasks.read(tmp_path / "bad.jsonl")
+        questions.read(tmp_path / "bad.jsonl")
     (tmp_path / "worse.jsonl").write_text("{")
     with pytest.raises(CanopyError, match="not JSON"):
-        tasks.read(tmp_path / "worse.jsonl")
+        questions.read(tmp_path / "worse.jsonl")
 
 
 def test_real_files_are_read(data_dir):
     for name in ("musique_100.json", "hotpotqa_100.json"):
-        found = tasks.read(data_dir / "rag" / name, 5)
+        found = questions.read(data_dir / "rag" / name, 5)
         assert len(found) == 5
         assert all(len(e.documents) >= 2 and e.answers for e in found)
 
@@ -206,10 +191,8 @@ def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musiq
     """Both full recompute's and a fused one's: each is as long as asked where no end comes."""
     from transformers import AutoTokenizer
 
-    from canopy_chunks.model import load
-
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
-    case = quality.tokenise(tokenizer, tasks.read(musique, 1)[0], 3, 24)
+    case = tokenise(tokenizer, questions.read(musique, 1)[0], 3, 24)
     tokenizer = SimpleNamespace(eos_token_id=None, decode=lambda ids: " ".join(map(str, ids)))
     short = quality.refer(model, tokenizer, case)
     reference = quality.refer(model, tokenizer, case, answer_tokens=40)
@@ -246,8 +229,8 @@ def test_f1_and_rouge_l_by_hand(text, answers, f1, rouge_l):
 
 
 def test_scores_by_hand():
-    assert quality.holds("It is the Red Tiger, yes.", ["red tiger"])
-    assert not quality.holds("reds tigers", ["red"])
+    assert holds("It is the Red Tiger, yes.", ["red tiger"])
+    assert not holds("reds tigers", ["red"])
     assert quality.f1("red tiger here", ["a red tiger"]) == pytest.approx(0.8)
     assert quality.rouge_l("tiger red", ["red tiger"]) == pytest.approx(0.5)
     assert quality.rouge_l("", ["red"]) == 0.0
@@ -256,21 +239,10 @@ def test_scores_by_hand():
 
 
 def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkeypatch, capsys):
-    from canopy_chunks import evaluate as evaluation
-
     whole, out, measured = tmp_path / "whole.json", tmp_path / "rows.json", []
     real = evaluation._one
     monkeypatch.setattr(evaluation, "_one", lambda *a: measured.append(a) or real(*a))
-    args = [
-        "documents",
-        "evaluate",
-        "--model",
-        str(model_dir),
-        "--data",
-        str(musique),
-        "--chunk-tokens",
-        "20",
-    ]
+    args = ["--model", str(model_dir), "--data", str(musique), "--chunk-tokens", "20"]
     args += ["--ratio", "0,0.2", "--no-text"]
     assert main([*args, "--json", str(whole), "--per-example"]) == 0
     measured.clear()
@@ -292,11 +264,9 @@ def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkey
 
 
 def test_no_question_is_begun_after_the_time(model_dir, musique, tmp_path, monkeypatch):
-    from canopy_chunks import evaluate as evaluation
-
     clock = iter(range(0, 10_000, 40))  # seconds: each look at the clock is 40 later
     monkeypatch.setattr(evaluation.time, "monotonic", lambda: float(next(clock)))
     out = tmp_path / "rows.json"
-    args = ["documents", "evaluate", "--model", str(model_dir), "--data", str(musique), "--no-text"]
+    args = ["--model", str(model_dir), "--data", str(musique), "--no-text"]
     assert main([*args, "--json", str(out), "--resume", "--minutes", "1.5"]) == 0
     assert json.loads(out.read_text())["rows"][0]["n"] == 2

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from comparators import SELECTORS, make_selector  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -20,7 +21,6 @@ from canopy_chunks.engine import logits, prefill  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.placement import place_chunks  # noqa: E402
 from canopy_chunks.rope import unrotate  # noqa: E402
-from canopy_chunks.selectors import SELECTORS, make_selector  # noqa: E402
 from canopy_kernel import correct, pages  # noqa: E402
 from support.chunk_models import paged_cache  # noqa: E402
 
@@ -130,7 +130,7 @@ def planned(model, prompt, cache):
     return correction.plan_correction(model, prompt, cache, chosen(prompt))
 
 
-@pytest.mark.parametrize("name", ["asked", "first-k"])
+@pytest.mark.parametrize("name", ["question", "first-k"])
 @pytest.mark.parametrize("gap", [0, 4])
 @pytest.mark.parametrize("page", [1, 16])
 def test_memory_layout_does_not_matter(llama, ids, page, gap, name):

@@ -6,15 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from comparators import SELECTORS, make_selector  # noqa: E402
+from comparators.weights import from_transformers  # noqa: E402
+
 from canopy_chunks import cache as caches  # noqa: E402
 from canopy_chunks import disk  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.encode import Encoder, capture, encode  # noqa: E402
 from canopy_chunks.engine import logits, prefill, run_rows  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.model import from_transformers  # noqa: E402
 from canopy_chunks.placement import place_chunks  # noqa: E402
-from canopy_chunks.selectors import SELECTORS, make_selector  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import paged_cache  # noqa: E402
 
@@ -76,7 +77,7 @@ def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
     assert (logits(model, hidden) - expected[rows]).abs().max() < LIMIT
 
 
-@pytest.mark.parametrize("name", [*SELECTORS, "default"])
+@pytest.mark.parametrize("name", list(SELECTORS))
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5, 1.0])
 def test_every_selector_over_exact_chunks_is_plain_prefill(llama, ids, name, ratio):
     expected, cache = plain(llama, ids)
@@ -92,10 +93,10 @@ def test_every_selector_over_exact_chunks_is_plain_prefill(llama, ids, name, rat
 def test_pages_and_layouts_do_not_matter(llama, ids, page, layout):
     prompt = prompt_of(llama, ids)
     expected = fused_prefill(
-        llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("default"), 0.2
+        llama, prompt, caches.dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     )
     paged = garbage(paged_cache(llama, len(prompt), page, layout))
-    got = fused_prefill(llama, prompt, paged, make_selector("default"), 0.2)
+    got = fused_prefill(llama, prompt, paged, make_selector("question"), 0.2)
     assert torch.equal(got.rows, expected.rows)
     assert (got.logits - expected.logits).abs().max() < LIMIT
 

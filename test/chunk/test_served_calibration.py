@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from canopy_chunks.ratio import Calibration, Calibrations, CostProfile, Setting
-from canopy_chunks.served_calibration import ServedPrompts, calibrate_server
+from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
 from sglang_canopy.errors import CanopyError
 
 CHUNKS, LENGTH = 6, 100
@@ -26,7 +25,7 @@ def server_of(ttft, tier: str = "disk"):
         documents = [tuple(ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
         if ratio is None:
             known.update(documents)
-            return 1.0, {"fused": False, "why": "too little is known"}
+            return 1.0, {"fused": False, "why": "too few of its documents are stored"}
         assert known >= set(documents), "a document that was never shown"
         tokens = sum(map(len, documents))
         return ttft(tokens, ratio), {"fused": True, f"reused_{tier}": int((1 - ratio) * tokens)}
@@ -105,22 +104,10 @@ def test_the_tier_is_where_the_reused_kv_came_from() -> None:
 
 def test_a_prompt_that_is_not_fused_ends_it_with_the_reason() -> None:
     prompts = ServedPrompts(
-        lambda *_: (1.0, {"fused": False, "why": "mode prefix"}), lambda: None, (0, 9), 1, 2, 5
+        lambda *_: (1.0, {"fused": False, "why": "planning failed"}), lambda: None, (0, 9), 1, 2, 5
     )
-    with pytest.raises(CanopyError, match="mode prefix"):
+    with pytest.raises(CanopyError, match="planning failed"):
         calibrate_server(prompts, 0.15)
-
-
-def test_a_backends_calibration_is_its_own_and_an_older_file_still_counts(tmp_path) -> None:
-    saved, profile = Calibrations(tmp_path / "c.json"), CostProfile(1.0, 1.0)
-    alone = Setting("m", "cpu-1", "float32")
-    triton = Setting("m", "cpu-1", "float32", 1, "triton")
-    saved.put(alone, "disk", Calibration(0.2, 0.15, profile))
-    saved.put(triton, "disk", Calibration(0.4, 0.15, profile))
-    assert saved.get(alone, "disk").ratio == 0.2
-    assert saved.get(triton, "disk").ratio == 0.4
-    assert saved.get(Setting("m", "cpu-1", "float32", 1, "fa3"), "disk") is None
-    assert Calibrations.key(alone, "disk") == "d06995d45748ad9e"  # of versions before backends
 
 
 class StandIn(http.server.BaseHTTPRequestHandler):
@@ -184,5 +171,8 @@ def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
     assert entry["tier"] == "memory"
     assert 0.15 <= entry["ratio"] <= 1.0
     assert all(len(one["canopy_chunks"]) in (2, 4) for one in kind.asked)
-    assert main(["documents", "calibrate", "--out", str(out)]) != 0
-    assert "--model" in capsys.readouterr().err
+    assert main([*command, "--floor", "2"]) != 0
+    assert "--floor 2.0: give a ratio from 0 to 1" in capsys.readouterr().err
+    command[command.index("--out") + 1] = str(tmp_path / "no" / "c.json")
+    assert main(command) != 0
+    assert "folder" in capsys.readouterr().err

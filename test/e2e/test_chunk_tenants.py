@@ -12,11 +12,11 @@ import pytest
 
 from support.chunk_client import (
     DOCUMENT,
-    ON,
     SYSTEM,
     ask,
     damage,
     learn,
+    on,
     prompt,
     refused,
     report,
@@ -34,10 +34,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def client(shared_server, smollm2, folder):
-    disk = ("--canopy-chunk-memory-mb", "0", "--canopy-chunk-disk-mb", "512")
+    disk = on(memory_mb=0, disk_mb=512, directory=str(folder), read_ahead_mb=0)
     windows = ("--page-size", "16", "--chunked-prefill-size", str(WINDOW))
-    where = ("--canopy-chunk-dir", str(folder), "--canopy-chunk-read-ahead-mb", "0")
-    return shared_server(smollm2, *ON, *disk, *windows, *where, kv_tokens=8192)
+    return shared_server(smollm2, *disk, *windows, kv_tokens=8192)
 
 
 def listed(client, **owner) -> set[str]:

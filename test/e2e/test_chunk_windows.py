@@ -16,6 +16,7 @@ from support.chunk_client import (
     ask,
     damage,
     learn,
+    on,
     prompt,
     refused,
     report,
@@ -90,13 +91,11 @@ def mixing(shared_server, smollm2, chunk_dir):
     """SGLang's default schedule, decode rows in prefill batches, a host tier of the exact cache,
     chunks on disk alone, retractions."""
     tier = ("--enable-hierarchical-cache", "--hicache-size", "1", "--page-size", "16")
-    disk = ("--canopy-chunk-memory-mb", "0", "--canopy-chunk-disk-mb", "512")
+    disk = on(memory_mb=0, disk_mb=512, directory=str(chunk_dir))
     arguments = ("--chunked-prefill-size", "128", "--enable-mixed-chunk", *tier, *disk)
     return shared_server(
         smollm2,
-        *ON,
         *arguments,
-        *("--canopy-chunk-dir", str(chunk_dir)),
         kv_tokens=4096,
         environment=RETRACTING,
         overlap=True,

@@ -100,7 +100,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     from canopy_chunks.server import options
     from canopy_chunks.server.http import routes as chunk_routes
-    from sglang_canopy.server import entry, routes
+    from sglang_canopy.server import documents, entry, routes
 
     @contextlib.contextmanager
     def start(
@@ -121,7 +121,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             api_key=api_key,
             admin_api_key=admin_api_key,
             **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
-            **{options.ATTRIBUTE: options.Options()},
+            **{documents.ATTRIBUTE: options.Options()},
         )
         if worker:  # SGLang adds no middleware there
             routes.add_worker_routes(server_args)

@@ -9,7 +9,15 @@ import urllib.request
 
 import pytest
 
-ON = ("--canopy-chunks", "on", "--canopy-chunk-separator", " # # ")
+SEPARATOR = " # # "
+
+
+def on(**keys) -> tuple[str, str]:
+    """The flag of a server that reuses documents."""
+    return "--canopy-chunks", json.dumps({"separator": SEPARATOR, **keys})
+
+
+ON = on()
 SYSTEM, DOCUMENT, QUESTION = 20, 90, 15
 
 

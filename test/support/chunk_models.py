@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import torch
 import transformers
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmark" / "chunk"))
 
 from canopy_chunks.cache import KVCache
 from canopy_chunks.model import Model

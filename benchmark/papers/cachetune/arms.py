@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from canopy_chunks.selectors import SELECTORS, Frequency, Selector
-from canopy_chunks.selectors.frequency import ALPHA
+from comparators import SELECTORS
+
+from canopy_chunks.selectors.base import Selector
+from canopy_chunks.selectors.frequency import ALPHA, Frequency
 
 RATIO = 0.15
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
@@ -39,7 +41,7 @@ ALONE = (
     *(Arm("frequency", alpha=alpha) for alpha in ALPHAS),
     Arm("frequency-per-layer"),
     *(Arm(n) for n in ("high-frequency", "random", "hkvd", "epic", "first-k", "prophetkv")),
-    Arm("asked"),
+    Arm("question"),
 )
 """The paper's set-up, each chunk encoded by itself: its selector, its controls (Figure 10),
 CacheBlend, EPIC with 16 tokens a chunk, as many first tokens as the others have, ProphetKV, ours."""
@@ -48,17 +50,17 @@ BEHIND = (
     Arm("random", 0.0, "prefix"),
     *(
         Arm(n, encode="prefix")
-        for n in ("frequency", "random", "hkvd", "epic", "prophetkv", "asked")
+        for n in ("frequency", "random", "hkvd", "epic", "prophetkv", "question")
     ),
 )
 """Behind the system text: where this project starts."""
 
-SWEEP = tuple(Arm(name, r) for name in ("frequency", "asked") for r in RATIOS if r != RATIO)
+SWEEP = tuple(Arm(name, r) for name in ("frequency", "question") for r in RATIOS if r != RATIO)
 """Figure 9."""
 
 TASKS = (
     *(a for a in ALONE if a.alpha == ALPHA),
-    *(a for a in BEHIND if a.selector in ("random", "asked")),
+    *(a for a in BEHIND if a.selector in ("random", "question")),
 )
 """On made-up tasks."""
 
@@ -66,7 +68,7 @@ ANSWERED = {
     "full",
     "no recompute, alone",
     *(f"{n}, alone" for n in ("frequency", "high-frequency", "random", "hkvd", "epic")),
-    *(f"{n}, alone" for n in ("prophetkv", "asked")),
+    *(f"{n}, alone" for n in ("prophetkv", "question")),
     "asked, prefix",
 }
 """Those whose whole answer is generated."""

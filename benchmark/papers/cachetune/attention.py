@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from artefact import Context
+from comparators.quality import mean_se
 
 from cachetune import pictures
 from cachetune.arms import Arm
@@ -18,13 +19,13 @@ from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.encode import Encoder
 from canopy_chunks.fusion import fused_prefill
 from canopy_chunks.model import Model
-from canopy_chunks.quality import mean_se, prompt_of_case
+from canopy_chunks.quality import prompt_of_case
 from canopy_chunks.tasks import Example
 
 QUESTIONS = 5
 ARMS = (
     Arm("random", 0.0),
-    *(Arm(n) for n in ("frequency", "high-frequency", "random", "epic", "asked")),
+    *(Arm(n) for n in ("frequency", "high-frequency", "random", "epic", "question")),
 )
 BINS = 96
 """Columns of a heat map: context positions side by side."""

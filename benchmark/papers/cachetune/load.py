@@ -14,7 +14,7 @@ from cachetune.parts import each
 from cachetune.questions import questions
 
 QUESTIONS = 4
-ARMS = (Arm("random", 0.0), Arm("frequency"), Arm("hkvd"), Arm("epic"), Arm("asked"))
+ARMS = (Arm("random", 0.0), Arm("frequency"), Arm("hkvd"), Arm("epic"), Arm("question"))
 REQUESTS = 20_000
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Rates, as shares of each method's own saturation."""

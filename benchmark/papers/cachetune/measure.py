@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from artefact import ROOT
+from comparators.quality import behind, f1, rouge_l
+from comparators.weights import load
 
 from cachetune.arms import ANSWERED, Arm
 from cachetune.decode import greedy, side_by_side
@@ -16,8 +18,8 @@ from canopy_chunks import engine
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.encode import Encoder
 from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Model, load
-from canopy_chunks.quality import Case, behind, f1, holds, prompt_of_case, rouge_l, tokenise
+from canopy_chunks.model import Model
+from canopy_chunks.quality import Case, holds, prompt_of_case, tokenise
 from canopy_chunks.selectors import Offline
 from canopy_chunks.tasks import Example
 

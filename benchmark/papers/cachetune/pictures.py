@@ -20,7 +20,7 @@ LABELS = {
     "epic": "EPIC, 16 tokens",
     "first-k": "first 15 %",
     "prophetkv": "ProphetKV",
-    "asked": "asked (default here)",
+    "question": "asked (default here)",
 }
 OURS, PAPER, OTHER = "#0f766e", "#b45309", "#94a3b8"
 
@@ -35,7 +35,7 @@ def label(name: str) -> str:
 
 
 def colour(name: str) -> str:
-    if name.startswith("asked"):
+    if name.startswith("question"):
         return OURS
     return PAPER if "frequency" in name else OTHER
 
@@ -94,7 +94,7 @@ def trade_off(path: Path, rows: Rows, data: str) -> None:
     left.set(xlabel="prefill, CPU seconds", ylabel="F1 of the whole answer", ylim=(0, None))
     left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)
     speed = right.twinx()
-    for name, shade in (("frequency", PAPER), ("asked", OURS)):
+    for name, shade in (("frequency", PAPER), ("question", OURS)):
         points = []
         for key, row in rows.items():
             if key.endswith(", alone") and key.split(",")[0].split(" r=")[0] == name:

@@ -20,9 +20,9 @@ import torch
 from cachetune.measure import loaded
 from canopy_chunks import disk, engine
 from canopy_chunks.cache import KVCache, dense_cache
+from canopy_chunks.calibration.search import CostProfile
 from canopy_chunks.chunk import FusedPrompt, Placed
 from canopy_chunks.encode import Encoder
-from canopy_chunks.ratio import CostProfile
 from canopy_chunks.rope import rotate
 from canopy_chunks.selectors import Context, make_selector
 

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from comparators.questions import read
+
 from canopy_chunks.quality import normalise
-from canopy_chunks.tasks import Example, default_filler, read, synthetic
+from canopy_chunks.tasks import Example, default_filler, synthetic
 
 DOCUMENTS = 6
 EVIDENCE = 3

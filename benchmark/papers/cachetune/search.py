@@ -8,7 +8,7 @@ from typing import Any
 
 from artefact import Context
 
-from canopy_chunks.ratio import GOLDEN, CostProfile, golden_section
+from canopy_chunks.calibration.search import GOLDEN, CostProfile, golden_section
 
 VALLEYS = 5000
 NOISES = (0.0, 0.02, 0.1)

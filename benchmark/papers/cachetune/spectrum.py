@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from artefact import Context
+from comparators.offline import HighFrequency
 
 from cachetune import pictures
 from cachetune.arms import ALPHAS, RATIO
@@ -15,9 +16,8 @@ from canopy_chunks.cache import dense_cache
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.encode import Encoder, capture
 from canopy_chunks.engine import prefill
-from canopy_chunks.selectors import Frequency, HighFrequency
 from canopy_chunks.selectors.base import top
-from canopy_chunks.selectors.frequency import layer_scores
+from canopy_chunks.selectors.frequency import Frequency, layer_scores
 
 QUESTIONS = 3
 BANDS = 20

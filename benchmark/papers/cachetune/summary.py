@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from canopy_chunks.quality import mean_se
+from comparators.quality import mean_se
 
 DRAWS = 4000
 Rows = dict[str, dict[str, Any]]

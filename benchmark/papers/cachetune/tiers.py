@@ -10,7 +10,7 @@ from artefact import Context
 
 from cachetune import pictures
 from cachetune.pools import Pool, device_bytes, made_up, profile, ttft
-from canopy_chunks.ratio import golden_section
+from canopy_chunks.calibration.search import golden_section
 
 SIZES = (96, 192, 384)
 CHUNKS = 2

@@ -36,8 +36,8 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
-    if engine.encode_credit >= 1.0:
-        engine.spend_encoding(1 if batch.forward_mode.is_decode() else None)
+    if engine.library.encode_credit >= 1.0:
+        engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
     if not batch.forward_mode.is_extend_without_speculative() or not any(
         chunk_request_of(req) is not None for req in batch.reqs
     ):
@@ -180,7 +180,9 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     """The positions to compute of each request, and which requests reuse chunks in this batch."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
-    engine.agree_on_reads([r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))])
+    engine.library.agree_on_reads(
+        [r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))]
+    )
     for i, req in enumerate(batch.reqs):
         chosen.append(_window_positions(batch, i))
         request = _fusable(engine, batch, i)
@@ -198,8 +200,8 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    engine.agreed.clear()
-    if tried and engine.ranked:
+    engine.library.agreed.clear()
+    if tried and engine.library.ranked:
         failed = union_of_ranks(failed)
     for i in failed:
         _fall_back(engine, batch.reqs[i])
@@ -247,7 +249,7 @@ def _rows_of_window(
         try:
             request.plan = engine.plan(req, request, prefix, row)
         finally:
-            engine.reads.release(request)
+            engine.library.reads.release(request)
         if request.plan is None:
             return None
         request.published_tokens = 0
@@ -280,14 +282,15 @@ def _fall_back(engine: ChunkEngine, req: Any) -> None:
     """
     request = chunk_request_of(req)
     assert request is not None
-    if engine.store.memory is not None:  # what is under way would overwrite what is computed
-        engine.store.memory.finish()
+    memory = engine.library.store.memory
+    if memory is not None:  # what is under way would overwrite what is computed
+        memory.finish()
     engine.counts["fallbacks"] += 1
     request.reason, request.plan = PLANNING_FAILED, None
     engine.not_fused[PLANNING_FAILED] += 1
     if not request.fused:
         request.report = {"fused": False, "why": request.reason}
-    engine.delete_damaged(request)
+    engine.library.delete_damaged(request)
 
 
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
@@ -304,14 +307,14 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
         if not request.reported:
             request.reported = True
             report = request.report or {"fused": False, "why": request.reason}
-            if request.plan is not None and request.plan.chosen.is_known:
+            if request.plan is not None and request.plan.chosen.is_on_host:
                 request.finish_report()
             req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
-            engine.reads.release(request)
+            engine.library.reads.release(request)
             row = _slots(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
         request.plan = None
-    _attempt(engine, engine.earn_encoding, rows)
+    _attempt(engine, engine.library.earn_encoding, rows)
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from canopy_chunks import variants
 from canopy_chunks.choice import ChosenTokens
 from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.correction import Correction
@@ -19,9 +18,10 @@ from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
 from canopy_chunks.store import ChunkStore
 from canopy_chunks.suffix import ChunkSuffix
 from canopy_chunks.transfer import Transfer
+from canopy_chunks.variants import Place, Tokens
 
-TOO_FEW_KNOWN, PLANNING_FAILED = "too little is known", "planning failed"
-STILL_ENCODED = (TOO_FEW_KNOWN, PLANNING_FAILED)
+TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
+STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED)
 """Reasons for running normally after which the request's documents are encoded all the same."""
 
 _INELIGIBLE_FIELDS = (
@@ -82,7 +82,7 @@ class ChunkRequest:
 
     keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
     encoded behind, one for each of its first addresses; salt: of the addresses, what SGLang keeps KV
-    apart by; tenant: whose documents these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
+    apart by; ratio: as the request asks, or None; tenant: whose documents these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
     not yet); published_tokens: how many were let into the tree; initial: the first
@@ -93,13 +93,12 @@ class ChunkRequest:
 
     bounds: tuple[tuple[int, int], ...]
     keys: tuple[tuple[str, ...], ...]
-    encode_prefixes: tuple[tuple[variants.Tokens, ...], ...]
+    encode_prefixes: tuple[tuple[Tokens, ...], ...]
     salt: str
-    tenant: str | None
-    ratio: float
     selector: str
-    time_s: float
-    ratio_is_requested: bool = False
+    ratio: float | None = None
+    tenant: str | None = None
+    time_s: float = 0.0
     checked: bool = False
     reason: str | None = None
     fused: bool = False
@@ -132,8 +131,6 @@ def custom_params(req: Any) -> Mapping[str, Any]:
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
     """Why a request runs normally, whatever the store has; ``None`` if it may reuse chunks."""
-    if not options.fuses:
-        return f"mode {options.mode}"
     if not request.bounds:
         return "no chunk is long enough"
     if request.bounds[-1][1] > len(req.origin_input_ids):
@@ -148,12 +145,10 @@ def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str 
 def chunk_request(
     ids: Sequence[int],
     requested: ChunkFields,
-    salt: str,
-    tenant: str | None,
-    store: ChunkStore,
     options: Options,
     stand_in: tuple[int, ...],
-    time_s: float,
+    store: ChunkStore,
+    salt: str,
 ) -> ChunkRequest:
     """The chunk state of a new request of tokens ``ids`` that asks for ``requested``. stand_in: the
     tokens of the stand-ins."""
@@ -163,22 +158,15 @@ def chunk_request(
         if min(b, len(ids)) - a >= options.min_tokens
     )
     first = requested.bounds[0][0] if requested.bounds else 0
-    whole, how = first <= LEARN_PREFIX_TOKENS, options.chosen_encode
+    whole = first <= LEARN_PREFIX_TOKENS
     head = tuple(ids[:first]) if whole else ()
-    keys, behind = [], []
-    for a, b in bounds:
-        place = variants.Place(how, a == first, head, stand_in, whole)
-        found = place.acceptable()
-        keys.append(store.keys(ids[a:b], found, salt))
-        behind.append(found[: place.to_encode()])
+    places = [Place(options.encode, a == first, head, stand_in, whole) for a, _ in bounds]
+    behind = [place.acceptable() for place in places]
     return ChunkRequest(
         bounds,
-        tuple(keys),
-        tuple(behind),
+        tuple(store.keys(ids[a:b], found, salt) for (a, b), found in zip(bounds, behind)),
+        tuple(found[: place.to_encode()] for place, found in zip(places, behind)),
         salt,
-        tenant,
-        options.chosen_ratio if requested.ratio is None else requested.ratio,
-        requested.selector or options.chosen_selector,
-        time_s,
-        ratio_is_requested=requested.ratio is not None,
+        requested.selector or options.selector,
+        requested.ratio,
     )

@@ -1,6 +1,6 @@
 """Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
 
-``hooks`` calls these only where chunk reuse is on.
+``sglang_canopy.server.documents`` calls these only where documents are reused.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from canopy_chunks.calibrate import setting_of
-from canopy_chunks.model import identity_of
-from canopy_chunks.quality_gate import Floors, calibrated_ratios, check_quality
+import torch
+
+from canopy_chunks.calibration.saved import Setting, calibrated_ratios
+from canopy_chunks.gate import Method, check_quality
 from canopy_chunks.server import attention
 from canopy_chunks.server.engine import ChunkEngine
+from canopy_chunks.server.library import reusable_tokens
 from canopy_chunks.server.model_view import check_layout, first_ranks, served_shape
-from canopy_chunks.server.options import COMMAND, Options
+from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.request import ChunkRequest, chunk_request_of
 from canopy_chunks.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
@@ -43,18 +44,17 @@ def build(
     try:
         engine = ChunkEngine(runner, options, scheduler.tokenizer)
         check_layout(runner, engine.model.shape)
-        if options.fuses:
-            _calibrate_and_check(engine, scheduler.tokenizer, server_args.model_path, runner)
+        _calibrate_and_check(engine, scheduler.tokenizer, server_args.tp_size)
     except CanopyError as error:
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
     engine.prefill_tokens = scheduler.max_prefill_tokens
     runner.canopy_chunks = engine
     logger.info(
-        "canopy: chunk reuse is on, mode %s, selector %s, ratio %s, model %s",
-        options.mode,
-        options.chosen_selector,
-        options.chosen_ratio,
+        "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
+        options.selector,
+        sorted(ratios_in_use(options, engine.ratios)),
+        options.encode,
         engine.model.identity[:12],
     )
 
@@ -67,8 +67,6 @@ def pool_budget(
 
     Ends the process where nothing would be left for the pool.
     """
-    if not options.fuses:
-        return original(configurator, budget, **more)
     config = configurator.model_config
     shape = served_shape(configurator.model, config.hf_config)
     tokens = options.longest_prompt(config.context_len)
@@ -77,30 +75,40 @@ def pool_budget(
     if needed.total >= budget:
         raise SystemExit(
             f"sglang-canopy: --canopy-chunks on needs {needed} beside the KV pool, and only "
-            f"{budget >> 20:,} MiB are free for both: lower --canopy-chunk-prompt-tokens or the "
+            f"{budget >> 20:,} MiB are free for both: lower prompt_tokens or the "
             "tiers' sizes, or raise --mem-fraction-static"
         )
     logger.info("canopy: chunk reuse leaves %s out of the KV pool", needed)
     return original(configurator, budget - needed.total, **more)
 
 
-def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, model_path: str, runner: Any) -> None:
-    """The calibrated ratios; then the quality gate at the largest of them. Raises CanopyError."""
-    options = engine.options
-    whole = (Path(model_path) / "config.json").is_file()
-    name = identity_of(model_path) if whole else model_path
-    engine.setting = setting_of(
-        engine.model, name, options.tp_size, runner.attn_backend.canopy_name
-    )
+def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> None:
+    """The calibrated ratios; then the quality gate at every ratio that may be served. Raises
+    CanopyError."""
+    options, model, runner = engine.options, engine.model, engine.runner
+    engine.setting = Setting(
+        model.identity, _chip(model.device), str(model.dtype).removeprefix("torch."), tp_size,
+        runner.attn_backend.canopy_name,
+    )  # fmt: skip
     engine.ratios = calibrated_ratios(options.calibration, engine.setting)
-    check_quality(
-        engine.model,
-        tokenizer,
-        options.chosen_selector,
-        max(engine.ratios.values(), default=options.chosen_ratio),
-        options.chosen_encode,
-        Floors(options.max_kl, options.min_top1, options.min_kept),
-    )
+    method = Method(options.selector, options.encode, options.correct == "on")
+    ratios = ratios_in_use(options, engine.ratios)
+    check_quality(model, tokenizer, method, ratios, options.min_kept)
+
+
+def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
+    """Every ratio that a request which names none may be served at: as ``ChunkEngine.ratio_for``."""
+    if options.ratio is not None:
+        return {options.ratio}
+    tiers = options.capacity_bytes()
+    return {calibrated.get(tier, DEFAULT_RATIO) for tier in tiers}
+
+
+def _chip(device: torch.device) -> str:
+    """What a calibration is saved under: the chip, and on a CPU the threads too."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu-{torch.get_num_threads()}"
 
 
 def request_created(engine: ChunkEngine, req: Any) -> None:
@@ -108,7 +116,7 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
     try:
         request = req.canopy_chunks = engine.new_request(req)
         if request is not None:
-            engine.read_ahead(request)
+            engine.library.read_ahead(request)
     except Exception:
         logger.exception("canopy: a request's chunks could not be read; it runs normally")
         engine.counts["fallbacks"] += 1
@@ -116,19 +124,19 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
 
 def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
     """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
-    if engine.reads.pending and scheduler.is_fully_idle():
-        engine.reads.clear()
-    if not engine.encoder.busy:
+    if engine.library.reads.pending and scheduler.is_fully_idle():
+        engine.library.reads.clear()
+    if not engine.library.encoder.busy:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
     def something_comes() -> bool:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
 
-    while engine.encoder.busy:
+    while engine.library.encoder.busy:
         if first_ranks(something_comes()):
             return
-        engine.encode_piece()
+        engine.library.encode_piece(engine.time_s)
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:
@@ -151,10 +159,10 @@ def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
 
     done = False
     for command in commands:
-        verb, _, rest = command.removeprefix(COMMAND).partition(":")
+        verb, _, rest = command.partition(":")
         name, _, tenant = rest.partition(":")
         if verb in COMMANDS:
-            done |= engine.document_command(verb, name, tenant or None)
+            done |= engine.library.command(verb, name, tenant or None)
     return SetInternalStateReqOutput(updated=done)
 
 
@@ -215,9 +223,9 @@ def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
     request = chunk_request_of(req)
     if request is None or not engine.may_fuse(req, request):
         return None
-    chunks = engine.resolve(request)
+    chunks = engine.library.resolve(request)
     prefix = req.prefix_len + getattr(req, "host_hit_length", 0)
-    if not engine.reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
+    if not reusable_tokens(chunks, prefix, len(req.full_untruncated_fill_ids)):
         return None
     spans = tuple((k.start, k.end) for k in chunks if k.tier is not None)
     return ExpectedReuse(spans, engine.ratio_for(request, chunks))

@@ -30,7 +30,6 @@ COMMANDS = {
     "top": "a running server's tiers, hits and evictions, live",
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure which share of a document a server should recompute",
-    "documents evaluate": "quality lost and time saved by reusing document KV, on a model",
 }
 """By one word or two: the second is a part of the first."""
 SIMULATES = ("plan", "simulate system", "validate")

@@ -18,6 +18,7 @@ from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.server import documents
 
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
@@ -34,7 +35,7 @@ _LAUNCHERS = (
 )
 _ASKED = {
     refusals.POLICIES: "--radix-eviction",
-    refusals.CHUNKS: "--canopy-chunks on",
+    refusals.CHUNKS: "--canopy-chunks",
     refusals.GATE: "--canopy-session-gate",
     refusals.DISK: "--hicache-storage-backend canopy",
 }
@@ -116,7 +117,7 @@ def asked_for(given: argparse.Namespace) -> list[str]:
     """The features, of those in ``refusals``, that a command line asks for."""
     asked = {
         refusals.POLICIES: given.radix_eviction_policy in live_names(),
-        refusals.CHUNKS: getattr(given, "canopy_chunks", None) == "on",
+        refusals.CHUNKS: documents.is_asked_for(given),
         refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import document_names
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -86,7 +87,7 @@ FORCE_OUTPUT = "canopy_force_output"
 
 _FOREIGN = (
     *(FORCE_OUTPUT, "canopy_replay_clock"),
-    *("canopy_chunks", "canopy_recompute_ratio", "canopy_selector", "canopy_documents"),
+    *document_names.FIELDS,
 )
 """Keys of other parts of Canopy, checked where they are used."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from canopy_chunks.server import hooks as chunk_hooks
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.hints import KEY, unpack
-from sglang_canopy.server import queue
+from sglang_canopy.server import documents, queue
 from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
 from sglang_canopy.server.session_gate import gate_of, time_told
 from sglang_canopy.tenant import keep_adapters_apart
@@ -48,7 +47,7 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
         return _answer(_exchange(scheduler, changes[-1]))
     packed = [key for key in recv_req.server_args if key.startswith(KEY)]
     if not packed:
-        return chunk_hooks.run_commands(original, scheduler, recv_req)
+        return documents.run_commands(original, scheduler, recv_req)
     core, gate = _core(scheduler), gate_of(scheduler)
     if core is not None:
         for key in packed:

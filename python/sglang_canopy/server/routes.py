@@ -8,7 +8,6 @@ import os
 import time
 from typing import Any
 
-from canopy_chunks.server.options import COMMAND
 from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
@@ -16,6 +15,7 @@ from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.request import access, client_hints
+from sglang_canopy.request.document_names import COMMAND
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server import entry, tokenizer_workers

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from canopy_chunks.server import hooks as chunk_hooks
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server import (
     arguments,
     arrivals,
+    documents,
     entry,
     forced_output,
     gate_http,
@@ -189,8 +189,8 @@ SEAMS = (
         for target, hook, names in forced_output.HOOKS
     ),
     *(
-        Seam(*hook, purpose="reuse of documents; passes through without `--canopy-chunks on`")
-        for hook in chunk_hooks.HOOKS
+        Seam(*hook, purpose="reuse of documents; passes through without `--canopy-chunks`")
+        for hook in documents.HOOKS
     ),
 )
 """Every function of SGLang that Canopy hooks, in one table."""

@@ -32,14 +32,14 @@ def part(text):
     return SimpleNamespace(type="text", text=text)
 
 
-def converted(content, custom=None, options=None, template_documents=None, shows=False):
+def converted(content, custom=None, options=None, template_documents=None, shows=False, tp_size=1):
     """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
         messages=[Message(content=content)],
         custom_params=custom,
         chat_template_kwargs={"documents": template_documents} if template_documents else None,
     )
-    manager = SimpleNamespace(tokenizer=Characters())
+    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=tp_size))
 
     def original(_serving, request):
         text = request.messages[0].content
@@ -133,4 +133,4 @@ def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
 
 def test_a_chats_selector_is_checked_against_the_ranks() -> None:
     with pytest.raises(CanopyError, match="--tp-size 2"):
-        convert("a##b##c", {"canopy_selector": "hkvd"}, Options(separator="##", tp_size=2))
+        convert("a##b##c", {"canopy_selector": "frequency"}, Options(separator="##"), tp_size=2)

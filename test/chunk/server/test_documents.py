@@ -111,7 +111,7 @@ def test_a_full_server_says_nothing_of_the_other_tenants() -> None:
         known.add([1], "c")
     assert "a" not in known.of("c")
     assert "5 tokens" not in str(refused.value)
-    with pytest.raises(CanopyError, match="a larger --canopy-chunk-tenant-share"):
+    with pytest.raises(CanopyError, match="a larger tenant_share"):
         Documents(most_tokens=10).add([1, 2], "a")
 
 

@@ -17,6 +17,7 @@ from canopy_chunks.engine import logits, prefill  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server import library  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -66,31 +67,29 @@ def learn(engine: ChunkEngine, req) -> None:
     state = engine.new_request(req)
     state.fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    while engine.encoder.busy:
-        engine.encoder.step(0.0)
+    while engine.library.encoder.busy:
+        engine.library.encoder.step(0.0)
 
 
 def tiers(engine: ChunkEngine, req) -> list[str | None]:
-    return [k.tier for k in engine.resolve(engine.new_request(req))]
+    return [k.tier for k in engine.library.resolve(engine.new_request(req))]
 
 
-@pytest.mark.parametrize("how", ["prefix", "standin", "alone"])
-def test_documents_are_found_in_another_order(make, llama, ids, how) -> None:
-    engine = make(encode=how)
+def test_documents_are_found_in_another_order(make, llama, ids) -> None:
+    engine = make()
     learn(engine, request(*prompt(ids)))
     turned = request(*prompt(ids, (2, 0, 1)))
     assert tiers(engine, turned) == ["host"] * 3
-    behind = {"prefix": ids[:SYSTEM].tolist(), "alone": []}
-    behind["standin"] = behind["prefix"] + list(engine.stand_in)
+    behind = tuple(ids[:SYSTEM].tolist())
     state = engine.new_request(turned)
-    assert state.encode_prefixes == ((tuple(behind[how]),),) * 3
-    want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind[how])
-    got = engine.store.get(state.keys[0][0])
+    assert state.encode_prefixes == ((behind,),) * 3
+    want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
+    got = engine.library.store.get(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["prefix", "standin", "mixed", "alone"])
+@pytest.mark.parametrize("how", ["prefix", "mixed"])
 def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, ids, how) -> None:
     engine = make(encode=how)
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
@@ -101,25 +100,35 @@ def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, i
 def test_stand_ins_need_a_tokenizer(make) -> None:
     runner = make().runner
     with pytest.raises(CanopyError, match="needs a tokenizer"):
-        ChunkEngine(runner, Options(encode="standin"), None)
+        ChunkEngine(runner, Options(encode="mixed"), None)
 
 
-def test_only_a_first_document_is_taken_from_an_ordinary_prefill(make, ids, monkeypatch) -> None:
-    engine = make(encode="standin")
+def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
+    make, llama, ids, monkeypatch
+) -> None:
+    engine = make(encode="mixed")
     stand_in = len(engine.stand_in)
     out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
     at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
     req = request([*out, 1], [SYSTEM, at, at, at + LENGTH])
     state = engine.new_request(req)
-    monkeypatch.setattr(engines, "capture", lambda *_: pytest.fail("taken behind another document"))
+    taken = []
+
+    def capture(model, cache, document, start, prefix):
+        taken.append(start)
+        return encode(llama, document, prefix)
+
+    monkeypatch.setattr(library, "capture", capture)
+    monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
     engine.encode_missing(req, state, torch.arange(len(out)))
-    assert len(engine.encoder.queue) == 2
+    assert taken == [SYSTEM]
+    assert len(engine.library.encoder.queue) == 1
 
 
 def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_path) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path)}
     first = make(**options)
-    first.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
+    first.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
     req = request(*prompt(ids))
     learn(first, req)
     assert tiers(first, req) == ["disk"] * 3
@@ -127,9 +136,9 @@ def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_pa
     assert tiers(second, req) == ["disk"] * 3
     learn(second, req)
     name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), None)
-    assert second.document_command("pin", name, None)
-    assert second.document_command("unpin", name, None)
-    assert second.document_command("delete", name, None)
+    assert second.library.command("pin", name, None)
+    assert second.library.command("unpin", name, None)
+    assert second.library.command("delete", name, None)
     assert tiers(second, req) == [None, "disk", "disk"]
     assert len(list(tmp_path.rglob("*.chunk"))) == 2
 
@@ -137,7 +146,7 @@ def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_pa
 def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path)}
     first = make(**options)
-    first.store._tiers[0].capacity_bytes = 0
+    first.library.store._tiers[0].capacity_bytes = 0
     learn(first, request(*prompt(ids), salt="a"))
     for engine in (first, make(**options)):
         assert tiers(engine, request(*prompt(ids), salt="a")) == ["disk"] * 3
@@ -150,9 +159,9 @@ def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for i in range(6):
         learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
-        for key, *_ in engine.store.listing()[:-1]:
-            engine.store.delete(key)
-    (versions,) = engine.versions.tenants[None].versions.values()
+        for key, *_ in engine.library.store.listing()[:-1]:
+            engine.library.store.delete(key)
+    (versions,) = engine.library.versions.tenants[None].versions.values()
     assert len(versions) <= 2
 
 
@@ -160,22 +169,22 @@ def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
     engine = make()
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     name = document_name(document, None)
-    assert not engine.document_command("pin", name, None)
+    assert not engine.library.command("pin", name, None)
 
     def behind(system: int):
         return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH])
 
     learn(engine, behind(0))
-    assert engine.document_command("pin", name, None)
+    assert engine.library.command("pin", name, None)
     learn(engine, behind(1))
-    assert [pins for *_, pins in engine.store.listing()] == [1, 1]
-    for key, *_ in engine.store.listing()[:1]:
-        engine.store.delete(key)
+    assert [pins for *_, pins in engine.library.store.listing()] == [1, 1]
+    for key, *_ in engine.library.store.listing()[:1]:
+        engine.library.store.delete(key)
     learn(engine, behind(0))
-    assert [pins for *_, pins in engine.store.listing()] == [1, 1]
-    assert engine.document_command("unpin", name, None)
-    assert [pins for *_, pins in engine.store.listing()] == [0, 0]
-    assert not engine.document_command("unpin", name, None)
+    assert [pins for *_, pins in engine.library.store.listing()] == [1, 1]
+    assert engine.library.command("unpin", name, None)
+    assert [pins for *_, pins in engine.library.store.listing()] == [0, 0]
+    assert not engine.library.command("unpin", name, None)
 
 
 @pytest.mark.parametrize("left", [[0], None])
@@ -188,7 +197,7 @@ def test_a_prompt_that_was_replaced_or_cut_is_not_read(make, ids, left) -> None:
     assert not engine.may_fuse(req, state)
     assert state.reason == "aborted or truncated"
     engine.encode_missing(req, state, torch.arange(1))
-    assert not engine.encoder.busy
+    assert not engine.library.encoder.busy
 
 
 def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, ids, monkeypatch):
@@ -199,37 +208,37 @@ def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, 
     monkeypatch.setattr(
         engines.model_view, "row_cache", lambda *_: KVCache([], [], torch.arange(1))
     )
-    monkeypatch.setattr(engines, "capture", lambda *_: kept)
+    monkeypatch.setattr(library, "capture", lambda *_: kept)
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     assert tiers(engine, req) == ["host", None, None]
 
 
 def test_a_waiting_requests_chunks_on_disk_are_read(make, ids, tmp_path) -> None:
     engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.store._tiers[0].capacity_bytes = 0
+    engine.library.store._tiers[0].capacity_bytes = 0
     req = request(*prompt(ids))
     learn(engine, req)
-    hits = engine.store.stats()["hits"]["disk"]
+    hits = engine.library.store.stats()["hits"]["disk"]
     state = engine.new_request(req)
-    engine.read_ahead(state)
-    assert set(engine.reads.pending) == {keys[0] for keys in state.keys}
-    assert engine.store.stats()["hits"]["disk"] == hits
+    engine.library.read_ahead(state)
+    assert set(engine.library.reads.pending) == {keys[0] for keys in state.keys}
+    assert engine.library.store.stats()["hits"]["disk"] == hits
     small = make(disk_mb=64, directory=str(tmp_path), read_ahead_mb=0)
-    small.read_ahead(state)
-    assert small.reads.stats()["left_out"] == 3
+    small.library.read_ahead(state)
+    assert small.library.reads.stats()["left_out"] == 3
 
 
 def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_path) -> None:
     engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.store._tiers[0].capacity_bytes = 0
+    engine.library.store._tiers[0].capacity_bytes = 0
     req = request(*prompt(ids))
     learn(engine, req)
     state = engine.new_request(req)
-    path = engine.store.look(state.keys[1][0]).path
+    path = engine.library.store.look(state.keys[1][0]).path
     whole = bytearray(path.read_bytes())
     whole[-5] ^= 1
     path.write_bytes(whole)
-    engine.delete_damaged(state)
+    engine.library.delete_damaged(state)
     assert tiers(engine, req) == ["disk", None, "disk"]
     learn(engine, req)
     assert tiers(engine, req) == ["disk"] * 3
@@ -241,32 +250,32 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
     state = engine.new_request(req)
     state.fused = True
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    engine.earn_encoding(640)
-    assert engine.encoder.encoded_tokens == 0
-    engine.spend_encoding(1)
-    assert engine.encoder.encoded_tokens == SYSTEM + LENGTH
-    assert engine.encode_credit == 64 - (SYSTEM + LENGTH)
-    engine.spend_encoding()
-    assert engine.encoder.encoded_tokens == SYSTEM + 2 * LENGTH
-    assert engine.encode_credit < 1
-    while engine.encoder.busy:
-        engine.encode_piece()
-    engine.earn_encoding(640)
-    assert engine.encode_credit == 0  # nothing waits: nothing is saved up
+    engine.library.earn_encoding(640)
+    assert engine.library.encoder.encoded_tokens == 0
+    engine.library.spend_encoding(0.0, 1)
+    assert engine.library.encoder.encoded_tokens == SYSTEM + LENGTH
+    assert engine.library.encode_credit == 64 - (SYSTEM + LENGTH)
+    engine.library.spend_encoding(0.0)
+    assert engine.library.encoder.encoded_tokens == SYSTEM + 2 * LENGTH
+    assert engine.library.encode_credit < 1
+    while engine.library.encoder.busy:
+        engine.library.encode_piece(0.0)
+    engine.library.earn_encoding(640)
+    assert engine.library.encode_credit == 0  # nothing waits: nothing is saved up
 
 
 def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:
     engine = make()
     req = request(*prompt(ids))
-    engine.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
+    engine.library.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
     monkeypatch.setattr(background_encoder, "prefill", lambda *_, **__: 1 / 0)
-    assert engine.encode_piece() == 0
-    assert engine.counts["fallbacks"] == 1
-    assert not engine.encoder.busy
+    assert engine.library.encode_piece(0.0) == 0
+    assert engine.stats()["fallbacks"] == 1
+    assert not engine.library.encoder.busy
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from canopy_chunks.server.hooks import _check_insert
+    from sglang_canopy.server.documents import _check_insert
 
     engine = make()
     req = request(*prompt(ids), rid="r")
@@ -282,7 +291,7 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> N
 def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
     engine = make()
     size = learned_bytes(engine, ids)
-    (tier,) = engine.store._tiers
+    (tier,) = engine.library.store._tiers
     tier.capacity_bytes = 24 * size  # a tenth: 2 chunks, a quarter: 6
     asked, done = [], []
     for tenant in "abcd":
@@ -291,23 +300,23 @@ def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
             start = SYSTEM + i * LENGTH
             name = document_name(ids[start : start + LENGTH].tolist(), tenant)
             asked.append((name, tenant))
-            done.append(engine.document_command("pin", name, tenant))
+            done.append(engine.library.command("pin", name, tenant))
     assert done == [True, True, False] * 3 + [False] * 3
     assert engine.stats()["pinned_bytes"] == 6 * size
-    assert not engine.document_command("unpin", asked[0][0], "b")  # another's
-    assert engine.document_command("unpin", *asked[0])
-    assert engine.document_command("pin", *asked[2])
-    assert engine.document_command("delete", *asked[1])
+    assert not engine.library.command("unpin", asked[0][0], "b")  # another's
+    assert engine.library.command("unpin", *asked[0])
+    assert engine.library.command("pin", *asked[2])
+    assert engine.library.command("delete", *asked[1])
     assert engine.stats()["pinned_bytes"] == 5 * size
-    engine.store.check()
+    engine.library.store.check()
 
 
 def learned_bytes(engine: ChunkEngine, ids) -> int:
     """The size of one chunk, which is forgotten again."""
     learn(engine, request(*prompt(ids, (0,)), salt="size"))
-    ((key, *_),) = engine.store.listing()
-    size = engine.store.size(key)
-    engine.store.delete(key)
+    ((key, *_),) = engine.library.store.listing()
+    size = engine.library.store.size(key)
+    engine.library.store.delete(key)
     return size
 
 
@@ -317,9 +326,9 @@ def test_nothing_of_a_tenant_is_reached_by_the_name_of_its_document(make, ids) -
     name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), "a")
     for other in (None, "b", "a/"):
         for verb in ("pin", "unpin", "delete"):
-            assert not engine.document_command(verb, name, other)
+            assert not engine.library.command(verb, name, other)
     assert tiers(engine, request(*prompt(ids), salt="a")) == ["host"] * 3
-    assert engine.document_command("pin", name, "a")
+    assert engine.library.command("pin", name, "a")
 
 
 def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
@@ -340,23 +349,23 @@ def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> No
     engine = make()
     for tenant in ("a", "b"):
         for i in range(5):
-            engine.versions.stored(f"{tenant}{i}", [i] * 20, tenant)
-    held = {t: len(one.versions) for t, one in engine.versions.tenants.items()}
+            engine.library.versions.stored(f"{tenant}{i}", [i] * 20, tenant)
+    held = {t: len(one.versions) for t, one in engine.library.versions.tenants.items()}
     assert held == {"a": 2, "b": 2}  # a tenth each
-    assert engine.versions.names == 4
+    assert engine.library.versions.names == 4
 
 
 def test_a_command_that_is_none_is_ignored(make) -> None:
     from canopy_chunks.server.scheduler import run_commands
 
     engine = make()
-    for key in ("canopy_chunk:", "canopy_chunk:pin", "canopy_chunk:delete:x", "canopy_chunk:x:y:z"):
+    for key in ("", "pin", "delete:x", "x:y:z"):
         assert not run_commands(engine, [key]).updated
 
 
 def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
     """What each document of a request was encoded behind, as it would be used."""
-    found = engine.resolve(engine.new_request(req), touch=True)
+    found = engine.library.resolve(engine.new_request(req), touch=True)
     return [one.chunk.prefix if one.chunk is not None else None for one in found]
 
 
@@ -371,7 +380,7 @@ def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make,
     learn(engine, turned)
     for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
         assert held(engine, request(*prompt(ids, order))) == [head, later, later]
-    assert len(engine.store) == 5  # the second document never came first
+    assert len(engine.library.store) == 5  # the second document never came first
 
 
 def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) -> None:
@@ -399,11 +408,11 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
     engine = make(encode=how)
     req = request(*prompt(ids, (1,)))
     learn(engine, req)
-    found = engine.resolve(engine.new_request(req), touch=True)
+    found = engine.library.resolve(engine.new_request(req), touch=True)
     whole = torch.tensor(req.origin_input_ids)
     fused = FusedPrompt(whole, tuple(one.placed_from(0) for one in found))
     got = fused_prefill(
-        llama, fused, dense_cache(llama, len(whole)), make_selector("default"), ratio
+        llama, fused, dense_cache(llama, len(whole)), make_selector("question"), ratio
     )
     plain = logits(llama, prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
     assert got.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(whole))]

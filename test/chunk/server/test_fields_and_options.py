@@ -10,6 +10,7 @@ from canopy_chunks import fields
 from canopy_chunks.server import options
 from sglang_canopy.config.refusals import CHUNKS, unsupported
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.server import documents
 
 
 def test_a_request_without_chunk_fields_asks_for_nothing() -> None:
@@ -61,7 +62,7 @@ def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
         {"canopy_recompute_ratio": 1.5},
         {"canopy_recompute_ratio": float("nan")},
         {"canopy_recompute_ratio": True},
-        {"canopy_selector": "oracle"},
+        {"canopy_selector": "random"},
         {"canopy_selector": 3},
         {"canopy_documents": "all"},
     ],
@@ -73,55 +74,45 @@ def test_other_wrong_fields_are_refused(given: dict) -> None:
 
 def parsed(*argv: str) -> options.Options | None:
     parser = argparse.ArgumentParser()
-    options.add_flags(None, parser)
-    options.add_flags(None, parser)  # twice is once
-    return options.from_args(parser.parse_args(argv))
+    documents._add_flags(None, parser)
+    documents._add_flags(None, parser)  # twice is once
+    server_args = argparse.Namespace(tp_size=1)
+    documents._keep_options(server_args, None, parser.parse_args(argv))
+    return documents.options_of(server_args)
 
 
-def test_chunk_reuse_is_off_by_default() -> None:
+def test_documents_are_off_by_default() -> None:
     assert parsed() is None
-    assert parsed("--canopy-chunk-ratio", "0.3") is None
-
-
-def test_modes_stand_for_selector_ratio_and_encoding() -> None:
-    ours = parsed("--canopy-chunks", "on")
-    assert ours is not None
-    assert (ours.chosen_selector, ours.chosen_ratio, ours.chosen_encode) == (
-        "default",
-        0.15,
-        "prefix",
-    )
-    epic = parsed(
-        "--canopy-chunks", "on", "--canopy-chunk-mode", "epic", "--canopy-chunk-ratio", ".3"
-    )
-    assert epic is not None
-    assert (epic.chosen_selector, epic.chosen_ratio, epic.chosen_encode) == (
-        "epic",
-        0.3,
-        "alone",
-    )
-    reuse = parsed("--canopy-chunks", "on", "--canopy-chunk-mode", "reuse")
-    assert reuse is not None
-    assert reuse.chosen_ratio == 0.0
-    assert reuse.ratio_is_fixed
-    plain = parsed("--canopy-chunks", "on", "--canopy-chunk-mode", "prefix")
-    assert plain is not None
-    assert not plain.fuses
+    assert parsed("--canopy-chunks", "off") is None
+    assert parsed("--canopy-chunks", "off,ratio=0.3") is None
 
 
 @pytest.mark.parametrize(
-    ("argv", "reason"),
+    "given",
+    ["on,ratio=0.3,memory_mb=64", "ratio=0.3,memory-mb=64", '{"ratio": 0.3, "memory_mb": 64}'],
+)
+def test_keys_are_given_as_words_or_as_json(given: str) -> None:
+    assert parsed("--canopy-chunks", given) == options.Options(ratio=0.3, memory_mb=64)
+    assert parsed("--canopy-chunks", "on") == options.Options()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
     [
-        (("--canopy-chunk-ratio", "1.2"), "--canopy-chunk-ratio"),
-        (("--canopy-chunk-separator", "  "), "blank"),
-        (("--canopy-chunk-memory-mb", "0"), "nowhere to live"),
-        (("--canopy-chunk-disk-mb", "5"), "--canopy-chunk-dir"),
-        (("--canopy-chunk-learn-share", "-1"), "--canopy-chunk-learn-share"),
+        ("ratio=1.2", "key 'ratio' must be from 0 to 1"),
+        ("rato=0.2", "unknown key 'rato'; allowed keys: .*ratio"),
+        ("maybe", "key 'reuse' must be one of on, off"),
+        ('{"separator": "  "}', "blank"),
+        ("memory_mb=0", "nowhere to live"),
+        ("disk_mb=5", "needs directory"),
+        ("learn_share=-1", "key 'learn_share'"),
+        ("selector=random", "key 'selector' must be one of question, frequency"),
+        ("encode=alone", "key 'encode' must be one of prefix, mixed"),
     ],
 )
-def test_wrong_flags_stop_the_start(argv: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(CanopyError, match=reason):
-        parsed("--canopy-chunks", "on", *argv)
+def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
+    with pytest.raises(SystemExit, match=f"--canopy-chunks: .*{reason}"):
+        parsed("--canopy-chunks", given)
 
 
 def test_unsupported_servers_are_named() -> None:

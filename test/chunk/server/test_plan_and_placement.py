@@ -20,8 +20,12 @@ from canopy_chunks.placement import place_chunks  # noqa: E402
 from canopy_chunks.selectors import make_selector  # noqa: E402
 from canopy_chunks.server.attention import FusedAttention  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
-from canopy_chunks.server.plan import choose_tokens, correction_of, replan  # noqa: E402
-from canopy_chunks.server.request import ReusePlan  # noqa: E402
+from canopy_chunks.server.plan import (  # noqa: E402
+    PromptSlots,
+    choose_tokens,
+    correction_of,
+    replan,
+)
 from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
 from canopy_kernel.attention import Rows  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -70,47 +74,43 @@ def exact_prefix(llama, runner, prompt, row, count: int) -> None:
         engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
 
 
-@pytest.mark.parametrize(
-    "selector", ["asked", "last-token", "query", "first-k", "frequency", "hkvd"]
-)
+def chosen_of(llama, runner, prompt, row, selector="question", ratio=0.2, prefix=0, placed=None):
+    slots = PromptSlots(prompt.ids, row, prefix, prompt.placed if placed is None else placed)
+    return choose_tokens(llama, runner, slots, make_selector(selector), ratio, [])
+
+
+@pytest.mark.parametrize("selector", ["question", "frequency"])
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_server_chooses_as_the_engine_does(llama, runner, prompt, selector, window) -> None:
     row = row_of(len(prompt))
-    chosen, _ = choose_tokens(
-        llama, runner, prompt.ids, row[:window], 0, prompt.placed, selector, 0.2
-    )
+    chosen, _ = chosen_of(llama, runner, prompt, row[:window], selector)
     computed = chosen.mask()
     cache = dense_cache(llama, len(prompt))
     fused = fused_prefill(llama, prompt, cache, make_selector(selector), 0.2)
-    if selector == "hkvd":  # the engine drops rows on the way; the server runs the last set through
-        inside = prompt.in_chunk()
-        assert int((computed & inside).sum()) == int(0.2 * prompt.reusable) + 0
-        return
     assert torch.equal(computed.nonzero()[:, 0], fused.rows)
 
 
 def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt) -> None:
     row = row_of(len(prompt))
-    chosen, left = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
-    assert not left
+    chosen, in_place = chosen_of(llama, runner, prompt, row)
+    assert in_place
     rows = chosen.rows()
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
     mine = engine.logits(llama, hidden[-1:])[0]
     theirs = fused_prefill(
-        llama, prompt, dense_cache(llama, len(prompt)), make_selector("asked"), 0.2
+        llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     ).logits
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_a_corrected_forward_over_the_pool_gives_the_engines_logits(llama, runner, prompt) -> None:
     """As attention does it: before a layer's rows are written, behind another request's rows."""
-    row, ids = row_of(len(prompt)), prompt.ids.tolist()
-    chosen, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.2)
-    plan = ReusePlan(chosen, prompt.placed, 0)
+    row = row_of(len(prompt))
+    chosen, _ = chosen_of(llama, runner, prompt, row)
+    slots = PromptSlots(prompt.ids, row, 0, prompt.placed)
     others, rows = 5, chosen.rows()
-    fused = FusedAttention(
-        Rows.one(rows, row), [(others, correction_of(llama, runner, ids, row, plan))]
-    )
+    correction = correction_of(llama, runner, slots, chosen.mask(), [])
+    fused = FusedAttention(Rows.one(rows, row), [(others, correction)])
 
     def correct(layer, k_pool, v_pool, k, v):
         k, v = (torch.cat([torch.randn(others, *x.shape[1:]), x]).flatten(1) for x in (k, v))
@@ -122,7 +122,12 @@ def test_a_corrected_forward_over_the_pool_gives_the_engines_logits(llama, runne
     mine = engine.logits(llama, hidden[-1:])[0]
     theirs = [
         fused_prefill(
-            llama, prompt, dense_cache(llama, len(prompt)), make_selector("asked"), 0.2, corrected
+            llama,
+            prompt,
+            dense_cache(llama, len(prompt)),
+            make_selector("question"),
+            0.2,
+            corrected,
         ).logits
         for corrected in (True, False)
     ]
@@ -157,7 +162,7 @@ def test_a_servers_plan_is_corrected_where_its_whole_prompt_is_in_one_window(
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])
-@pytest.mark.parametrize("selector", ["asked", "query", "frequency", "hkvd"])
+@pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_a_cached_prefix_is_neither_computed_nor_written(
     llama, runner, prompt, prefix, selector
 ) -> None:
@@ -170,7 +175,7 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
         for p in prompt.placed
         if p.end > prefix
     )
-    chosen, _ = choose_tokens(llama, runner, prompt.ids, row, prefix, placed, selector, 0.2)
+    chosen, _ = chosen_of(llama, runner, prompt, row, selector, 0.2, prefix, placed)
     computed = chosen.mask()
     assert not computed[:prefix].any()
     assert computed[-TAIL:].all()
@@ -179,7 +184,7 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
     budget = int(0.2 * sum(len(p.chunk) for p in placed))
     chosen = int((computed & prompt.in_chunk()).sum())
     assert chosen <= budget
-    if selector in ("asked", "hkvd"):
+    if selector == "question":
         assert chosen >= budget - 1
 
 
@@ -187,9 +192,9 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
     llama, runner, prompt
 ) -> None:
     row = row_of(len(prompt))
-    every, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 1.0)
+    every, _ = chosen_of(llama, runner, prompt, row, ratio=1.0)
     assert every.mask().all()
-    none, _ = choose_tokens(llama, runner, prompt.ids, row, 0, prompt.placed, "asked", 0.0)
+    none, _ = chosen_of(llama, runner, prompt, row, ratio=0.0)
     assert torch.equal(none.mask(), ~prompt.in_chunk())
 
 

@@ -18,7 +18,7 @@ from support.scheduler_worker import InProcess
 from canopy_chunks.server import model_view
 from canopy_chunks.working_memory import working_memory
 
-flags = "--canopy-chunks on --canopy-chunk-memory-mb 100 --canopy-chunk-prompt-tokens 512".split()
+flags = "--canopy-chunks memory_mb=100,prompt_tokens=512".split()
 scheduler = InProcess(Path(sys.argv[1]), flags, kv_tokens=4096).scheduler
 runner = scheduler.tp_worker.model_runner
 sizes = runner.kv_cache_configurator

@@ -11,26 +11,21 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from comparators.weights import from_transformers  # noqa: E402
 
-from canopy_chunks import SPLIT_SELECTORS  # noqa: E402
 from canopy_chunks.cache import dense_cache  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.fields import check_selector  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.model import from_transformers  # noqa: E402
 from canopy_chunks.selectors import make_selector  # noqa: E402
-from canopy_chunks.server.options import (  # noqa: E402
-    Options,
-    split_unsupported,
-)
-from sglang_canopy.config.refusals import CHUNKS, unsupported  # noqa: E402
+from canopy_chunks.server.options import Options, check_server  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402
 
 RANKS, PREFIX, CHUNK, TAIL = 2, 12, 50, 9
-TRIED = ("default", "head+query", "first-k")
+TRIED = ("question",)
 
 
 @dataclasses.dataclass
@@ -109,13 +104,12 @@ def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path)
 
 
 def test_tensor_parallelism_is_served_and_what_it_cannot_do_is_named() -> None:
-    assert unsupported(CHUNKS, SimpleNamespace(tp_size=2)) is None
-    assert split_unsupported(Options(tp_size=2)) is None
-    assert split_unsupported(Options(tp_size=2, disk_mb=1, directory="somewhere")) is None
-    assert "'hkvd'" in split_unsupported(Options(tp_size=2, mode="cacheblend"))
-    assert split_unsupported(Options(mode="cacheblend", disk_mb=1, directory="here")) is None
-    assert set(TRIED) < set(SPLIT_SELECTORS)
-    check_selector("hkvd", 1)
-    check_selector("asked", 2)
+    two = SimpleNamespace(tp_size=2)
+    check_server(two, Options(disk_mb=1, directory="somewhere"))
+    check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))
+    with pytest.raises(CanopyError, match="'frequency' looks at one rank's own heads"):
+        check_server(two, Options(selector="frequency"))
+    check_selector("frequency", 1)
+    check_selector("question", 2)
     with pytest.raises(CanopyError, match="--tp-size 2"):
-        check_selector("hkvd", 2)
+        check_selector("frequency", 2)

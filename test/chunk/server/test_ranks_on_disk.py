@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from comparators.weights import from_transformers  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import LENGTH, SYSTEM, learn, prompt, request, tiers  # noqa: E402
 from test_no_host_waits import served  # noqa: E402
@@ -18,7 +19,6 @@ from test_ranks import RANKS, split  # noqa: E402
 from canopy_chunks import disk  # noqa: E402
 from canopy_chunks.agreed_reads import AgreedReads  # noqa: E402
 from canopy_chunks.documents import document_name  # noqa: E402
-from canopy_chunks.model import from_transformers  # noqa: E402
 from canopy_chunks.read_ahead import ReadAhead  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server import model_view  # noqa: E402
@@ -46,12 +46,12 @@ def ids_of() -> torch.Tensor:
 
 def engine_of(model, patch, folder: Path):
     engine = served(model, patch, lambda x: x, disk_mb=64, directory=str(folder))
-    engine.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
+    engine.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
     return engine
 
 
 def damage(engine, req, which: int) -> None:
-    path = engine.store.look(engine.new_request(req).keys[which][0]).path
+    path = engine.library.store.look(engine.new_request(req).keys[which][0]).path
     whole = bytearray(path.read_bytes())
     whole[-5] ^= 1
     path.write_bytes(whole)
@@ -84,11 +84,11 @@ def scenario(rank: int, folder: Path):
     learn(engine, first)
     found["encoded again"] = rows_of(engine, *turned)
     if rank == 0:
-        engine.store.look(engine.new_request(first).keys[0][0]).path.unlink()
+        engine.library.store.look(engine.new_request(first).keys[0][0]).path.unlink()
     again = engine_of(model, patch, folder)
     found["gone on one, at start"] = rows_of(again, *turned)
     found["files"] = len(list(folder.rglob("*.chunk"))) if rank == 0 else None
-    again.document_command(
+    again.library.command(
         "delete", document_name(ids[SYSTEM + LENGTH :][:LENGTH].tolist(), None), None
     )
     if rank == 1:

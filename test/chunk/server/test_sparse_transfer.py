@@ -18,7 +18,7 @@ from canopy_chunks.chunk import Chunk  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.host_memory import HostMemory  # noqa: E402
 from canopy_chunks.model import Shape  # noqa: E402
-from canopy_chunks.server.plan import score_chunk  # noqa: E402
+from canopy_chunks.server.library import score_chunk  # noqa: E402
 from canopy_chunks.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
@@ -41,7 +41,7 @@ def token_bytes(model) -> int:
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
-@pytest.mark.parametrize("selector", ["asked", "frequency"])
+@pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_what_travels_from_the_hosts_memory(
     llama, ids, chunks, monkeypatch, ratio, selector
 ) -> None:
@@ -59,7 +59,7 @@ def test_what_travels_from_the_hosts_memory(
     engine = served(moved(llama, device), monkeypatch, device.put, **options)
     with device:
         _, batch, row = step_of(engine, ids, chunks, device.put)
-        engine.store.check()
+        engine.library.store.check()
         before = device.copied["to device"]
         (rows,) = run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
@@ -80,13 +80,13 @@ def test_what_travels_from_the_hosts_memory(
 
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
-@pytest.mark.parametrize("selector", ["asked", "frequency"])
+@pytest.mark.parametrize("selector", ["question", "frequency"])
 def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio, selector) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path), "selector": selector}
     engine = served(llama, monkeypatch, lambda x: x, ratio=ratio, **options)
-    engine.store._tiers[0].capacity_bytes = 0
+    engine.library.store._tiers[0].capacity_bytes = 0
     req, batch, row = step_of(engine, ids, chunks, lambda x: x)
-    files = [engine.store.look(keys[0]) for keys in req.canopy_chunks.keys]
+    files = [engine.library.store.look(keys[0]) for keys in req.canopy_chunks.keys]
     (rows,) = run(engine, batch, monkeypatch)
     computed = torch.zeros(len(row), dtype=torch.bool)
     computed[rows] = True

@@ -127,7 +127,7 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
         if prefix == failing:
             raise CanopyError("damaged")
         placed = tuple(
-            p for k in engine.resolve(request, touch=True) if (p := k.placed_from(prefix))
+            p for k in engine.library.resolve(request, touch=True) if (p := k.placed_from(prefix))
         )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
@@ -159,11 +159,11 @@ def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
 
 def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> None:
     engine, worker, req = served()
-    for key, *_ in engine.store.listing():
-        engine.store.delete(key)
+    for key, *_ in engine.library.store.listing():
+        engine.library.store.delete(key)
     worker.forward(window(req, 0, 98))
     assert max(len(rows) for rows, _ in worker.ran) == 32
-    assert req.canopy_chunks.reason == "too little is known"
+    assert req.canopy_chunks.reason == "too few of its documents are stored"
     assert not req.skip_radix_cache_insert
 
 
@@ -211,7 +211,7 @@ def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None
 def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> None:
     engine, worker, req = served()
     planned(engine, monkeypatch)  # here it does not
-    monkeypatch.setattr(engine, "model", SimpleNamespace(ranks=object()))
+    monkeypatch.setattr(engine.library, "model", SimpleNamespace(ranks=object()))
     group = SimpleNamespace(all_gather_object=lambda mine: [mine, [0]])
     monkeypatch.setattr(model_view, "_group", lambda: group)
     worker.forward(window(req, 0, 98))

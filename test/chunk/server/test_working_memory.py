@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from canopy_chunks.background_encoder import BackgroundEncoder  # noqa: E402
 from canopy_chunks.chunk import Chunk, Placed  # noqa: E402
-from canopy_chunks.selectors import query  # noqa: E402
+from canopy_chunks.selectors import make_selector, question  # noqa: E402
 from canopy_chunks.server import scheduler  # noqa: E402
 from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
-from canopy_chunks.server.plan import choose_tokens, correction_of  # noqa: E402
-from canopy_chunks.server.request import ReusePlan, ineligible_reason  # noqa: E402
+from canopy_chunks.server.plan import PromptSlots, choose_tokens, correction_of  # noqa: E402
+from canopy_chunks.server.request import ineligible_reason  # noqa: E402
 from canopy_chunks.store import ChunkStore  # noqa: E402
 from canopy_chunks.working_memory import working_memory  # noqa: E402
 
@@ -86,9 +86,10 @@ def placed(llama):
 def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window) -> None:
     ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
     with Peak() as peak:
-        chosen, _ = choose_tokens(llama, runner, ids, row[:window], 0, placed, "asked", 0.15)
+        slots = PromptSlots(ids, row[:window], 0, placed)
+        chosen, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
         if window == TOKENS:
-            correction_of(llama, runner, ids.tolist(), row, ReusePlan(chosen, placed, 0))
+            correction_of(llama, runner, slots, chosen.mask(), [])
     set_aside = working_memory(llama.shape, 4, TOKENS, 0)
     assert peak.most > set_aside.total / 20, "nothing was measured"
     assert peak.most <= set_aside.total
@@ -105,7 +106,8 @@ def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(
     with Peak() as peak:
         encoder.enqueue([1] * 1500, [2] * 500, "")
         encoder.step(0.0)
-        choose_tokens(llama, runner, ids, row[:WINDOW], 0, placed, "asked", 0.15)
+        slots = PromptSlots(ids, row[:WINDOW], 0, placed)
+        choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     assert peak.most <= working_memory(llama.shape, 4, TOKENS, 0).total
 
 
@@ -117,15 +119,16 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     known = placed[6:]  # six documents' tokens and the first ones are outside
 
     def chosen():
-        found, _ = choose_tokens(llama, runner, ids, row, 0, known, "asked", 0.15)
+        slots = PromptSlots(ids, row, 0, known)
+        found, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
         return found.rows().tolist()
 
     whole = chosen()
-    monkeypatch.setattr(query, "PIECE_ROWS", 700)
+    monkeypatch.setattr(question, "PIECE_ROWS", 700)
     ran = []
-    run_rows = query.engine.run_rows
+    run_rows = question.engine.run_rows
     monkeypatch.setattr(
-        query.engine, "run_rows", lambda *a, **k: ran.append(len(a[1])) or run_rows(*a, **k)
+        question.engine, "run_rows", lambda *a, **k: ran.append(len(a[1])) or run_rows(*a, **k)
     )
     assert chosen() == whole
     assert ran[:-1] == [700] * 4
@@ -178,9 +181,8 @@ def test_tiers_count_where_they_lie_in_the_pools_memory(budget) -> None:
     assert free - budget(free, "cpu", memory_mb=1124) == none + (1124 << 20)
     assert free - budget(free, memory_mb=3000) == none, "the host's memory is not the device's"
     assert free - budget(free, prompt_tokens=2048) < none
-    assert budget(free, mode="prefix") == free, "nothing is reused"
 
 
 def test_a_server_with_too_little_memory_ends_with_the_figures(budget) -> None:
-    with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt-tokens"):
+    with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt_tokens"):
         budget(700 << 20, device_mb=800)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from canopy_chunks.fields import BOUNDS
-from canopy_chunks.server.options import COMMAND
+from sglang_canopy.request.document_names import BOUNDS, COMMAND
 
 
 async def generate(

@@ -19,6 +19,7 @@ from canopy_chunks.documents import (
 )
 from canopy_chunks.server.options import Options
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.document_names import BOUNDS, DOCUMENTS
 from sglang_canopy.tenant import tenant_of
 
 documents = Documents()
@@ -87,11 +88,11 @@ def _prepare_prompt(
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
     """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
     requested = fields.parse_fields(custom)
-    fields.check_selector(requested.selector, options.tp_size)
+    fields.check_selector(requested.selector, manager.server_args.tp_size)
     if requested.bounds is not None:
         if ids is None:
             raise CanopyError(
-                f"custom_params key {fields.BOUNDS!r} counts tokens, so the prompt must be given as "
+                f"custom_params key {BOUNDS!r} counts tokens, so the prompt must be given as "
                 "input_ids; with text use a separator or /canopy/chunks"
             )
         fields.check_inside(requested.bounds, len(ids))
@@ -119,7 +120,7 @@ def convert_chat(
     """
     manager = serving.tokenizer_manager
     requested = fields.parse_fields(getattr(request, "custom_params", None))
-    fields.check_selector(requested.selector, options.tp_size)
+    fields.check_selector(requested.selector, manager.server_args.tp_size)
     listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
     signs = None
     if not requested.off and (requested.documents_in_parts or listed):
@@ -146,7 +147,7 @@ def convert_chat(
     if not requested.off:
         fields.check_bounds(bounds)
         custom = with_bounds(custom, bounds)
-        custom.pop(fields.DOCUMENTS, None)
+        custom.pop(DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids
     adapted.sampling_params["custom_params"] = custom
     setattr(adapted, _PREPARED, True)

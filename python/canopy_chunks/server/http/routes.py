@@ -112,7 +112,7 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     if len(ids) < options.min_tokens:
         raise CanopyError(
             f"the document has {len(ids)} tokens; at least {options.min_tokens} are worth keeping "
-            "(--canopy-chunk-min-tokens)"
+            "(min_tokens of --canopy-chunks)"
         )
     longest = manager.model_config.context_len - 2
     if len(ids) > longest:
@@ -123,7 +123,7 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
     if len(ids) > longest:
         raise CanopyError(
             f"the document has {len(ids)} tokens, prompts with documents hold {longest}; split it, "
-            "or serve with a larger --canopy-chunk-prompt-tokens"
+            "or serve with a larger prompt_tokens of --canopy-chunks"
         )
     return list(ids)
 

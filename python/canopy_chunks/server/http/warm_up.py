@@ -40,9 +40,6 @@ def register(options: Options) -> None:
 async def warm_up(manager: Any, options: Options) -> None:
     """Fuse one prompt alone and two side by side, whose documents belong to a tenant that nobody
     else can name; then delete the documents. Says in the log how many were fused."""
-    if not options.fuses:
-        logger.info("canopy: no warm-up of chunk reuse, since mode %s fuses nothing", options.mode)
-        return
     started = time.monotonic()
     tokens = max(DOCUMENT_TOKENS, options.min_tokens)
     room = manager.model_config.context_len - 2 * OTHER_TOKENS - ANSWER_TOKENS - 1

@@ -1,4 +1,7 @@
-"""``canopy documents evaluate``: quality lost and time saved by chunk reuse, on your model."""
+"""Quality lost and time saved by reusing documents, for every selector and encoding, on a model.
+
+python benchmark/chunk/chunk_eval.py --model DIR --data questions.json --ratio 0,0.15
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from canopy_chunks import ENCODINGS
+from comparators.evaluate import EvaluationPlan, evaluate
+from comparators.quality import ENCODINGS
+
 from canopy_lab.report.table import text_table
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
@@ -28,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task-count", type=int, default=20, help="examples of each synthetic task"
     )
-    parser.add_argument("--selector", default="default", help="names, comma-separated; or 'all'")
+    parser.add_argument("--selector", default="question", help="names, comma-separated; or 'all'")
     parser.add_argument(
         "--ratio", default="0.15", help="shares recomputed, comma-separated; 0 = none"
     )
@@ -69,8 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print a table. The rows are the table's, with more columns."""
-    from canopy_chunks.evaluate import EvaluationPlan, evaluate
-
     plan = EvaluationPlan(
         model=args.model,
         data=args.data,
@@ -172,3 +175,19 @@ def _encodings(text: str) -> tuple[str, ...]:
     if not found or any(e not in ENCODINGS for e in found):
         raise CanopyError(f"--encode {text}: allowed are {', '.join(ENCODINGS)}, comma-separated")
     return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except CanopyError as error:
+        print(f"chunk_eval: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

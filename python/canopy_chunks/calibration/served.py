@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from canopy_chunks.ratio import Calibration, CostProfile, Search, golden_section
+from canopy_chunks.calibration.saved import Calibration
+from canopy_chunks.calibration.search import (
+    CostProfile,
+    Search,
+    golden_section,
+    largest_within,
+)
 from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24
@@ -112,37 +118,6 @@ class ServedPrompts:
     def _tokens(self, count: int) -> list[int]:
         low, high = self.vocabulary
         return [self._random.randrange(low, high) for _ in range(count)]
-
-
-def largest_within(
-    ttft: Callable[[float], float],
-    search: Search,
-    slack: float,
-    r_max: float,
-    tolerance: float = 0.05,
-) -> Search:
-    """The largest ratio whose TTFT is within ``slack`` (a share) of the best that was found.
-
-    Where what no ratio changes dominates, or transfer and compute are level, recomputing more costs
-    next to nothing and is nearer to full recomputation. ``ttft`` must not fall from the best on.
-    """
-    limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
-
-    def within(ratio: float) -> bool:
-        if ratio not in probes:
-            probes[ratio] = ttft(ratio)
-        return probes[ratio] <= limit
-
-    low, high = search.ratio, r_max
-    if high - low > tolerance and within(high):
-        low = high
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        if within(middle):
-            low = middle
-        else:
-            high = middle
-    return Search(low, probes[low], tuple(probes.items()))
 
 
 def calibrate_server(

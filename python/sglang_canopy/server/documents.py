@@ -1,25 +1,74 @@
-"""Every function of SGLang that chunk reuse hooks, for the plugin's table of seams.
+"""Reuse of documents: the one file of a server that names ``canopy_chunks``, with every hook of it.
 
-The one place that decides whether chunk reuse is on and a request is concerned: what it calls does
-not ask again. Light on purpose: the plugin imports this in every process, also where only
-``--help`` is printed; what needs torch or SGLang is imported when a hook runs.
+Nothing of that package is imported unless ``--canopy-chunks`` is on. The one place that decides whether
+it is, and whether a request is concerned: what the hooks call does not ask again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.server import options
+from sglang_canopy import declared
+from sglang_canopy.config import server_options
+from sglang_canopy.declared import declare
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import owner
+from sglang_canopy.request.document_names import BOUNDS, COMMAND
+
+OFF = "off"
+ATTRIBUTE = "_canopy_chunks"
+"""Where the options are noted on ``ServerArgs`` (``None``: documents are not reused)."""
 
 
-def options_of(server_args: Any) -> options.Options | None:
-    """The chunk options of a server, or ``None`` where chunk reuse is off."""
-    return getattr(server_args, options.ATTRIBUTE, None)
+@dataclass(frozen=True, slots=True)
+class DocumentFlags:
+    """The one flag of documents; its keys are ``canopy_chunks.server.options.Options``."""
+
+    chunks: str = declare(
+        OFF,
+        "--canopy-chunks",
+        "Reuse the KV of documents wherever they come in a prompt: 'on', KEY=VALUE,... or a JSON "
+        "object. Approximate: docs/guide/documents.md.",
+        metavar="on | KEY=VALUE,...",
+    )
+
+
+def is_asked_for(args: Any) -> bool:
+    """Whether parsed arguments turn documents on."""
+    return getattr(args, "canopy_chunks", None) not in (None, OFF)
+
+
+def _add_flags(_result: Any, parser: Any, *_: Any) -> None:
+    if "--canopy-chunks" not in parser._option_string_actions:
+        declared.add_flags(parser.add_argument_group("canopy documents"), DocumentFlags)
+
+
+def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    """After ``ServerArgs.from_cli_args``: check the keys and keep them with the arguments."""
+    setattr(result, ATTRIBUTE, None)
+    if not is_asked_for(args):
+        return
+    from canopy_chunks.server import options
+
+    try:
+        given = options.PARSE(args.canopy_chunks)
+        if given.reuse == OFF:
+            return
+        options.check_server(result, given)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: --canopy-chunks: {error}") from None
+    setattr(result, ATTRIBUTE, given)
+
+
+def options_of(server_args: Any) -> Any:
+    """The options of a server, or ``None`` where documents are not reused."""
+    return getattr(server_args, ATTRIBUTE, None)
 
 
 def engine_of(scheduler: Any) -> Any:
-    """The ``ChunkEngine`` of a scheduler, or ``None`` where chunk reuse is off or still starting."""
+    """The ``ChunkEngine`` of a scheduler, or ``None`` where documents are not reused or it still starts."""
     return _engine_of_runner(getattr(getattr(scheduler, "tp_worker", None), "model_runner", None))
 
 
@@ -54,7 +103,7 @@ def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 def _adder_class(found: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
     engine = engine_of(scheduler)
-    if engine is None or not engine.options.fuses:
+    if engine is None:
         return None
     made = _scheduler_side().prefill_adder_class(found)
     made.canopy_engine = engine
@@ -81,10 +130,10 @@ def run_commands(original: Any, scheduler: Any, recv_req: Any) -> Any:
     engine = engine_of(scheduler)
     if engine is None:
         return original(scheduler, recv_req)
-    commands = [key for key in recv_req.server_args if key.startswith(options.COMMAND)]
-    if not commands:
+    keys = [key for key in recv_req.server_args if key.startswith(COMMAND)]
+    if not keys:
         return original(scheduler, recv_req)
-    return _scheduler_side().run_commands(engine, commands)
+    return _scheduler_side().run_commands(engine, [key.removeprefix(COMMAND) for key in keys])
 
 
 def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -114,14 +163,12 @@ def _publish(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
 
 
 def _request_level(original: Any, streamer: Any, key: str) -> bool:
-    return key == "canopy_chunks" or original(streamer, key)
+    return key == BOUNDS or original(streamer, key)
 
 
 def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
     if (on := options_of(manager.server_args)) is not None:
         from canopy_chunks.server.http import entry
-        from sglang_canopy.config import server_options
-        from sglang_canopy.request import owner
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
         owner.settle(obj, request, carriers)  # documents are the tenant's, wherever it is named
@@ -150,14 +197,8 @@ _COMMON = _SRT + "mem_cache.common."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 
 HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
-    (_SRT + "server_args.ServerArgs.add_cli_args", "after", options.add_flags, ("parser",)),
-    (
-        _SRT + "server_args.ServerArgs.from_cli_args",
-        "before",
-        options.note_options,
-        ("cls", "args"),
-    ),
-    (_SRT + "server_args.ServerArgs.from_cli_args", "after", options.keep_options, ("cls", "args")),
+    (_SRT + "server_args.ServerArgs.add_cli_args", "after", _add_flags, ("parser",)),
+    (_SRT + "server_args.ServerArgs.from_cli_args", "after", _keep_options, ("cls", "args")),
     (_SRT + "entrypoints.http_server.launch_server", "before", _add_routes, ("server_args",)),
     (_SCHEDULER + "__init__", "around", _build, ("self", "server_args")),
     (

@@ -1,4 +1,4 @@
-"""The evaluation behind ``canopy documents evaluate``: every variant on every example, summed up in rows."""
+"""The evaluation behind ``chunk_eval.py``: every variant on every example, summed up in rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ import torch
 
 from canopy_chunks import tasks
 from canopy_chunks.encode import Encoder
-from canopy_chunks.model import load
-from canopy_chunks.quality import (
+from canopy_chunks.quality import Case, holds, tokenise
+from comparators import SELECTORS, make_selector, questions
+from comparators.quality import (
     FORCED,
-    Case,
     Reference,
     encode_case,
     f1,
-    holds,
     mean_se,
     measure,
     refer,
     rouge_l,
-    tokenise,
 )
-from canopy_chunks.selectors import DEFAULT, SELECTORS, make_selector
+from comparators.weights import load
 from sglang_canopy.errors import CanopyError
 
 
@@ -40,7 +38,7 @@ class EvaluationPlan:
     data: str | None = None
     tasks: tuple[str, ...] = ()
     task_count: int = 20
-    selectors: tuple[str, ...] = ("default",)
+    selectors: tuple[str, ...] = ("question",)
     ratios: tuple[float, ...] = (0.15,)
     encodings: tuple[str, ...] = ("prefix",)
     corrections: tuple[bool, ...] = (False,)
@@ -77,8 +75,8 @@ def evaluate(
     names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
     for name in names:
         make_selector(name)
-    examples = tasks.read(plan.data, plan.limit) if plan.data else []
-    filler = tasks.filler_from(examples) if examples else tasks.default_filler()
+    examples = questions.read(plan.data, plan.limit) if plan.data else []
+    filler = questions.filler_from(examples) if examples else tasks.default_filler()
     examples += tasks.synthetic(plan.tasks, plan.task_count, filler, plan.chunks, plan.seed)
     if not examples:
         raise CanopyError("nothing to evaluate: give --data, --tasks, or both")
@@ -128,7 +126,7 @@ def _report(
         for kind in dict.fromkeys(m["task"] for m in found)
         for one in variants
     ]
-    settings = {**asdict(plan), "default": DEFAULT, "threads": torch.get_num_threads()}
+    settings = {**asdict(plan), "threads": torch.get_num_threads()}
     return {"rows": rows, "tasks": by_task, "examples": found, "plan": settings}
 
 

@@ -1,6 +1,9 @@
-"""Query-aware: what the question's tokens attend to over the reused KV, in some middle layers.
+"""What the question and above all the prompt's last token attend to in some middle layers; nothing exact.
 
-The idea is ProphetKV's (arXiv 2602.02579) too, over all layers: ``prophetkv.py``.
+Close to ProphetKV (arXiv 2602.02579), which spends the budget on what the question attends to, over
+all layers. The last token is where the answer starts: its attention in the upper-middle layers marks
+what the answer is read from, on some prompts better than the whole question's, on some worse
+(docs/research/chunks.md); both are weighed alike.
 """
 
 from __future__ import annotations
@@ -12,14 +15,7 @@ import torch
 from canopy_chunks import engine
 from canopy_chunks.chunk import FusedPrompt
 from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import (
-    Context,
-    SelectedTokens,
-    Selector,
-    best,
-    join,
-    over_chunks,
-)
+from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, best
 
 FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
@@ -38,7 +34,7 @@ def probed_layers(layers: int) -> int:
     return max(1, math.ceil(LAST * layers))
 
 
-def query_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
+def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
     """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
     on the model's device: nothing here waits for it.
 
@@ -153,38 +149,19 @@ def _weighed(
     ), mass
 
 
-class Query(Selector):
-    """The whole budget on what the question attends to, over all chunks together."""
+class Question(Selector):
+    """The whole budget by attention, half the weight on the last token and half on the rest of the
+    question. A first chunk that is exact already gets nothing."""
 
-    name = "query"
+    name = "question"
     reads_cache = True
+    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
-        return SelectedTokens(over_chunks(context.prompt, query_scores(context), context.budget))
-
-
-class HeadQuery(Selector):
-    """Half the budget on the chunks' first tokens, half on what the question attends to."""
-
-    name = "head+query"
-    reads_cache = True
-
-    def choose(self, context: Context) -> SelectedTokens:
-        return with_heads(context, query_scores(context), 0.5)
-
-
-def with_heads(
-    context: Context, score: torch.Tensor, share: float, skip: int = 0
-) -> SelectedTokens:
-    """``share`` of the budget on first tokens of chunks (from the ``skip``-th on), then by score."""
-    prompt, heads = context.prompt, []
-    for p in prompt.placed[skip:]:
-        count = math.floor(share * context.ratio * len(p.chunk))
-        heads.append(torch.arange(p.start, p.start + count))
-    head, allowed = join(heads), prompt.in_chunk()
-    allowed[head] = False
-    allowed[len(prompt) - 1] = False
-    for p in prompt.placed[:skip]:
-        allowed[p.start : p.end] = False
-    picked = best(score, allowed, context.budget - head.numel())
-    return SelectedTokens(torch.cat([to_device(head, picked.device), picked]).sort()[0])
+        prompt = context.prompt
+        score = question_scores(context, last_weight=0.5)
+        allowed = prompt.in_chunk()
+        allowed[len(prompt) - 1] = False
+        if prompt.first_is_exact:
+            allowed[prompt.placed[0].start : prompt.placed[0].end] = False
+        return SelectedTokens(best(score, allowed, context.budget))

@@ -1,22 +1,20 @@
-"""The prior, the search with a warm start, the quality floor, and what is saved."""
+"""The prior, the search with a warm start, and what is saved."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_chunks.ratio import (
+from canopy_chunks.calibration.saved import (
     Calibration,
     Calibrations,
-    CostProfile,
     Setting,
-    golden_section,
-    quality_floor,
+    calibrated_ratios,
 )
+from canopy_chunks.calibration.search import CostProfile, golden_section
 from sglang_canopy.errors import CanopyError
 
 
@@ -80,65 +78,55 @@ def test_bounds_out_of_order_are_refused(bounds):
         golden_section(lambda r: r, 0.5, *bounds)
 
 
-def test_the_floor_is_where_enough_of_the_error_is_gone():
-    measured = [(0.3, 0.01), (0.0, 0.2), (0.1, 0.1)]
-    assert quality_floor(measured, keep=0.5) == pytest.approx(0.1)
-    assert quality_floor(measured, keep=0.95) == pytest.approx(0.3)
-    assert quality_floor(measured, keep=0.725) == pytest.approx(0.2)
-    assert quality_floor(measured, keep=0.99) == 1.0
-    assert quality_floor(measured, target=0.5) == 0.0
-    with pytest.raises(CanopyError, match="ratio 0"):
-        quality_floor([(0.1, 0.1)])
-
-
 def test_calibrations_are_kept_by_model_device_and_tier(tmp_path):
     path = tmp_path / "ratio.json"
     one = Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5))
-    fast, slow = Setting("m", "cpu-2", "float32"), Setting("m", "cpu-4", "float32")
+    fast, slow = (
+        Setting("m", "cpu-2", "float32", 1, "triton"),
+        Setting("m", "cpu-4", "float32", 1, "triton"),
+    )
     Calibrations(path).put(fast, "disk", one)
     Calibrations(path).put(fast, "memory", Calibration(0.1, 0.1, CostProfile(1.0, 1.0)))
     assert Calibrations(path).get(fast, "disk") == one
     assert Calibrations(path).get(slow, "disk") is None
-    path.write_text("[]")
-    assert Calibrations(path).get(fast, "disk") is None
-    assert (tmp_path / "ratio.json.bad").read_text() == "[]"
 
 
-@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"tp_size": 2}])
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"tp_size": 2}, {"backend": "fa3"}])
 def test_a_calibration_of_another_dtype_or_split_is_another_one(tmp_path, change):
     saved = Calibrations(tmp_path / "ratio.json")
-    made = Setting("m", "cpu-2", "float32")
+    made = Setting("m", "cpu-2", "float32", 1, "triton")
     saved.put(made, "disk", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
     assert saved.get(dataclasses.replace(made, **change), "disk") is None
     assert saved.settings("m", "cpu-2") == [made]
 
 
-def test_calibrations_of_a_version_that_did_not_say_are_not_used(tmp_path):
+def test_a_calibration_is_used_by_the_stores_tiers(tmp_path):
+    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
+    assert calibrated_ratios(None, made) == {}
+    Calibrations(path).put(made, "memory", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
+    assert calibrated_ratios(str(path), made) == {"device": 0.2, "host": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "n"}, "has nothing for this model on this machine"),
+        ({"dtype": "bfloat16"}, "has this model in float32 .* runs bfloat16"),
+        ({"tp_size": 2}, "--tp-size 1 .* --tp-size 2"),
+        ({"backend": "fa3"}, "--attention-backend triton.*--attention-backend fa3"),
+    ],
+)
+def test_a_calibration_for_another_server_is_refused_by_name(tmp_path, change, message):
+    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
+    Calibrations(path).put(made, "disk", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
+    with pytest.raises(CanopyError, match=message):
+        calibrated_ratios(str(path), dataclasses.replace(made, **change))
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": 3}', '{"a": {"model": "m"}}'])
+def test_a_file_that_is_no_calibration_is_set_aside(tmp_path, content):
     path = tmp_path / "ratio.json"
-    entry = {"model": "m", "device": "cpu-2", "tier": "disk", "ratio": 0.2, "r_min": 0.1}
-    entry["profile"] = {"compute_s": 1e-4, "transfer_s": 1e-5}
-    path.write_text(json.dumps({"0123456789abcdef": entry, "other": "junk"}))
-    assert Calibrations(path).get(Setting("m", "cpu-2", "float32"), "disk") is None
-    assert Calibrations(path).settings("m", "cpu-2") == [None]
-
-
-def test_a_model_is_calibrated_on_each_tier(tmp_path):
-    torch = pytest.importorskip("torch")
-    from canopy_chunks.calibrate import calibrate, on_tier
-    from canopy_chunks.chunk import FusedPrompt, Placed
-    from canopy_chunks.encode import encode
-    from canopy_chunks.model import Shape, random_model
-
-    model = random_model(Shape(2, 2, 1, 16, 32, 50, 1e-5), 64)
-    ids = torch.arange(45) % 50
-    chunks = tuple(Placed(encode(model, ids[a : a + 20].tolist()), a) for a in (0, 20))
-    for tier in ("memory", "disk"):
-        prompt = on_tier(FusedPrompt(ids, chunks), tier, tmp_path)
-        found, search = calibrate(model, [prompt], 0.1, 1.0, "first-k", 0.3)
-        assert 0.1 <= found.ratio <= 1.0
-        assert found.profile.compute_s > 0
-        assert found.profile.transfer_s > 0
-        assert found.profile.other_s > 0  # the question at the least is computed at every ratio
-        assert search.ttft_s == min(t for _, t in search.probes)
-    with pytest.raises(CanopyError, match="allowed are memory, disk"):
-        on_tier(prompt, "tape", tmp_path)
+    path.write_text(content)
+    with pytest.raises(CanopyError, match="has nothing for this model"):
+        calibrated_ratios(str(path), Setting("m", "cpu-2", "float32", 1, "triton"))
+    assert (tmp_path / "ratio.json.bad").read_text() == content

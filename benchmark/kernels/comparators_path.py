@@ -1,0 +1,6 @@
+"""Makes ``benchmark/chunk/comparators`` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "chunk"))

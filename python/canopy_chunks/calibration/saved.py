@@ -1,0 +1,132 @@
+"""Calibrations in a file, by what they were measured for; and the ratios that a server takes from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from canopy_chunks.calibration.search import CostProfile
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import replace_file, set_aside
+
+logger = logging.getLogger(__name__)
+
+TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
+"""The store's tiers -> the names calibrations are saved under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a calibration was measured for.
+
+    model: its identity; device: the chip; dtype: of weights and KV, as torch spells it; tp_size:
+    ranks that the model is split over; backend: the server's attention backend.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    tp_size: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found for one setting and tier."""
+
+    ratio: float
+    r_min: float
+    profile: CostProfile
+
+
+class Calibrations:
+    """Calibrations in one JSON file, by setting and tier."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @staticmethod
+    def key(setting: Setting, tier: str) -> str:
+        """A short stable name of both."""
+        parts = [str(part) for part in (*astuple(setting), tier)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def get(self, setting: Setting, tier: str) -> Calibration | None:
+        """The saved calibration, or None."""
+        found = self._read().get(self.key(setting, tier))
+        if found is None:
+            return None
+        return Calibration(found["ratio"], found["r_min"], CostProfile(**found["profile"]))
+
+    def settings(self, model: str, device: str) -> list[Setting]:
+        """What the file has of a model on a chip."""
+        found = {
+            Setting(model, device, one["dtype"], one["tp_size"], one["backend"])
+            for one in self._read().values()
+            if (one["model"], one["device"]) == (model, device)
+        }
+        return sorted(found, key=str)
+
+    def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
+        """Save one; the file changes whole or not at all."""
+        everything = self._read()
+        everything[self.key(setting, tier)] = {
+            **asdict(setting),
+            "tier": tier,
+            **asdict(calibration),
+        }
+        replace_file(self.path, json.dumps(everything, indent=1, sort_keys=True) + "\n")
+
+    def _read(self) -> dict[str, dict]:
+        if not self.path.exists():
+            return {}
+        try:
+            found = json.loads(self.path.read_text())
+        except ValueError as error:
+            set_aside(self.path, error)
+            return {}
+        if not isinstance(found, dict) or not all(map(_is_calibration, found.values())):
+            set_aside(self.path, "it is no calibration file")
+            return {}
+        return found
+
+
+def _is_calibration(entry: Any) -> bool:
+    wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
+    return isinstance(entry, dict) and set(entry) == wanted
+
+
+def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
+    """Ratios by tier of the store from the file that ``calibration`` names.
+
+    Raises CanopyError where it holds none for this model, machine, dtype, split and backend.
+    """
+    if path is None:
+        return {}
+    saved = Calibrations(path)
+    found = {tier: saved.get(setting, name) for tier, name in TIERS.items()}
+    ratios = {tier: one.ratio for tier, one in found.items() if one is not None}
+    if not ratios:
+        raise CanopyError(
+            f"calibration {path} {_contents(saved, setting)}, and this server runs {_shown(setting)} "
+            f"on {setting.device}; start it without, run `canopy documents calibrate --url URL --out {path}`, "
+            "or give a ratio"
+        )
+    logger.info("canopy: calibrated ratios %s", ratios)
+    return ratios
+
+
+def _contents(saved: Calibrations, setting: Setting) -> str:
+    """Of this model on this chip, in words."""
+    found = saved.settings(setting.model, setting.device)
+    if not found:
+        return "has nothing for this model on this machine"
+    return f"has this model in {'; '.join(map(_shown, found))}"
+
+
+def _shown(setting: Setting) -> str:
+    return f"{setting.dtype} with --tp-size {setting.tp_size} and --attention-backend {setting.backend}"

@@ -1,0 +1,141 @@
+"""How much to recompute: the roofline prior and a golden-section search (CacheTune, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sglang_canopy.errors import CanopyError
+
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """What a prompt's parts cost on one device and storage tier, for one model, over all layers.
+
+    compute_s: seconds a token that is recomputed (l times t_c); transfer_s: seconds a token whose KV
+    is read and placed (l times t_i); other_s: seconds a prompt takes whatever the ratio (l times
+    t_o): its question, the selection, and what is fixed in every step.
+    """
+
+    compute_s: float
+    transfer_s: float
+    other_s: float = 0.0
+
+    def prior(self, r_min: float, r_max: float) -> float:
+        """r0 = t_i / (t_c + t_i), where compute and transfer take as long; clipped."""
+        if self.compute_s <= 0 or self.transfer_s < 0:
+            raise CanopyError(
+                f"a profile needs seconds above 0, got compute {self.compute_s}, transfer "
+                f"{self.transfer_s}; measure it again on an idle machine"
+            )
+        return min(r_max, max(r_min, self.transfer_s / (self.compute_s + self.transfer_s)))
+
+    def ttft(self, tokens: int, ratio: float) -> float:
+        """Seconds to the first token of a prompt with ``tokens`` in chunks (equations 9 and 10):
+        the slower of recomputing and transfer, which overlap, and what no ratio changes."""
+        return (
+            max(ratio * tokens * self.compute_s, (1.0 - ratio) * tokens * self.transfer_s)
+            + self.other_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The ratio found, its TTFT in seconds, and every ratio measured with its TTFT, in order."""
+
+    ratio: float
+    ttft_s: float
+    probes: tuple[tuple[float, float], ...]
+
+
+def golden_section(
+    ttft: Callable[[float], float],
+    start: float,
+    r_min: float,
+    r_max: float = 1.0,
+    tolerance: float = 0.02,
+) -> Search:
+    """The ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
+
+    The prior ``start`` is the first probe: beside it a second one halves the bracket to a valid
+    one around it. A warm probe does not sit at a golden point, so both inner points are placed
+    afresh afterwards: reusing it would break the ratio and could lose the minimum. Returns the
+    best ratio that was measured. Raises CanopyError for bounds out of order.
+    """
+    if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
+        raise CanopyError(
+            f"ratio bounds {r_min} to {r_max} (tolerance {tolerance}): give 0 <= min <= max <= 1 "
+            f"and a tolerance above 0"
+        )
+    probes: dict[float, float] = {}
+
+    def at(ratio: float) -> float:
+        if ratio not in probes:
+            probes[ratio] = ttft(ratio)
+        return probes[ratio]
+
+    low, high = r_min, r_max
+    start = min(high, max(low, start))
+    at(start)
+    if high - low > tolerance:
+        # The probe opposite to the prior; the side of the worse one cannot hold the minimum.
+        other = (
+            low + GOLDEN * (high - low)
+            if start <= (low + high) / 2
+            else high - GOLDEN * (high - low)
+        )
+        a, b = sorted((start, other))
+        if a < b and at(a) <= at(b):
+            high = b
+        elif a < b:
+            low = a
+    while high - low > tolerance:
+        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        # One of the two was measured already, up to rounding: golden points nest.
+        a, b = _near(probes, a), _near(probes, b)
+        if at(a) <= at(b):
+            high = b
+        else:
+            low = a
+    if not any(low <= r <= high for r in probes):
+        at((low + high) / 2)
+    best = min(probes, key=lambda r: (probes[r], r))
+    return Search(best, probes[best], tuple(probes.items()))
+
+
+def _near(probes: Mapping[float, float], ratio: float) -> float:
+    return next((r for r in probes if abs(r - ratio) < 1e-9), ratio)
+
+
+def largest_within(
+    ttft: Callable[[float], float],
+    search: Search,
+    slack: float,
+    r_max: float,
+    tolerance: float = 0.05,
+) -> Search:
+    """The largest ratio whose TTFT is within ``slack`` (a share) of the best that was found.
+
+    Where what no ratio changes dominates, or transfer and compute are level, recomputing more costs
+    next to nothing and is nearer to full recomputation. ``ttft`` must not fall from the best on.
+    """
+    limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
+
+    def within(ratio: float) -> bool:
+        if ratio not in probes:
+            probes[ratio] = ttft(ratio)
+        return probes[ratio] <= limit
+
+    low, high = search.ratio, r_max
+    if high - low > tolerance and within(high):
+        low = high
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        if within(middle):
+            low = middle
+        else:
+            high = middle
+    return Search(low, probes[low], tuple(probes.items()))

@@ -1,0 +1,210 @@
+"""The documents of one scheduler process: their KV in tiers, what is encoded for later, who owns what."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from canopy_chunks.agreed_reads import AgreedReads
+from canopy_chunks.background_encoder import BackgroundEncoder
+from canopy_chunks.chunk import Chunk
+from canopy_chunks.disk import DiskChunk
+from canopy_chunks.encode import capture
+from canopy_chunks.host_memory import HostMemory
+from canopy_chunks.model import Model
+from canopy_chunks.read_ahead import ReadAhead
+from canopy_chunks.selectors import Offline, make_selector
+from canopy_chunks.server import model_view
+from canopy_chunks.server.options import Options
+from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
+from canopy_chunks.store import ChunkStore
+from canopy_chunks.versions import DocumentVersions
+
+logger = logging.getLogger(__name__)
+
+MIN_STORED_SHARE = 0.2
+"""A prompt is fused if at least this share of what is not cached exactly is in stored chunks."""
+
+
+class Library:
+    """Finds the chunks of a request, keeps them, and has missing ones encoded.
+
+    earlier: the library of other weights, whose pinned documents stay pinned and whose reads go on.
+    """
+
+    def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
+        self.model, self.options = model, options
+        self.store = make_store(model, options)
+        versions: DocumentVersions | None = earlier.versions if earlier is not None else None
+        self.versions: DocumentVersions = DocumentVersions(
+            self.store, options.tenant_share, versions
+        )
+        score = functools.partial(score_chunk, options.selector)
+        self.encoder = BackgroundEncoder(model, self.store, score, self.versions.stored)
+        self.reads: ReadAhead = (
+            ReadAhead(options.read_ahead_mb << 20) if earlier is None else earlier.reads
+        )
+        self.agreed = AgreedReads(self.reads, model_view.true_on_all)
+        self.encode_credit = 0.0
+        self.failures = 0
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the model is split over ranks, which must decide alike."""
+        return self.model.ranks is not None
+
+    def resolve(self, request: ChunkRequest, touch: bool = False) -> list[ResolvedChunk]:
+        """The chunks of a request, each where the store has it.
+
+        touch: a use, which opens the chunks and counts for eviction.
+        """
+        found = []
+        for (start, end), keys in zip(request.bounds, request.keys):
+            tier, chunk = None, None
+            key = next((k for k in keys if (tier := self.store.where(k)) is not None), keys[0])
+            if touch and tier is not None:
+                chunk = self.store.get(key, request.time_s)
+            found.append(ResolvedChunk(start, end, key, tier, chunk))
+        return found
+
+    def open(self, request: ChunkRequest) -> list[ResolvedChunk]:
+        """As :meth:`resolve` for a use; those on disk as they were read ahead, where they were."""
+        chunks = self.resolve(request, touch=True)
+        for one in chunks:
+            if one.tier == "disk":
+                one.chunk = self.agreed.take(one.key) or self.reads.take(one.key) or one.chunk
+        return chunks
+
+    def read_ahead(self, request: ChunkRequest) -> None:
+        """A request was made: its chunks on disk are read while it waits."""
+        if not self.options.disk_mb:
+            return
+        chunks = self.resolve(request)
+        if not reusable_tokens(chunks, 0, request.bounds[-1][1] if request.bounds else 0):
+            return
+        for one in chunks:
+            chunk = self.store.look(one.key) if one.tier == "disk" else None
+            if isinstance(chunk, DiskChunk):
+                self.reads.request(one.key, chunk, request)
+
+    def agree_on_reads(self, requests: Sequence[ChunkRequest]) -> None:
+        """Ranks agree on the chunks on disk of requests about to be planned (:class:`AgreedReads`)."""
+        if not self.ranked or not self.options.disk_mb:
+            return
+        self.agreed.read(
+            self.store,
+            lambda: [one.key for r in requests for one in self.resolve(r) if one.tier == "disk"],
+        )
+
+    def delete_damaged(self, request: ChunkRequest) -> None:
+        """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again.
+        Ranks have agreed before on what can be read."""
+        if not self.ranked:
+            self.store.delete_damaged({key for keys in request.keys for key in keys})
+
+    def encode_missing(
+        self, ids: Sequence[int], request: ChunkRequest, cache: Callable[[], Any]
+    ) -> None:
+        """After a prefill: ask for the chunks that the store does not have.
+
+        A first chunk that was computed plainly, behind exactly what it is to be encoded behind, is
+        taken from the pool as it is; cache: gives the request's KV there.
+        """
+        for (start, end), keys, prefixes in zip(
+            request.bounds, request.keys, request.encode_prefixes
+        ):
+            document = ids[start:end]
+            for key, prefix in zip(keys, prefixes):
+                if self.store.where(key) is not None:
+                    self.versions.found_stored(key, document, request.tenant)
+                elif not request.fused and tuple(ids[:start]) == prefix:
+                    chunk = capture(self.model, cache(), document, start, prefix)
+                    self.encoder.store_chunk(
+                        key, chunk, request.salt, request.tenant, request.time_s
+                    )
+                else:
+                    self.encoder.enqueue(document, prefix, request.salt, request.tenant)
+
+    def earn_encoding(self, tokens: int) -> None:
+        """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
+        owed = self.encode_credit + self.options.learn_share * tokens
+        self.encode_credit = owed if self.encoder.busy else 0.0
+
+    def spend_encoding(self, now: float, max_pieces: int | None = None) -> None:
+        """Encode what was earned, at most ``max_pieces`` pieces.
+
+        Before another forward, never between a prefill and its answer: who brings a document for
+        the first time does not wait for it.
+        """
+        pieces = 0
+        while self.encode_credit >= 1.0 and pieces != max_pieces:
+            done = self.encode_piece(now)
+            self.encode_credit = self.encode_credit - done if done else 0.0
+            pieces += 1
+
+    def encode_piece(self, now: float) -> int:
+        """One piece of what waits; returns its tokens. A chunk that cannot be encoded is dropped."""
+        try:
+            return self.encoder.step(now)
+        except Exception:
+            logger.exception("canopy: a chunk could not be encoded; it is dropped")
+            self.failures += 1
+            self.encoder.abandon()
+            return 0
+
+    def command(self, verb: str, name: str, tenant: str | None) -> bool:
+        """Pin, unpin or delete a tenant's document in every version.
+
+        False where nothing of it is stored, nothing was pinned, or the tenant's pins are full.
+        """
+        if verb == "delete":
+            self.encoder.forget(name, tenant)
+            return self.versions.delete(name, tenant)
+        do = self.versions.pin if verb == "pin" else self.versions.unpin
+        return do(name, tenant)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start; tokens, bytes."""
+        return {
+            "store": self.store.stats(),
+            **self.encoder.stats(),
+            "pinned_bytes": sum(self.versions.pinned_bytes().values()),
+            "pinned_chunks": len(self.versions.pinned_chunks),
+            "read_ahead": self.reads.stats(),
+        }
+
+
+def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
+    """Tokens whose KV would be reused, before any is recomputed; 0 where it is not worth it."""
+    usable = sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
+    return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
+
+
+def make_store(model: Model, options: Options) -> ChunkStore:
+    """The tiers that a server was given. On ranks that must agree each has a folder of its own."""
+    ranked = model.ranks is not None
+    return ChunkStore(
+        model.identity,
+        options.capacity_bytes(),
+        model_view.folder_of_rank(options.directory) if ranked else options.directory,
+        device=str(model.device),
+        keep=model_view.kept_by_all if ranked else list,
+        memory=_host_memory(model, options),
+    )
+
+
+def score_chunk(selector: str, chunk: Chunk) -> None:
+    """Before a chunk is stored: its scores, where the server's selector has any."""
+    chooser = make_selector(selector)
+    if isinstance(chooser, Offline):
+        chooser.scores(chunk)
+
+
+def _host_memory(model: Model, options: Options) -> HostMemory | None:
+    """One allocation for the host tier where the model is on a device; pinned for CUDA."""
+    if model.device.type == "cpu" or not options.memory_mb:
+        return None
+    pin = model.device.type == "cuda"
+    return HostMemory(model.shape, model.dtype, options.memory_mb << 20, pin)
