@@ -38,7 +38,7 @@ def planned(folder):
     sizes += ("--disk-max-gib", str(2**-5), "--disk-levels", "1", "--disks", "gp3")
     command = ["plan", str(trace), "--format", "mooncake", "--profile", str(profile), *sizes]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
-    command += ["--minimise", "mean_ttft", "--no-cache", "--jobs", "1"]
+    command += ["--best", "mean_ttft", "--no-cache", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin", "--max-running", "48"]
     command += ["--page-size", str(PAGE), "--prefetch-policy", "wait_complete"]
     command += ["--chunked-prefill-size", "1024", "--prefetch-threshold", "128"]

@@ -6,19 +6,13 @@ import argparse
 import datetime
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.plan_arguments import add_arguments
-from canopy_lab.cli.plan_options import (
-    PlanCommand,
-    advised,
-    check,
-    prices_of,
-)
+from canopy_lab.cli.plan_command import PlanCommand, advised, check
+from canopy_lab.cli.plan_options import add_arguments
 from canopy_lab.cli.plan_questions import compare
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.cache import default_folder
@@ -30,7 +24,6 @@ from canopy_lab.report.plan_html import write_figures, write_page, write_private
 from canopy_lab.report.plan_text import plan_text
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import read_as_server
 from sglang_canopy.config.plan_file import write_plan
@@ -43,8 +36,8 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace) -> int:
     """Plan, print, write what was asked for."""
     command = check(args)
-    if args.compare:
-        return compare(args, read, plan_of, write_outputs)
+    if command.searching.compare:
+        return compare(command, args, read, plan_of, write_outputs)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
     for line in [about["policy"], *remarks(command, work)]:
@@ -57,14 +50,10 @@ def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for what ``read`` gave, or a part of it."""
-    args = command.args
-    prices = prices_of(args, command.profile)
     command, why = advised(command, trace)
-    given = getattr(args, "gpu_per_hour", None)
-    if given is not None:  # of --compare
-        prices = replace(prices, gpu_per_hour=given)
-    work = PlanInputs(trace, command.engine, prices, command.policy_configs, ids)
-    cache = None if args.no_cache else Path(args.cache) if args.cache else default_folder()
+    how, validation = command.searching, command.writing.validation
+    work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
+    cache = None if how.no_cache else Path(how.cache) if how.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
         def progress(stage: str, done: int, most: int) -> None:
@@ -75,8 +64,8 @@ def plan_of(
         plan = make_plan(
             command.request,
             work,
-            jobs=args.jobs,
-            backend=args.backend,
+            jobs=how.jobs,
+            backend=how.backend,
             cache=cache,
             progress=progress,
         )
@@ -84,7 +73,7 @@ def plan_of(
         "trace": command.path,
         "format": command.format,
         "requests": len(work.trace),
-        "load": args.load,
+        "load": command.reading.load,
         "profile": command.profile.name,
         "profile_source": command.profile.source,
         "prices": work.prices.name,
@@ -95,8 +84,8 @@ def plan_of(
         "policy": why,
         "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
-        **({"last_hours": args.last_hours} if args.last_hours else {}),
-        **({"validation": read_validation(args.validation)} if args.validation else {}),
+        **({"last_hours": command.reading.last_hours} if command.reading.last_hours else {}),
+        **({"validation": read_validation(validation)} if validation else {}),
     }
     return plan, work, about
 
@@ -106,18 +95,9 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 
     Raises ``CanopyError``, also for an empty trace.
     """
-    args, ids = command.args, TRACE_HASH
+    args, ids = command.reading, TRACE_HASH
     source: Iterable[TraceRequest]
-    if args.conversations is not None:
-        source = overlay(
-            command.path,
-            args.conversations,
-            args.window_s,
-            args.seed,
-            skip_bad=args.skip_bad,
-            own_prefixes=args.own_prefixes,
-        )
-    elif command.format == "sglang" and _logs_tokens(command):
+    if command.format == "sglang" and _logs_tokens(command):
         ids = SERVER_HASH
         source = read_as_server(
             command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad
@@ -136,7 +116,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 
 def _logs_tokens(command: PlanCommand) -> bool:
     """Whether a server's log has token ids, so that its own block ids can be made."""
-    args = command.args
+    args = command.reading
     try:
         log = read_as_server(command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
         return next(log, None) is not None
@@ -156,8 +136,8 @@ def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
             "The device's KV pool was assumed, and the plan file does not set it: give "
             "--device-tokens (a server's log says max_total_num_tokens)."
         )
-    if command.args.validation:
-        errors = read_validation(command.args.validation)
+    if command.writing.validation:
+        errors = read_validation(command.writing.validation)
         lines.append(f"Predictions on your traffic were off by: {errors}.")
     else:
         lines.append(
@@ -174,7 +154,7 @@ def write_outputs(
     command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
 ) -> None:
     """``--json``, ``--html`` and ``--output``."""
-    args = command.args
+    args = command.writing
     if args.json:
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
         write_private(Path(args.json), text + "\n")

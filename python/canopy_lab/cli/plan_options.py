@@ -1,292 +1,376 @@
-"""The options of ``canopy plan``, checked and turned into what the planner takes."""
+"""The options of ``canopy plan``, each declared once."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-from canopy_lab.advise.advice import advised_policy
-from canopy_lab.advise.sample import sample_of
-from canopy_lab.cli.plan_arguments import ADVISED
-from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.backend import NAMES as BACKENDS
-from canopy_lab.plan.choice import parse_constraints
-from canopy_lab.plan.objective import metric
-from canopy_lab.plan.planner import LOADS, PlanRequest
-from canopy_lab.plan.prices import GIB, Prices, load_prices
+from canopy_lab.plan.choice import Constraint, parse_constraints
+from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
+from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS, PlanRequest
 from canopy_lab.plan.search import SearchOptions
-from canopy_lab.plan.space import GROUP, TTL, Configuration
-from canopy_lab.plan.system import Engine
-from canopy_lab.plan.worker import PlanInputs
-from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.plan.space import GROUP, TTL
 from canopy_lab.sim.system.config import ROUTINGS
-from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
-from canopy_lab.trace.open import format_names, open_trace
+from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.trace.open import format_names
+from sglang_canopy import declared
 from sglang_canopy.config.server_settings import (
     PREFETCH_POLICIES,
     SCHEDULE_POLICIES,
+    SGLANG_DEFAULTS,
     WRITE_POLICIES,
-    ServerSettings,
-    chunk_of,
 )
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import served_names
 
-ADVICE_REQUESTS = 5_000
-"""Of the trace, in whole conversations, on which policies are compared."""
-DEVICE_GIB = 40.0
-"""KV room of a device whose profile does not say."""
+_GIVEN = SGLANG_DEFAULTS.to_json()
+_TRIED = "SGLang's, the values to try"
+_TAKEN = "SGLang's, for the simulation and the plan file"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanCommand:
-    """The command line, checked."""
-
-    args: argparse.Namespace
-    path: str
-    format: str
-    request: PlanRequest
-    profile: EngineProfile
-    engine: Engine
-    policy: str | None
-    """``None``: to be advised."""
-    policy_configs: Mapping[str, Mapping[str, Any]]
-
-
-def check(args: argparse.Namespace) -> PlanCommand:
-    """Every option. Raises ``CanopyError`` naming the first that is wrong."""
-    if bool(args.trace) == bool(args.path):
-        raise CanopyError("give one trace: canopy plan TRACE, or canopy plan --trace PATH")
-    path = args.trace or args.path
-    constraints = parse_constraints(args.slo)
-    wanted = metric(args.maximise or args.minimise)
-    if bool(args.maximise) != wanted.maximise:
-        option, other = ("--maximise", "--minimise")[:: 1 if args.maximise else -1]
-        raise CanopyError(f"{option} {wanted.name}: write {other} {wanted.name}")
-    profile = load_profile(args.profile, args.model)
-    prices = prices_of(args, profile)
-    disks = None if args.disks is None else _names(args.disks)
-    if disks == ("none",):
-        disks = ()
-    for name in disks or ():
-        prices.disk(name)
-    policy, configs = policy_of(args.policy)
-    request = PlanRequest(
-        disks=disks,
-        ttls=tuple(map(_ttl, _names(args.ttl))),
-        instances=tuple(_whole("--instances", text) for text in _names(args.instances)),
-        page_sizes=tuple(_whole("--page-size", text) for text in _names(args.page_size)),
-        prefetch_policies=_of("--prefetch-policy", args.prefetch_policy, PREFETCH_POLICIES),
-        write_policies=_of("--write-policy", args.write_policy, WRITE_POLICIES),
-        schedule_policies=_of("--schedule-policy", args.schedule_policy, SCHEDULE_POLICIES),
-        chunked_prefill_sizes=_chunks(args),
-        dram_most_gib=_size("--dram-max-gib", args.dram_max_gib),
-        disk_most_gib=_size("--disk-max-gib", args.disk_max_gib),
-        dram_levels=args.dram_levels,
-        disk_levels=args.disk_levels,
-        baseline_gib=_size("--baseline-gib", args.baseline_gib),
-        objectives=tuple(metric(name).name for name in _names(args.objectives)),
-        constraints=constraints,
-        minimise=wanted,
-        grid=args.grid,
-        sample_requests=args.sample_requests,
-        options=SearchOptions(tolerance=args.tolerance, evaluations=args.evaluations),
-        loads=_loads(args.scale_traffic),
-        checks=not args.no_checks,
-        confidence=PlanRequest().confidence if args.confidence is None else args.confidence,
-    )
-    if args.sample_requests < 0:
-        raise CanopyError(f"--sample-requests must be 0 or more, got {args.sample_requests}")
-    for levels in (request.dram_levels, request.disk_levels):
-        if not 1 <= levels <= 64:
-            raise CanopyError(f"--dram-levels and --disk-levels must be 1 to 64, got {levels}")
-    if not 0 <= request.confidence < 1 or (args.confidence and args.no_checks):
-        raise CanopyError(
-            f"--confidence must be 0 or more and below 1, without --no-checks, got {args.confidence}"
-        )
-    if args.validation:
-        read_validation(args.validation)
-    for out in (args.json, args.html, args.output):
-        if out and not Path(out).resolve().parent.is_dir():
-            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
-    if args.routing not in ROUTINGS:
-        raise CanopyError(f"--routing must be one of {', '.join(ROUTINGS)}, got {args.routing!r}")
-    if args.backend not in BACKENDS:
-        raise CanopyError(f"--backend must be one of {', '.join(BACKENDS)}, got {args.backend!r}")
-    if not 0 < args.load <= 1000:
-        raise CanopyError(f"--load must be above 0 and at most 1000, got {args.load}")
-    form = args.format or _guess(path)
-    if args.conversations is not None and form != "agentic":
-        raise CanopyError(f"--conversations needs --format agentic, got {form!r}")
-    engine = _engine(args, profile)
-    for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
-        engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
-    command = PlanCommand(args, path, form, request, profile, engine, policy, configs)
-    PlanInputs(CompactTrace(()), engine, prices, configs)
-    return command
-
-
-def prices_of(args: argparse.Namespace, profile: EngineProfile) -> Prices:
-    """The price list, for as many GPUs an instance as the profile is of. Raises ``CanopyError``."""
-    prices = load_prices(args.prices)
-    noted = profile.notes.get("gpus")
-    gpus = args.gpus_per_instance
-    if gpus is None and type(noted) is int:
-        gpus = noted
-    if gpus is None:
-        return prices
-    if gpus < 1:
-        raise CanopyError(f"--gpus-per-instance must be 1 or more, got {gpus}")
-    return replace(prices, gpus_per_instance=gpus)
-
-
-def compared(args: argparse.Namespace) -> list[tuple[str, float | None]]:
-    """The profiles of ``--compare`` and what an hour of their GPUs costs."""
-    found = []
-    for text in _names(args.compare):
-        name, separator, price = text.partition("=")
-        try:
-            each = float(price) if separator else None
-        except ValueError:
-            each = -1.0
-        if each is not None and not 0 <= each < float("inf"):
-            raise CanopyError(f"--compare must be PROFILE or PROFILE=USD a GPU-hour, got {text!r}")
-        load_profile(name)
-        found.append((name, each))
-    return found
-
-
-def _loads(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return LOADS
-    try:
-        given = [float(part) for part in _names(text)]
-    except ValueError:
-        given = [-1.0]
-    if min(given) <= 0 or max(given) > 1000:
-        raise CanopyError(f"--scale-traffic must be numbers above 0, such as 2,3; got {text!r}")
-    return tuple(dict.fromkeys((*LOADS, *given)))
-
-
-def _engine(args: argparse.Namespace, profile: EngineProfile) -> Engine:
-    tokens, noted = args.device_tokens, profile.notes.get("device_tokens")
-    known = tokens is not None or type(noted) is int
-    if tokens is None:
-        assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
-        tokens = noted if type(noted) is int else assumed
-    if tokens < 1:
-        raise CanopyError(f"--device-tokens must be 1 or more, got {tokens}")
-    given = {name: getattr(args, name, None) for name in ServerSettings.__slots__}
-    given |= dict.fromkeys(("page_size", "chunked_prefill_size", "schedule_policy"))
-    return Engine(profile, tokens, args.routing, ServerSettings(**given), known)
-
-
-def _chunks(args: argparse.Namespace) -> tuple[int, ...]:
-    if args.chunked_prefill_size is None:
-        return (chunk_of(args.gpu_memory_gib),)
-    names = _names(args.chunked_prefill_size)
-    return tuple(_whole("--chunked-prefill-size", text) for text in names)
-
-
-def _of(option: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    names = _names(text)
-    for name in names:
-        if name not in allowed:
-            raise CanopyError(f"{option} must be of {', '.join(allowed)}, got {name!r}")
-    return names
-
-
-def _guess(path: str) -> str:
-    """The format whose reader takes the first request."""
-    if not Path(path).exists():
-        raise CanopyError(f"no trace at {path!r}; give the path of an existing file")
-    for name in format_names():
-        try:
-            first = next(iter(open_trace(path, name)), None)
-        except CanopyError:
-            continue
-        if first is not None:
-            return name
-    raise CanopyError(
-        f"{path!r} is empty or in no known format; give a trace with requests and its --format: "
-        f"{', '.join(format_names())}"
-    )
+# ---- what options are parsed by: each raises ``CanopyError`` with what the value "must be" ----
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names or len(set(names)) < len(names):
-        raise CanopyError(f"a list must name each once, separated by commas, got {text!r}")
+        raise CanopyError(f"must name each once, separated by commas, got {text!r}")
     return names
 
 
-def _ttl(text: str) -> TTL:
-    if text == "none":
-        return None
-    if text == GROUP:
-        return GROUP
+def _whole(text: str) -> tuple[int, ...]:
+    names = _names(text)
+    if not all(name.isdecimal() and int(name) >= 1 for name in names):
+        raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
+    return tuple(map(int, names))
+
+
+def _of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        if not set(names) <= set(allowed):
+            raise CanopyError(f"must be of {', '.join(allowed)}, got {text!r}")
+        return names
+
+    return parse
+
+
+def _ttls(text: str) -> tuple[TTL, ...]:
+    found: list[TTL] = []
+    for name in _names(text):
+        try:
+            ttl: TTL = (
+                {"none": None, GROUP: GROUP}[name] if name in ("none", GROUP) else float(name)
+            )  # type: ignore[assignment]
+        except ValueError:
+            ttl = -1.0
+        if isinstance(ttl, float) and not 0 < ttl < float("inf"):
+            raise CanopyError(f"must be none, group or seconds above 0, got {name!r}")
+        found.append(ttl)
+    return tuple(found)
+
+
+def _disks(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    return () if names == ("none",) else names
+
+
+def _loads(text: str) -> tuple[float, ...]:
     try:
-        seconds = float(text.removesuffix("s"))
+        given = [float(part) for part in _names(text)]
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise CanopyError(f"--ttl must be none, group or seconds above 0, got {text!r}")
-    return seconds
+        given = [-1.0]
+    if min(given) <= 0 or max(given) > 1000:
+        raise CanopyError(f"must be numbers above 0, such as 2,3; got {text!r}")
+    return tuple(dict.fromkeys((*LOADS, *given)))
 
 
-def _whole(option: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise CanopyError(f"{option} must be whole numbers of 1 or more, got {text!r}")
-    return int(text)
+def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
+    found = []
+    for part in _names(text):
+        name, separator, price = part.partition("=")
+        try:
+            each = float(price) if separator else None
+        except ValueError:
+            each = -1.0
+        if each is not None and not 0 <= each < float("inf"):
+            raise CanopyError(f"must be PROFILE or PROFILE=USD a GPU-hour, got {part!r}")
+        load_profile(name)
+        found.append((name, each))
+    return tuple(found)
 
 
-def _size(option: str, gib: float) -> float:
-    if not 0 <= gib < float("inf"):
-        raise CanopyError(f"{option} must be GiB, 0 for what fits the trace, got {gib}")
-    return gib
+def _objectives(text: str) -> tuple[str, ...]:
+    return tuple(metric(name).name for name in _names(text))
 
 
-def policy_of(text: str) -> tuple[str | None, dict[str, Mapping[str, Any]]]:
-    """The policy's name and options; no name where it is to be advised. Raises ``CanopyError``."""
+@dataclass(frozen=True, slots=True)
+class PolicyOption:
+    """What ``--policy`` names; without a name it is to be advised."""
+
+    name: str | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def _policy(text: str) -> PolicyOption:
     name, separator, body = text.partition("=")
-    if name == ADVISED and not separator:
-        return None, {}
     if name not in served_names():
         close = get_close_matches(name, served_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise CanopyError(
-            f"--policy: unknown policy {name!r}; choose from: {', '.join(served_names())}{hint}"
+            f"names an unknown policy {name!r}; choose from: {', '.join(served_names())}{hint}"
         )
-    if not separator:
-        return name, {}
-    try:
-        config = json.loads(body)
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise CanopyError(f"--policy must be NAME or NAME=JSON object, got {text!r}")
-    return name, {name: config}
+    return PolicyOption(name, declared.json_object(body) if separator else None)
 
 
-def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
-    """``command`` for the policy that it names, else for the one that ``advise`` finds at the
-    devices' pools; and the reason in words."""
-    name, configs = command.policy, command.policy_configs
-    why = f"Policy: {name}, as you asked."
-    if name is None:
-        pool = command.engine.device_tokens * min(command.request.instances)
-        sample = sample_of(trace, ADVICE_REQUESTS)
-        arm, decision = advised_policy(sample, command.profile, pool, jobs=command.args.jobs)
-        name, configs = arm.policy, {arm.policy: dict(arm.config)} if arm.config else {}
-        why = f"Policy: {name}, as canopy advise finds. {decision.sentence}"
-    chosen = (name,)
-    request = replace(
-        command.request, device_policies=chosen, host_policies=chosen, disk_policies=chosen
+# ---- the options ----
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read."""
+
+    format: str | None = declare(
+        None,
+        "--format",
+        "trace format",
+        choices=format_names(),
+        shown_default="what fits the first line",
     )
-    return replace(command, request=request, policy=name, policy_configs=configs), why
+    requests: int = declare(
+        0, "--requests", "read only the first N requests; 0: all", metavar="N", low=0
+    )
+    last_hours: float | None = declare(
+        None, "--last-hours", "plan from the last H hours of the log", metavar="H"
+    )
+    load: float = declare(
+        1.0, "--load", "the same requests X times as fast", metavar="X", low=1e-3, high=1000
+    )
+    block_tokens: int = declare(
+        64,
+        "--block-tokens",
+        "the server's block_tokens, for group TTLs from its log",
+        metavar="N",
+        low=1,
+    )
+    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What is chosen, and by what."""
+
+    slo: tuple[Constraint, ...] = declare(
+        (), "--slo", 'limits, e.g. "p99_ttft<2s"; several with commas', metavar="C",
+        parse=lambda text: parse_constraints([text]), shown_default="none",
+    )  # fmt: skip
+    confidence: float | None = declare(
+        None, "--confidence",
+        "choose what meets the limits with at least this probability, over resampled traces",
+        metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 with --no-checks",
+    )  # fmt: skip
+    best: Metric = declare(
+        METRICS["cost"], "--best", "of what meets the limits, take the best of this metric",
+        metavar="METRIC", parse=metric, shown_default="cost",
+    )  # fmt: skip
+    objectives: tuple[str, ...] = declare(
+        DEFAULT_OBJECTIVES, "--objectives", "what the front is of, two or more", metavar="A,B",
+        parse=_objectives, shown_default=",".join(DEFAULT_OBJECTIVES),
+    )  # fmt: skip
+    policy: PolicyOption = declare(
+        PolicyOption(), "--policy", "eviction policy of every tier: a name, or NAME=JSON with its options",
+        metavar="NAME", parse=_policy,
+        shown_default="what canopy advise finds for this trace and the devices' pools",
+    )  # fmt: skip
+    prices: str = declare(
+        "aws-us-east-1", "--prices", "price list: a name or a file", metavar="LIST"
+    )
+    disks: tuple[str, ...] | None = declare(
+        None, "--disks", "disk classes of the price list; 'none' for no disk", metavar="A,B",
+        parse=_disks, shown_default="all",
+    )  # fmt: skip
+    ttl: tuple[TTL, ...] = declare(
+        (None, GROUP), "--ttl",
+        "TTLs of the disk to try: none, a number of seconds, or group (one per prefix subtree)",
+        metavar="A,B", parse=_ttls, shown_default="none,group",
+    )  # fmt: skip
+    instances: tuple[int, ...] = declare(
+        (1,),
+        "--instances",
+        "numbers of servers to try",
+        metavar="N,N",
+        parse=_whole,
+        shown_default="1",
+    )
+    dram_max_gib: float = declare(
+        0.0, "--dram-max-gib", "most DRAM, all instances together", metavar="G", low=0,
+        shown_default="the trace's distinct KV, at most 2 TiB",
+    )  # fmt: skip
+    disk_max_gib: float = declare(
+        0.0, "--disk-max-gib", "largest disk of an instance, or of a shared store", metavar="G", low=0,
+        shown_default="the distinct KV",
+    )  # fmt: skip
+    dram_levels: int = declare(
+        DRAM_LEVELS, "--dram-levels",
+        "sizes of DRAM that the search begins with, each twice the one before", metavar="N", low=1, high=64,
+    )  # fmt: skip
+    disk_levels: int = declare(
+        DISK_LEVELS, "--disk-levels", "the same for disks", metavar="N", low=1, high=64
+    )
+    baseline_gib: float = declare(
+        0.0, "--baseline-gib", "DRAM of the fixed baseline", metavar="G", low=0,
+        shown_default="a quarter of the distinct KV",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The simulated engine, with SGLang's settings."""
+
+    profile: str = declare(
+        "llama-3.1-8b-h100", "--profile", "engine profile: a name or a file", metavar="NAME"
+    )
+    model: str | None = declare(
+        None, "--model", "the model you serve; stop if the profile is of another", metavar="NAME"
+    )
+    device_tokens: int | None = declare(
+        None, "--device-tokens", "KV pool of one device, in tokens", metavar="N", low=1,
+        shown_default="the profile's, or 40 GiB of KV",
+    )  # fmt: skip
+    gpus_per_instance: int | None = declare(
+        None, "--gpus-per-instance", "GPUs that are paid for one instance", metavar="N", low=1,
+        shown_default="the profile's, else the price list's",
+    )  # fmt: skip
+    routing: str = declare("prefix-aware", "--routing", "how requests are spread", choices=ROUTINGS)
+    page_size: tuple[int, ...] = declare(
+        (1, 64), "--page-size", _TRIED, metavar="A,B", parse=_whole, shown_default="1,64"
+    )
+    prefetch_policy: tuple[str, ...] = declare(
+        ("timeout", "wait_complete"), "--prefetch-policy", f"{_TRIED}: {', '.join(PREFETCH_POLICIES)}",
+        metavar="A,B", parse=_of(PREFETCH_POLICIES), shown_default="timeout,wait_complete",
+    )  # fmt: skip
+    write_policy: tuple[str, ...] = declare(
+        (_GIVEN["hicache_write_policy"],), "--write-policy", f"{_TRIED}: {', '.join(WRITE_POLICIES)}",
+        metavar="A,B", parse=_of(WRITE_POLICIES), shown_default=_GIVEN["hicache_write_policy"],
+    )  # fmt: skip
+    schedule_policy: tuple[str, ...] = declare(
+        (_GIVEN["schedule_policy"],), "--schedule-policy", f"{_TRIED}: {', '.join(SCHEDULE_POLICIES)}",
+        metavar="A,B", parse=_of(SCHEDULE_POLICIES), shown_default=_GIVEN["schedule_policy"],
+    )  # fmt: skip
+    chunked_prefill_size: tuple[int, ...] | None = declare(
+        None, "--chunked-prefill-size", _TRIED, metavar="A,B", parse=_whole,
+        shown_default="SGLang's for --gpu-memory-gib",
+    )  # fmt: skip
+    gpu_memory_gib: float = declare(80.0, "--gpu-memory-gib", "of one GPU", metavar="G", low=0)
+    max_running_requests: int | None = declare(None, "--max-running", _TAKEN, metavar="N")
+    max_prefill_tokens: int | None = declare(None, "--max-prefill-tokens", _TAKEN, metavar="N")
+    schedule_conservativeness: float | None = declare(
+        None, "--schedule-conservativeness", _TAKEN, metavar="X"
+    )
+    mem_fraction_static: float | None = declare(None, "--mem-fraction-static", _TAKEN, metavar="X")
+    prefetch_threshold: int | None = declare(None, "--prefetch-threshold", _TAKEN, metavar="N")
+    prefetch_timeout_base: float | None = declare(
+        None, "--prefetch-timeout-base", _TAKEN, metavar="X"
+    )
+    prefetch_timeout_per_ki_token: float | None = declare(
+        None, "--prefetch-timeout-per-ki-token", _TAKEN, metavar="X"
+    )
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """How it is searched."""
+
+    sample_requests: int = declare(
+        SAMPLE_REQUESTS, "--sample-requests",
+        "of a trace with more than twice as many, search on the N busiest and simulate what could be "
+        "the choice on all; 0: search on all", metavar="N", low=0,
+    )  # fmt: skip
+    grid: bool = declare(False, "--grid", "evaluate a full grid in equal steps instead")
+    evaluations: int = declare(
+        SearchOptions().evaluations,
+        "--evaluations",
+        "most configurations to evaluate",
+        metavar="N",
+        low=1,
+    )
+    tolerance: float = declare(
+        SearchOptions().tolerance, "--tolerance",
+        "stop when further sizes could add no more than this to the dominated volume",
+        metavar="SHARE", low=0, high=1,
+    )  # fmt: skip
+    scale_traffic: tuple[float, ...] = declare(
+        LOADS, "--scale-traffic", "what the choice does at X times the traffic too", metavar="X,Y",
+        parse=_loads, shown_default="0.8,1.2",
+    )  # fmt: skip
+    compare: tuple[tuple[str, float | None], ...] = declare(
+        (), "--compare",
+        "plan for each of these engine profiles (another GPU, another tensor parallelism), at USD a "
+        "GPU-hour (=USD left out: the price list's), and say which meets the limits best",
+        metavar="PROFILE=USD,...", parse=_compared, shown_default="none",
+    )  # fmt: skip
+    no_checks: bool = declare(
+        False, "--no-checks", "do not evaluate the choice's neighbours and other loads"
+    )
+    jobs: int = declare(
+        os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
+    )
+    backend: str = declare("local", "--backend", "where simulations run", choices=BACKENDS)
+    cache: str | None = declare(
+        None,
+        "--cache",
+        "where simulations are kept",
+        metavar="FOLDER",
+        shown_default="~/.cache/canopy/plan",
+    )
+    no_cache: bool = declare(False, "--no-cache", "keep no simulations")
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What is written."""
+
+    output: str | None = declare(
+        None, "--output", "the plan file for --canopy-plan", metavar="PLAN"
+    )
+    html: str | None = declare(None, "--html", "the report with figures", metavar="OUT")
+    figures: str | None = declare(
+        None, "--figures", "the report's figures as PNG", metavar="FOLDER"
+    )
+    json: str | None = declare(None, "--json", "everything as JSON", metavar="OUT")
+    disk_path: str | None = declare(
+        None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
+    )
+    validation: str | None = declare(
+        None, "--validation", "errors that canopy validate found on your traffic, to be printed with the plan",
+        metavar="FILE",
+    )  # fmt: skip
+
+
+GROUPS: tuple[type, ...] = (Reading, Choosing, EngineOptions, Searching, Writing)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the trace and every option to ``parser``."""
+    parser.add_argument("trace", metavar="TRACE", help="the trace: a file, or a server's own log")
+    for group in GROUPS:
+        words = (group.__doc__ or "").rstrip(".").lower()
+        declared.add_flags(parser.add_argument_group(words), group)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from canopy_lab.cli.plan_options import PlanCommand, check, compared
+from canopy_lab.cli.plan_command import PlanCommand, for_profile
 from canopy_lab.plan.choice import label_of
 from canopy_lab.report.plan_text import HEAD, cells
 from canopy_lab.report.table import text_table
@@ -18,13 +18,17 @@ Plan = Callable[[PlanCommand, CompactTrace, str], tuple[Any, Any, dict[str, Any]
 """Plans for that: the plan, its inputs, and where it comes from."""
 
 
-def compare(args: argparse.Namespace, read: Read, plan: Plan, write: Callable[..., None]) -> int:
+def compare(
+    asked: PlanCommand,
+    args: argparse.Namespace,
+    read: Read,
+    plan: Plan,
+    write: Callable[..., None],
+) -> int:
     """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
-    made, trace = [], None
-    for name, price in compared(args):
-        given = argparse.Namespace(**{**vars(args), "profile": name, "gpu_per_hour": price})
-        command = check(given)
-        trace = read(command) if trace is None else trace
+    made, trace = [], read(asked)
+    for name, usd in asked.searching.compare:
+        command = for_profile(args, name, usd)
         made.append((command, *plan(command, *trace)))
     rows = []
     for command, found, _, _ in made:

@@ -1,0 +1,168 @@
+"""``canopy plan``'s command line, checked and turned into what the planner takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.advise.advice import advised_policy
+from canopy_lab.advise.sample import sample_of
+from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
+from canopy_lab.cli.validate import read_validation
+from canopy_lab.plan.planner import PlanRequest
+from canopy_lab.plan.prices import GIB, Prices, load_prices
+from canopy_lab.plan.search import SearchOptions
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import Engine
+from canopy_lab.plan.worker import PlanInputs
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
+from canopy_lab.trace.open import format_names, open_trace
+from sglang_canopy import declared
+from sglang_canopy.config.server_settings import ServerSettings, chunk_of
+from sglang_canopy.errors import CanopyError
+
+ADVICE_REQUESTS = 5_000
+"""Of the trace, in whole conversations, on which policies are compared."""
+DEVICE_GIB = 40.0
+"""KV room of a device whose profile does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCommand:
+    """The command line, checked."""
+
+    path: str
+    format: str
+    reading: Reading
+    choosing: Choosing
+    searching: Searching
+    writing: Writing
+    request: PlanRequest
+    profile: EngineProfile
+    engine: Engine
+    prices: Prices
+    policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def check(args: argparse.Namespace) -> PlanCommand:
+    """Every option. Raises ``CanopyError`` naming the first that is wrong."""
+    choosing, engine_options = declared.read(Choosing, args), declared.read(EngineOptions, args)
+    reading, searching = declared.read(Reading, args), declared.read(Searching, args)
+    writing = declared.read(Writing, args)
+    if choosing.confidence and searching.no_checks:
+        raise CanopyError("--confidence needs the checks; leave out --no-checks")
+    if writing.validation:
+        read_validation(writing.validation)
+    for out in (writing.json, writing.html, writing.output):
+        if out and not Path(out).resolve().parent.is_dir():
+            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+    profile = load_profile(engine_options.profile, engine_options.model)
+    request = _request(choosing, engine_options, searching)
+    prices = _prices(choosing.prices, profile, engine_options.gpus_per_instance)
+    for name in request.disks or ():
+        prices.disk(name)
+    engine = _engine(engine_options, profile)
+    for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
+        engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
+    PlanInputs(CompactTrace(()), engine, prices)
+    form = reading.format or _guess(args.trace)
+    return PlanCommand(
+        args.trace, form, reading, choosing, searching, writing, request, profile, engine, prices
+    )
+
+
+def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanRequest:
+    chunks = engine.chunked_prefill_size or (chunk_of(engine.gpu_memory_gib),)
+    confidence = PlanRequest().confidence if chosen.confidence is None else chosen.confidence
+    return PlanRequest(
+        disks=chosen.disks,
+        ttls=chosen.ttl,
+        instances=chosen.instances,
+        page_sizes=engine.page_size,
+        prefetch_policies=engine.prefetch_policy,
+        write_policies=engine.write_policy,
+        schedule_policies=engine.schedule_policy,
+        chunked_prefill_sizes=chunks,
+        dram_most_gib=chosen.dram_max_gib,
+        disk_most_gib=chosen.disk_max_gib,
+        dram_levels=chosen.dram_levels,
+        disk_levels=chosen.disk_levels,
+        baseline_gib=chosen.baseline_gib,
+        objectives=chosen.objectives,
+        constraints=chosen.slo,
+        minimise=chosen.best,
+        grid=how.grid,
+        sample_requests=how.sample_requests,
+        options=SearchOptions(tolerance=how.tolerance, evaluations=how.evaluations),
+        loads=how.scale_traffic,
+        checks=not how.no_checks,
+        confidence=confidence,
+    )
+
+
+def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
+    """The price list, for as many GPUs an instance as the profile is of. Raises ``CanopyError``."""
+    prices, noted = load_prices(name), profile.notes.get("gpus")
+    if gpus is None and type(noted) is int:
+        gpus = noted
+    return prices if gpus is None else replace(prices, gpus_per_instance=gpus)
+
+
+def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
+    tokens, noted = given.device_tokens, profile.notes.get("device_tokens")
+    known = tokens is not None or type(noted) is int
+    if tokens is None:
+        assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
+        tokens = noted if type(noted) is int else assumed
+    chosen = ("page_size", "chunked_prefill_size", "schedule_policy")
+    taken = [n for n in ServerSettings.__slots__ if n not in chosen]
+    settings = ServerSettings(**{name: getattr(given, name, None) for name in taken})
+    return Engine(profile, tokens, given.routing, settings, known)
+
+
+def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
+    """``command`` for the policy that it names, else for the one that ``advise`` finds at the
+    devices' pools; and the reason in words."""
+    asked = command.choosing.policy
+    name, config = asked.name, asked.config
+    why = f"Policy: {name}, as you asked."
+    if name is None:
+        pool = command.engine.device_tokens * min(command.request.instances)
+        sample = sample_of(trace, ADVICE_REQUESTS)
+        arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
+        name, config = arm.policy, dict(arm.config)
+        why = f"Policy: {name}, as canopy advise finds. {decision.sentence}"
+    request = replace(
+        command.request, device_policies=(name,), host_policies=(name,), disk_policies=(name,)
+    )
+    return replace(command, request=request, policy_configs={name: config} if config else {}), why
+
+
+def for_profile(args: argparse.Namespace, name: str, usd: float | None) -> PlanCommand:
+    """The same command line for another engine profile, at ``usd`` a GPU-hour."""
+    found = check(argparse.Namespace(**{**vars(args), "profile": name}))
+    if usd is None:
+        return found
+    return replace(found, prices=replace(found.prices, gpu_per_hour=usd))
+
+
+def _guess(path: str) -> str:
+    """The format whose reader takes the first request."""
+    if not Path(path).exists():
+        raise CanopyError(f"no trace at {path!r}; give the path of an existing file")
+    for name in format_names():
+        try:
+            first = next(iter(open_trace(path, name)), None)
+        except CanopyError:
+            continue
+        if first is not None:
+            return name
+    raise CanopyError(
+        f"{path!r} is empty or in no known format; give a trace with requests and its --format: "
+        f"{', '.join(format_names())}"
+    )
