@@ -131,6 +131,8 @@ def test_without_being_asked_a_plan_meets_its_limits_in_nine_traces_of_ten(plan)
     _, bold = plan(*fixed, *limit, "--confidence", "0")
     _, found = plan(*fixed, *limit)
     assert bold["uncertainty"]["limits_met"] < 0.9 <= found["uncertainty"]["limits_met"]
+    assert "of drawn traces" in found["neighbours"][0]["why_not"]
+    assert found["neighbours"][0]["cost"] == bold["chosen"]["cost"]
 
 
 @pytest.fixture

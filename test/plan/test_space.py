@@ -102,7 +102,7 @@ def test_a_row_gives_its_configuration_back():
     c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", "lru", "s3fifo", page_size=64)
     assert Configuration.from_json({**c.to_json(), "cost": 1.0}) == c
     assert c.label() == (
-        "2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, device wa, disk s3fifo, pages of 64"
+        "2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, wa, host lru, disk s3fifo, pages of 64"
     )
 
 

@@ -190,83 +190,92 @@ def make_plan(
     footprint_gib = footprint(work.trace, work.engine)
     space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
     grid = space.finer(*GRID_STEPS)
-    grid_size = grid.count()
-    most = grid_size if request.grid else request.options.evaluations
+    most = grid.count() if request.grid else request.options.evaluations
+
+    def say(stage: str, done: int) -> None:
+        if progress is not None:
+            progress(stage, done, most)
+
     with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
-        say = progress or (lambda stage, done, most: None)
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(work.trace)):
             part = work.with_trace(busiest(work.trace, request.sample_requests))
             target = Target(objectives, request.constraints, request.minimise, request.options)
             with Evaluator(part, jobs=jobs, backend=backend, cache=cache) as on_part:
-                found = sampled_search(
-                    space, target, on_part, evaluate, [fixed],
-                    lambda stage, done: say(stage, done, most),
-                )  # fmt: skip
-            baseline = found.rows[fixed]
+                found = sampled_search(space, target, on_part, evaluate, [fixed], say)
+        elif request.grid:
+            found = full_grid(grid, evaluate)
         else:
-            say("baseline", 0, most)
-            baseline = evaluate([fixed])[0]
-            if request.grid:
-                say("grid", 0, most)
-                found = full_grid(grid, evaluate)
-            else:
-                found = search(
-                    space,
-                    objectives,
-                    evaluate,
-                    known=evaluate.known,
-                    options=request.options,
-                    progress=lambda stage, done: say(stage, done, most),
-                )
-        rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
-        choice = choose(rows, request.constraints, request.minimise)
-        neighbours: list[Rejected] = []
-        sensitivity: dict[float, Row] = {1.0: choice.row}
-        sure: Uncertainty | None = None
-        if request.checks:
-            say("neighbours", len(rows), len(rows))
-            if len(rows) < len(found.rows):
-                neighbours = rejected(
-                    choice, found.rows, request.constraints, request.minimise, space
-                )
-            else:
-                choice, neighbours, seen = settle(
-                    choice, rows, request.constraints, request.minimise, space, evaluate
-                )
-                found.stages["neighbours"] = len(seen) - len(rows)
-                found.rows, rows = seen, list(seen.values())
-            say("how sure", len(rows), len(rows))
-            choice, sure = _sure(choice, rows, request, evaluate)
-            say("other loads", len(rows), len(rows))
-            chosen = configuration_of(choice.row)
-            others = evaluate.at_loads([(chosen, load) for load in request.loads])
-            sensitivity = {1.0: choice.row, **dict(zip(request.loads, others))}
-        rows = list(found.rows.values())
-        points = objectives.matrix(rows)
-        scale = Scale.of(points)
-        front = [rows[i] for i in objectives.front(rows)]
-        front.sort(key=lambda row: tuple(objectives.vector(row)))
-        return CapacityPlan(
-            request=request,
-            space=space,
-            found=found,
-            front=tuple(front),
-            baseline=baseline,
-            extremes=extremes([*rows, baseline], baseline),
-            choice=choice,
-            neighbours=tuple(neighbours),
-            uncertainty=sure,
-            sensitivity=dict(sorted(sensitivity.items())),
-            hypervolume=scale.hypervolume(points),
-            scale=scale,
-            footprint_gib=footprint_gib,
-            grid_size=grid_size,
-            simulated=evaluate.simulated,
-            from_cache=evaluate.from_cache,
-            trace_hash=evaluate.trace_hash,
-            seconds=time.perf_counter() - started,
-        )
+            found = search(
+                space, objectives, evaluate, known=evaluate.known, options=request.options,
+                progress=say,
+            )  # fmt: skip
+        baseline = found.rows.get(fixed) or evaluate([fixed])[0]
+        checked = _checked(request, space, found, evaluate, say)
+    rows = list(found.rows.values())
+    points = objectives.matrix(rows)
+    scale = Scale.of(points)
+    front = [rows[i] for i in objectives.front(rows)]
+    front.sort(key=lambda row: tuple(objectives.vector(row)))
+    return CapacityPlan(
+        request=request,
+        space=space,
+        found=found,
+        front=tuple(front),
+        baseline=baseline,
+        extremes=extremes([*rows, baseline], baseline),
+        choice=checked.choice,
+        neighbours=checked.neighbours,
+        uncertainty=checked.uncertainty,
+        sensitivity=checked.sensitivity,
+        hypervolume=scale.hypervolume(points),
+        scale=scale,
+        footprint_gib=footprint_gib,
+        grid_size=grid.count(),
+        simulated=evaluate.simulated,
+        from_cache=evaluate.from_cache,
+        trace_hash=evaluate.trace_hash,
+        seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The choice, and what ``CapacityPlan`` says of it."""
+
+    choice: ChosenConfiguration
+    neighbours: tuple[Rejected, ...] = ()
+    uncertainty: Uncertainty | None = None
+    sensitivity: Mapping[float, Row] = field(default_factory=dict)
+
+
+def _checked(
+    request: PlanRequest,
+    space: Space,
+    found: SearchResult,
+    evaluate: Evaluator,
+    say: Callable[[str, int], None],
+) -> _Checked:
+    """Choose of what was simulated on the whole, and look around the choice. Adds to ``found``."""
+    rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
+    choice = choose(rows, request.constraints, request.minimise)
+    if not request.checks:
+        return _Checked(choice, sensitivity={1.0: choice.row})
+    say("neighbours", len(rows))
+    if len(rows) == len(found.rows):
+        choice, seen = settle(choice, rows, request.constraints, request.minimise, space, evaluate)
+        found.stages["neighbours"] = len(seen) - len(rows)
+        found.rows, rows = seen, list(seen.values())
+    say("how sure", len(rows))
+    choice, sure, unsure = _sure(choice, rows, request, evaluate)
+    near = rejected(choice, found.rows, request.constraints, request.minimise, space)
+    say("other loads", len(rows))
+    chosen = configuration_of(choice.row)
+    others = evaluate.at_loads([(chosen, load) for load in request.loads])
+    loads = {1.0: choice.row, **dict(zip(request.loads, others))}
+    named = {configuration_of(one.row) for one in unsure}
+    near = [one for one in near if configuration_of(one.row) not in named]
+    return _Checked(choice, (*unsure, *near), sure, dict(sorted(loads.items())))
 
 
 def samples(request: PlanRequest, requests: int) -> bool:
@@ -276,8 +285,9 @@ def samples(request: PlanRequest, requests: int) -> bool:
 
 def _sure(
     choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
-) -> tuple[ChosenConfiguration, Uncertainty]:
-    """The choice, or the next best that meets the limits surely enough; and how sure it is."""
+) -> tuple[ChosenConfiguration, Uncertainty, list[Rejected]]:
+    """The choice, or the next best that meets the limits surely enough, else the surest of the
+    first ``CANDIDATES``; how sure it is; and those that were not sure enough."""
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
     candidate = choice
@@ -288,8 +298,17 @@ def _sure(
         enough = found.met is None or not choice.feasible or found.met >= request.confidence
         left = [row for row in left if row is not candidate.row]
         if enough or not left or len(tried) >= CANDIDATES:
-            return max(tried, key=lambda pair: pair[1].met or 0.0) if not enough else tried[-1]
+            break
         candidate = choose(left, request.constraints, request.minimise)
+    best = tried[-1] if enough else max(tried, key=lambda pair: pair[1].met or 0.0)
+    unsure = [
+        Rejected(
+            row=one.row, why=f"meets the limits in {100 * (sure.met or 0):.0f} % of drawn traces"
+        )
+        for one, sure in tried
+        if one is not best[0]
+    ]
+    return *best, unsure
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:

@@ -41,10 +41,10 @@ def settle(
     minimise: Metric,
     space: Space,
     evaluate: Evaluator,
-) -> tuple[ChosenConfiguration, list[Rejected], dict[Configuration, Row]]:
+) -> tuple[ChosenConfiguration, dict[Configuration, Row]]:
     """Move to a better neighbour as long as there is one.
 
-    Returns the choice, its neighbours with the reason against each, and all rows.
+    Returns the choice and all rows.
     """
     seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
     for _ in range(ROUNDS):
@@ -56,7 +56,7 @@ def settle(
             break
         seen.update(zip(new, evaluate(new)))
         choice = choose(list(seen.values()), constraints, minimise)
-    return choice, rejected(choice, seen, constraints, minimise, space), seen
+    return choice, seen
 
 
 def rejected(

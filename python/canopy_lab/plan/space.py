@@ -77,13 +77,10 @@ class Configuration:
             parts.append(f"{gib_text(self.disk_gib)} {self.disk}{width}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
+        parts += [self.device_policy] if self.device_policy != "lru" else []
+        tiers = (("host", self.host_policy, self.dram_gib), ("disk", self.disk_policy, self.disk))
         parts += [
-            f"{tier} {name}"
-            for tier, name in zip(
-                ("device", "host", "disk"),
-                (self.device_policy, self.host_policy, self.disk_policy),
-            )
-            if name != "lru"
+            f"{tier} {name}" for tier, name, there in tiers if there and name != self.device_policy
         ]
         given = Configuration()
         parts += [
