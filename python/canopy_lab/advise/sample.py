@@ -183,7 +183,12 @@ def read_sample(
 def sample_of(trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS) -> Sample:
     """The same from requests that were read already. Raises ``CanopyError`` where there are none."""
     made, kept = Sample(), Thinned(most_requests, MOST_ACCESSES)
-    _take(_from_blocks(iter(trace), made, lambda n: None), kept)
+    ids: dict[int, int] = {}  # a server's own ids take 64 bits without a sign
+    numbered = (
+        changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
+        for r in trace
+    )
+    _take(_from_blocks(numbered, made, lambda n: None), kept)
     _finish(made, kept)
     return made
 
