@@ -40,6 +40,8 @@ from sglang_canopy.errors import CanopyError
 
 CANDIDATES = 12
 """Configurations that are resampled at most until one is sure enough."""
+UNSURE_SHOWN = 3
+"""Of the better ones that are not sure enough."""
 LOADS = (0.8, 1.2)
 """Sensitivity: the same requests at these rates."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
@@ -275,7 +277,7 @@ def _checked(
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}
     named = {configuration_of(one.row) for one in unsure}
     near = [one for one in near if configuration_of(one.row) not in named]
-    return _Checked(choice, (*unsure, *near), sure, dict(sorted(loads.items())))
+    return _Checked(choice, (*unsure[:UNSURE_SHOWN], *near), sure, dict(sorted(loads.items())))
 
 
 def samples(request: PlanRequest, requests: int) -> bool:
