@@ -69,6 +69,18 @@ def _other_than(*allowed: Any) -> Callable[[Any], bool]:
     return lambda value: value is not None and value not in allowed
 
 
+def whole_prefill_graph(config: Any) -> bool:
+    """Of ``--cuda-graph-config``, as it is given (a dict) and as SGLang resolves it."""
+    of = config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
+    prefill = of("prefill") or {}
+    if isinstance(prefill, Mapping):
+        return prefill.get("backend") == "full"
+    return getattr(prefill, "backend", None) == "full"
+
+
+_REPLAY = "replays prefill as one CUDA graph, which passes documents' KV over"
+_BREAKABLE = "use --cuda-graph-backend-prefill breakable"
+
 REFUSALS = (
     Refusal(
         "is_hybrid_swa",
@@ -158,6 +170,18 @@ REFUSALS = (
         "quantization",
         chunks="quantised weights are not supported yet",
         instead="serve the model unquantised",
+    ),
+    Refusal(
+        "cuda_graph_backend_prefill",
+        chunks=f"--cuda-graph-backend-prefill full {_REPLAY}",
+        refused=lambda backend: backend == "full",
+        instead=_BREAKABLE,
+    ),
+    Refusal(
+        "cuda_graph_config",
+        chunks=f"--cuda-graph-config with prefill full {_REPLAY}",
+        refused=whole_prefill_graph,
+        instead=_BREAKABLE,
     ),
     Refusal(
         "disaggregation_mode",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported
+from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported, whole_prefill_graph
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
@@ -299,6 +299,18 @@ SETUPS = (
         applies=lambda v: v not in (None, "auto"),
     ),
     Setup("quantised weights", "quantization", "awq"),
+    Setup(
+        "`--cuda-graph-backend-prefill full`",
+        "cuda_graph_backend_prefill",
+        "full",
+        applies=lambda v: v == "full",
+    ),
+    Setup(
+        "`--cuda-graph-config` with prefill full",
+        "cuda_graph_config",
+        {"prefill": {"backend": "full"}},
+        applies=whole_prefill_graph,
+    ),
     Setup("`--enable-return-hidden-states`", "enable_return_hidden_states", True),
     Setup("`--enable-encoder-swa-bounded-replay`", "enable_encoder_swa_bounded_replay", True),
 )

@@ -124,8 +124,29 @@ def test_unsupported_servers_are_named() -> None:
         ("speculative_algorithm", "EAGLE"),
         ("disaggregation_mode", "prefill"),
         ("quantization", "fp8"),
+        ("cuda_graph_backend_prefill", "full"),
+        ("cuda_graph_config", {"prefill": {"backend": "full"}}),
     ):
         bad = argparse.Namespace(**{**vars(good), name: value})
         refusal = unsupported(CHUNKS, bad, environment={})
         assert refusal is not None, name
         assert "leave out --canopy-chunks" in refusal
+
+
+def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_not() -> None:
+    """A replayed graph runs no Python: documents' KV would be passed over without a word."""
+    config = pytest.importorskip("sglang.srt.model_executor.cuda_graph_config")
+    resolved = config.default_cuda_graph_config()
+    for prefill, decode, stops in (
+        ("full", "disabled", True), ("breakable", "full", False), ("disabled", "full", False),
+    ):  # fmt: skip
+        resolved.prefill.backend, resolved.decode.backend = prefill, decode
+        spelt = {"prefill": {"backend": prefill}, "decode": {"backend": decode}}
+        for given in (
+            {"cuda_graph_config": resolved},
+            {"cuda_graph_config": spelt},
+            {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
+        ):
+            refusal = unsupported(CHUNKS, argparse.Namespace(**given), environment={})
+            assert (refusal is not None) == stops, given
+            assert not stops or "--cuda-graph-backend-prefill breakable" in refusal
