@@ -1,4 +1,4 @@
-"""What every test may rely on: the environment of a CPU machine, real data, a prepared model."""
+"""What every test may rely on: the environment of this machine, real data, a prepared model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.chip import environment, has_cuda
+
 # How long an example takes says how busy the machine is. The same examples each time, so that a
 # change is what makes a test fail; `--all` looks for new ones.
 settings.register_profile("canopy", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 
 # Before anything imports sglang or triton.
-os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+for name, value in environment(has_cuda()).items():
+    os.environ.setdefault(name, value)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

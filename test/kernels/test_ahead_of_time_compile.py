@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from canopy_kernel import compile as ahead  # noqa: E402
+from canopy_kernel import triton_attention  # noqa: E402
+
+GPU_CHECK = Path(__file__).resolve().parents[2] / "scripts/gpu_check.sh"
 
 
 def built(tmp_path, match, *options):
@@ -45,6 +49,32 @@ def check_layouts(found):
             assert all(columns == 1 for _, (_, columns) in b["dots"]), b
 
 
+def check_pipeline(found):
+    """Both loops over keys run ahead of their loads, and the tiles are cut for the programs that a
+    multiprocessor really holds."""
+    for b in found:
+        what, dim = b["config"].split()[1:3]
+        few, split, after = (x in what for x in ("few_rows", "split", "continued"))
+        config = triton_attention.configuration(
+            int(dim[1:]), torch.bfloat16, few, b["arch"], split, after
+        )
+        assert b["programs"] >= config.programs, b
+        if split:  # what the work list is made for
+            assert b["programs"] == config.programs, b
+        if b["arch"] < 100:
+            assert len(b["waits"]) == 2, b
+            assert all(len(w) and min(w) == 4 for w in b["waits"]), b
+
+
+@pytest.mark.timeout(600)
+def test_the_loops_over_keys_run_ahead_of_their_loads_on_hopper(tmp_path):
+    found = built(
+        tmp_path, "d128 bf16 page1", "--exact", "--arch", "90", "--kernel", "sparse_prefill"
+    )
+    assert len(found) == 5
+    check_pipeline(found)
+
+
 @pytest.mark.timeout(600)
 def test_attention_at_head_size_128_has_a_row_of_warps_and_no_spill(tmp_path):
     found = built(tmp_path, "rows d128 bf16 page1", "--exact", "--arch", "80", "--arch", "90")
@@ -68,7 +98,9 @@ def test_the_kernels_that_move_rows_fit(tmp_path):
 def test_every_configuration_of_16_bits_fits(arch, kind, tmp_path):
     """The page size changes the arithmetic of an address alone; pages of 1 and of 16 stand for all."""
     for page in ("1", "16"):
-        check_layouts(built(tmp_path, f"{kind} page{page}", "--exact", "--arch", str(arch)))
+        found = built(tmp_path, f"{kind} page{page}", "--exact", "--arch", str(arch))
+        check_layouts(found)
+        check_pipeline([b for b in found if b["kernel"] == "sparse_prefill"])
     built(tmp_path, "merge_parts", "--arch", str(arch))
 
 
@@ -86,3 +118,56 @@ def test_work_that_two_groups_of_warps_repeat_is_seen():
     assert ahead.matrix_flops(PTX, 8) / work == 2.0
     assert ahead.matrix_flops(PTX, 4) / work == 1.0
     assert ahead.matrix_flops("\tmma.sync.aligned.m16n8k16.row.col.f32.f16 {};\n", 4) == 4 * 4096
+
+
+LOOPS = """
+    %a = ttg.async_wait %x {num = 2 : i32}
+    %b = scf.for %i = %c0 to %n step %c64 {
+      %c = ttg.async_wait %x {num = 4 : i32}
+      scf.yield
+    }
+    %d = ttg.async_wait {num = 0 : i32}
+    %e = scf.for %i = %n to %m step %c64 {
+      %f = ttg.async_wait %x {num = 0 : i32}
+    }
+"""
+
+
+def test_only_waits_inside_a_loop_count():
+    assert ahead.loop_waits(LOOPS) == ((4,), (0,))
+
+
+def test_programs_a_multiprocessor_by_registers_warps_and_shared_memory():
+    assert ahead.programs(190, 8, 133_120, 90) == 1  # 192 registers x 256 threads are 49,152
+    assert ahead.programs(127, 8, 67_584, 90) == 2
+    assert ahead.programs(32, 8, 1024, 90) == 8  # no more than 64 warps
+    assert ahead.programs(96, 4, 73_728, 80) == 2  # shared memory: 164 KiB
+    assert ahead.programs(64, 4, ahead.SHARED_BYTES[90], 90) == 1
+
+
+@pytest.mark.parametrize(("status", "said"), [(124, 0), (1, 1), (0, 0)])
+def test_gpu_check_checks_first_then_compiles_for_its_own_chip_within_a_limit(
+    status, said, tmp_path
+):
+    """With a stand-in for each program that writes down how it was called."""
+    for name, code in (("python3", 0), ("timeout", status)):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/calls"\nexit {code}\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(GPU_CHECK), str(tmp_path / "out")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COMPILE_SECONDS": "7"},
+        capture_output=True,
+        text=True,
+    )
+    check, compiling = (tmp_path / "calls").read_text().splitlines()
+    assert check.startswith("python3 benchmark/kernels/gpu_check.py")
+    assert compiling.startswith("timeout -k 5 7 python3 -m canopy_kernel.compile --here")
+    assert done.returncode == said, done.stderr
+    assert ("7 s" in done.stdout) == (status == 124)
+
+
+def test_a_chip_takes_the_kernels_of_the_nearest_below():
+    assert [ahead.like(*c) for c in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+        80, 80, 90, 100, 100,
+    ]  # fmt: skip

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.chip import on_chip
+
 torch = pytest.importorskip("torch")
 
 from canopy_kernel import attention, decomposition, triton_attention  # noqa: E402
@@ -99,7 +101,7 @@ def test_the_span_kernel_continues_from_the_stock_kernel(page):
     """The Triton kernel that joins both: interpreted, against the torch span."""
     pytest.importorskip("triton")
     positions = [sorted(torch.randperm(180)[:70].tolist()), [0], list(range(30, 60)), []]
-    q, k, v, rows = build(positions, [180, 1, 90, 5], page, 3, dtype=torch.float16)
+    q, k, v, rows = on_chip(*build(positions, [180, 1, 90, 5], page, 3, dtype=torch.float16))
     expected = attention.reference(q, k, v, rows, 0.25)
     for way in WAYS.values():
         before = way(q, k, v, decomposition.blocks(rows, page, 24), 0.25)

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.chip import on_chip
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
@@ -84,6 +86,7 @@ def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypa
     q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, dim, dtype=torch.float16)
     n = int(rows.slots.max()) + 1
     k, v = (torch.randn(n, 1, kv_heads, dim, dtype=torch.float16) for _ in range(2))
+    q, k, v, rows = on_chip(q, k, v, rows)
     got = triton_attention.sparse_prefill_triton(q, k, v, rows, 0.125)
     expected = attention.reference(q, k, v, rows, 0.125)
     assert (got.float() - expected.float()).abs().max() < 4e-3
@@ -96,6 +99,7 @@ def test_a_prompt_of_two_thousand_tokens(dim):
     rows = _batch([(310, 2048), (40, 1500), (1, 900)])
     q = torch.randn(351, 8, dim, dtype=torch.float16)
     k, v = (torch.randn(4455, 1, 2, dim, dtype=torch.float16) for _ in range(2))
+    q, k, v, rows = on_chip(q, k, v, rows)
     got = triton_attention.sparse_prefill_triton(q, k, v, rows, dim**-0.5)
     expected = attention.reference(q, k, v, rows, dim**-0.5)
     assert (got.float() - expected.float()).abs().max() < 4e-3

@@ -25,6 +25,12 @@ from canopy_kernel.specialisations import Specialisation, specialisations
 ARCHES = (80, 90, 100)
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 """The most shared memory one block may take (CUDA programming guide, compute capabilities)."""
+RESERVED_BYTES = 1024
+"""Shared memory that the system takes of each block besides; a multiprocessor has the most of one
+block and this."""
+REGISTERS = 65_536
+WARPS = 64
+"""A multiprocessor's, on all three chips. Registers are handed out to a warp in units of 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,9 @@ class Built:
     dots: of each matrix product "MxNxK", the warps along rows and columns of its result; empty
     where the product lives in tensor memory (sm_100) or needs no matrix unit. matrix_work: FLOPs
     of the machine's matrix instructions over those of the products, 1 where none is repeated;
-    None where there are none to count.
+    None where there are none to count. programs: how many a multiprocessor holds at once. waits: of
+    each loop the ``async_wait`` inside it, the loads that may still be under way when it goes on: 0
+    waits for every load (empty where it has none).
     """
 
     kernel: str
@@ -45,6 +53,8 @@ class Built:
     shared_bytes: int
     dots: tuple[tuple[str, tuple[int, int]], ...]
     matrix_work: float | None
+    programs: int = 1
+    waits: tuple[tuple[int, ...], ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -55,21 +65,15 @@ class Built:
         )
 
 
-def build(arches: tuple[int, ...] = ARCHES, match: str = "", exact: bool = False) -> list[Built]:
-    """Compile what ``match`` is part of the name of (``exact``: the end of it).
-
-    Raises RuntimeError under the interpreter, where kernels cannot be compiled.
-    """
-    return [compiled(s, arch) for arch, s in chosen(arches, match, exact)]
-
-
 def chosen(
-    arches: tuple[int, ...], match: str, exact: bool
+    arches: tuple[int, ...], match: str, exact: bool, kernel: str = ""
 ) -> Iterator[tuple[int, Specialisation]]:
-    """What :func:`build` compiles."""
+    """Of each chip the specialisations with ``match`` in the name (``exact``: at its end) of kernels
+    that begin with ``kernel``."""
     for arch in arches:
         for s in specialisations(arch):
-            if s.name.endswith(match) if exact else match in s.name:
+            named = s.name.endswith(match) if exact else match in s.name
+            if named and s.name.startswith(kernel):
                 yield arch, s
 
 
@@ -105,7 +109,32 @@ def compiled(s: Specialisation, arch: int) -> Built:
         made.metadata.shared,
         layouts,
         done / work if done and work else None,
+        programs(registers, s.warps, made.metadata.shared, arch),
+        loop_waits(made.asm["ttgir"]),
     )
+
+
+def programs(registers: int, warps: int, shared_bytes: int, arch: int) -> int:
+    """How many programs of a compiled kernel one multiprocessor holds at once."""
+    a_warp = -(-registers * 32 // 256) * 256
+    shared = (SHARED_BYTES[arch] + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)
+    return min(REGISTERS // (a_warp * warps), WARPS // warps, shared)
+
+
+def loop_waits(ttgir: str) -> tuple[tuple[int, ...], ...]:
+    """The ``async_wait`` of each loop's body, in the order of the text."""
+    found: list[list[int]] = []
+    ends: list[str] = []
+    for line in ttgir.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        if " scf.for " in line:
+            found.append([])
+            ends.append(indent + "}")
+        elif ends and line.startswith(ends[-1]):
+            ends.pop()
+        elif ends and (wait := re.search(r"async_wait.*num = (\d+)", line)):
+            found[-1].append(int(wait.group(1)))
+    return tuple(map(tuple, found))
 
 
 _DOT = re.compile(
@@ -161,21 +190,35 @@ def _resources(ptx: str, arch: int) -> tuple[int, int]:
     return registers, int(spills.group(1)) + int(spills.group(2))
 
 
+def like(major: int, minor: int) -> int:
+    """Of :data:`ARCHES` the one whose kernels a chip of this compute capability runs."""
+    return max((arch for arch in ARCHES if arch <= 10 * major + minor), default=ARCHES[0])
+
+
 def main() -> int:
     """Compile everything, print a table, return 1 if anything does not fit."""
     parser = argparse.ArgumentParser(prog="canopy_kernel.compile", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--exact", action="store_true", help="only names that end with --match")
+    parser.add_argument("--kernel", default="", help="only kernels whose name begins with this")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
+    parser.add_argument("--here", action="store_true", help="only the chip of this machine")
     args = parser.parse_args()
+    if args.here:
+        import torch
+
+        args.arch = [like(*torch.cuda.get_device_capability())]
     found = []
-    for arch, s in chosen(tuple(args.arch or ARCHES), args.match, args.exact):
+    for arch, s in chosen(tuple(args.arch or ARCHES), args.match, args.exact, args.kernel):
         b = compiled(s, arch)
         found.append(b)
         warps = sorted({f"{r}x{c}" for _, (r, c) in b.dots})
         layout = f"  warps {','.join(warps)}" if warps else ""
         work = f"  matrix work {b.matrix_work:.2f}" if b.matrix_work else ""
+        work += f"  {b.programs} a multiprocessor"
+        if any(b.waits):
+            work += f"  waits {' '.join(str(min(w)) for w in b.waits if w)}"
         flag = "" if b.fits else "  DOES NOT FIT"
         print(
             f"sm_{b.arch:<4}{b.config:<40} {b.registers:>4} registers  {b.spill_bytes:>5} B spilled"

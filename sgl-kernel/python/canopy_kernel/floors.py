@@ -62,7 +62,7 @@ def attention_tiles(
     of: Heads,
     block_m: int = 128,
     block_k: int = 64,
-    programs: int = 264,
+    programs: int = 132,
 ) -> Cost:
     """The Triton kernel's tiles (:func:`.tiles.plan`), their parts and the merge."""
     counts = [len(row) for row in positions]

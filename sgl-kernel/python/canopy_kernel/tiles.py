@@ -7,7 +7,7 @@ numbers alone, once for all layers of a forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,13 +42,14 @@ def plan(
     group: int,
     block_m: int,
     kv_heads: int,
-    programs: int,
+    programs: int | Mapping[int, int],
 ) -> list[Launch]:
     """Tiles of whole requests: of ``block_m`` rows, and of ``FEW`` where a request (a decode row,
     a short question) or its rest has no more than that.
 
-    counts, lengths: queries and keys a request; programs: how many the chip runs at once. Tiles
-    are split along the keys where there are fewer tiles than that.
+    counts, lengths: queries and keys a request; programs: how many the chip runs at once, where
+    the small tiles have other numbers a mapping by the rows of a tile. Tiles are split along the
+    keys where there are fewer tiles than that.
     """
     large: list[tuple[int, list[int]]] = []
     small: list[tuple[int, list[int]]] = []
@@ -61,8 +62,10 @@ def plan(
             keys = last + 1 + (n - m) * (last + 1) // m  # the stop itself only the device knows
             (small if size == FEW else large).append((keys, [request, first, some, -1]))
             first += some
+    if isinstance(programs, int):
+        programs = {block_m: programs, FEW: programs}
     return [
-        _launch(size, found, kv_heads, programs)
+        _launch(size, found, kv_heads, programs[size])
         for size, found in ((block_m, large), (FEW, small))
         if found
     ]

@@ -22,12 +22,19 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Rows and keys a tile, warps, pipeline stages."""
+    """Rows and keys a tile, warps, pipeline stages; programs that one multiprocessor holds at once,
+    as the compiled kernel's registers and shared memory allow (:func:`.compile.programs`)."""
 
     block_m: int
     block_k: int
     warps: int
     stages: int
+    programs: int = 1
+
+
+DEEP = 5
+"""Pipeline stages for 16-bit types. A key's slot is loaded before the key: with fewer than 5 the
+loops over keys wait for every load (``async_wait`` of 0); with 5, four loads stay under way."""
 
 
 def configuration(
@@ -49,15 +56,15 @@ def configuration(
             return Configuration(tiles.FEW, 32 if dim < 256 else 16, 4, 1)
         block_m, block_k, warps = {64: (32, 32, 4), 128: (16, 32, 8)}.get(dim, (16, 16, 4))
         return Configuration(block_m, block_k, warps, 1)
+    stages = DEEP if capability < 100 else 2 if dim == 256 and not few else 3
     if few:
-        return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, 3)
+        held = {64: 5 if capability >= 100 else 4, 128: 3 if capability >= 90 else 2}.get(dim, 2)
+        return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
     if dim == 64:
-        return Configuration(128, 64, 8, 3)
+        return Configuration(128, 64, 8, stages, 2 if capability >= 90 and not continues else 1)
     if dim == 256 and (continues or capability < 90):
-        return Configuration(32, 32, 4, 2)
-    if capability >= 90:
-        return Configuration(128, 64 if dim == 128 else 32, 8, 3 if dim == 128 else 2)
-    return Configuration(128, 32, 8, 2 if split else 3)
+        return Configuration(32, 32, 4, stages, 2 if capability >= 90 else 1)
+    return Configuration(128, 64 if dim == 128 and capability >= 90 else 32, 8, stages)
 
 
 @triton.jit
@@ -329,11 +336,11 @@ MERGE_ROWS = 16
 
 @functools.lru_cache(maxsize=16)
 def chip(device: torch.device) -> tuple[int, int]:
-    """(compute capability as 80, 90, ..; programs at once: two a multiprocessor) of a device."""
+    """(compute capability as 80, 90, ..; multiprocessors) of a device."""
     if device.type != "cuda":
         return 90, 16  # the interpreter
     found = torch.cuda.get_device_properties(device)
-    return found.major * 10 + found.minor, 2 * found.multi_processor_count
+    return found.major * 10 + found.minor, found.multi_processor_count
 
 
 def _to(device: torch.device, launches: list[tiles.Launch]) -> list[tiles.Launch]:
@@ -358,11 +365,15 @@ def sparse_prefill_triton(
         return out
     kv_heads = k_pool.shape[2]
     group, dim = q.shape[1] // kv_heads, q.shape[2]
-    capability, programs = chip(q.device)
-    block_m = configuration(dim, q.dtype, False, capability).block_m
+    capability, multiprocessors = chip(q.device)
+    large, few = (
+        configuration(dim, q.dtype, kind, capability, split=True) for kind in (False, True)
+    )
+    block_m = large.block_m
+    held = {x.block_m: x.programs * multiprocessors for x in (few, large)}
 
     def work() -> list[tiles.Launch]:
-        return _to(q.device, tiles.plan(*rows.sizes(), group, block_m, kv_heads, programs))
+        return _to(q.device, tiles.plan(*rows.sizes(), group, block_m, kv_heads, held))
 
     for launch in rows.once(("tiles", group, block_m, kv_heads), work):
         run_tiles(q, k_pool, v_pool, out, rows, scale, launch)

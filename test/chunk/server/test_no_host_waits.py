@@ -249,9 +249,11 @@ def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatc
     sizes = {"device_mb": 64} if tier == "device" else {}
     engine = served(moved(llama, there), monkeypatch, put, **sizes)
     for _ in range(2):  # the first compiles kernels
+        req, batch, _ = step_of(
+            engine, ids, chunks, put
+        )  # copies from pageable memory, which waits
         torch.cuda.set_sync_debug_mode("error")
         try:
-            req, batch, _ = step_of(engine, ids, chunks, put)
             run(engine, batch, monkeypatch)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,44 @@
+"""Where kernels run under pytest: compiled on a chip where there is one, interpreted elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""What an NVIDIA driver has, on Linux and under Windows: asked first, since torch takes seconds."""
+
+
+def has_cuda() -> bool:
+    """Whether torch finds a CUDA device."""
+    if not any(Path(driver).exists() for driver in DRIVERS):
+        return False
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def environment(cuda: bool) -> dict[str, str]:
+    """The variables of SGLang and Triton that decide it, to be set before either is imported."""
+    return {} if cuda else {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
+
+
+def on_chip(*things: Any) -> Any:
+    """Tensors, and dataclasses of them, where kernels run; as they are without a chip."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def put(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.to(device)
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+            moved = {n: v.to(device) for n, v in fields.items() if isinstance(v, torch.Tensor)}
+            return dataclasses.replace(x, **moved)
+        return x
+
+    return tuple(map(put, things))
