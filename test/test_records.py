@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from sglang_canopy.policy.shadow_cache import as_sampled
 
 from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
@@ -45,10 +44,10 @@ def test_a_page_takes_every_field_of_its_leaf() -> None:
     assert meta == PageMeta(**UNLIKE) == PageMeta.from_json(meta.to_json())
 
 
-def test_a_request_for_shadow_caches_says_all_but_what_it_asks_to_keep() -> None:
+def test_a_copy_of_a_request_says_all_but_what_was_changed() -> None:
     request = Request(1.0)
     for field in fields(Request):
         setattr(request, field.name, f"another {field.name}")
-    copy = as_sampled(request, "c")
+    copy = request.copy(path=(), keep_until=None)
     differ = {f.name for f in fields(Request) if getattr(copy, f.name) != getattr(request, f.name)}
-    assert differ == {"path", "conversation", "keep_until"}
+    assert differ == {"path", "keep_until"}
