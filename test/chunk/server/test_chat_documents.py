@@ -32,10 +32,12 @@ def part(text):
     return SimpleNamespace(type="text", text=text)
 
 
-def converted(content, custom=None, options=None, template_documents=None, shows=False, tp_size=1):
+def converted(
+    content, custom=None, options=None, template_documents=None, shows=False, tp_size=1, role="user"
+):
     """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
-        messages=[Message(content=content)],
+        messages=[Message(content=content, role=role)],
         custom_params=custom,
         chat_template_kwargs={"documents": template_documents} if template_documents else None,
     )
@@ -44,7 +46,7 @@ def converted(content, custom=None, options=None, template_documents=None, shows
     def original(_serving, request):
         text = request.messages[0].content
         if not isinstance(text, str):
-            text = "".join(p.text for p in text)
+            text = "".join(p.text if p.type == "text" else "<image>" for p in text)
         listed = (request.chat_template_kwargs or {}).get("documents") or []
         shown = "".join(d["text"] for d in listed) if shows else ""
         ids = Characters().encode(f"{shown}<user>{text}</user>")
@@ -106,17 +108,37 @@ def test_a_registered_document_replaces_its_mark() -> None:
     assert text == "<user>see fact why?</user>"
 
 
+PARTS = {"canopy_documents": "parts"}
+
+
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        ("one text", "no message has several"),
-        ([part(" "), part("b")], "empty"),
-        ([SimpleNamespace(type="image_url"), part("b")], "text parts only"),
+        "one text",
+        [part("why?")],
+        [part(" "), part("why?")],
+        [part("a"), SimpleNamespace(type="image_url")],
     ],
 )
-def test_wrong_parts_are_refused(content, reason) -> None:
-    with pytest.raises(CanopyError, match=reason):
-        convert(content, {"canopy_documents": "parts"})
+def test_a_retrieval_that_found_nothing_and_images_are_ordinary_prompts(content) -> None:
+    """``canopy_documents`` is set once in a client, for every turn of a conversation."""
+    given = converted(content, PARTS)[0]
+    plain = converted(content, None)[0]
+    assert given.input_ids == plain.input_ids
+    assert "canopy_chunks" not in given.sampling_params["custom_params"]
+
+
+def test_a_blank_part_beside_documents_is_no_document() -> None:
+    text, documents = convert([part("first"), part(" "), part("why?")], PARTS)
+    assert documents == ["first"]
+    assert text == "<user>first\n \nwhy?</user>"
+
+
+def test_the_result_of_a_tool_is_a_document() -> None:
+    text, documents = convert("found text", PARTS, role="tool")
+    assert (text, documents) == ("<user>found text</user>", ["found text"])
+    text, documents = convert([part("one"), part("two")], PARTS, role="tool")
+    assert documents == ["one", "two"]
 
 
 def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:

@@ -6,6 +6,7 @@ A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with sta
 from __future__ import annotations
 
 import secrets
+from types import SimpleNamespace
 from typing import Any
 
 from canopy_chunks import fields
@@ -121,27 +122,18 @@ def convert_chat(
     manager = serving.tokenizer_manager
     requested = fields.parse_fields(getattr(request, "custom_params", None))
     fields.check_selector(requested.selector, manager.server_args.tp_size)
-    listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
-    signs = None
-    if not requested.off and (requested.documents_in_parts or listed):
-        nonce = secrets.token_hex(8)
-        signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
-        if requested.documents_in_parts:
-            _mark_parts(request, *signs)
-        if listed:
-            marked = _marked(listed, *signs)
-            request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": marked}
-    elif not _has_documents(request, None if requested.off else options.separator):
+    separator = None if requested.off else options.separator
+    signs = None if requested.off else _mark(request, requested.documents_in_parts)
+    if signs is None and not _has_documents(request, separator):
         return original(serving, request, *args, **kwargs)
     adapted, processed = original(serving, request, *args, **kwargs)
     text = _rendered(manager.tokenizer, adapted)
-    if signs is not None:
-        if signs[0] not in text:
-            raise CanopyError(_NO_PARTS if requested.documents_in_parts else _NO_TEMPLATE)
+    if signs is None:
+        pieces = split_documents(text, separator, documents, _tenant(adapted))
+    elif signs[0] in text:
         pieces = split_at_signs(text, *signs)
     else:
-        separator = None if requested.off else options.separator
-        pieces = split_documents(text, separator, documents, _tenant(adapted))
+        raise CanopyError(_NO_TEMPLATE)
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
     if not requested.off:
@@ -154,11 +146,23 @@ def convert_chat(
     return adapted, processed
 
 
-_NO_PARTS = 'canopy_documents "parts": no message has several text parts'
 _NO_TEMPLATE = (
-    "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
-    'text parts with custom_params {"canopy_documents": "parts"}'
+    "this model's chat template does not show the documents it was given; send them as text parts of "
+    'a user\'s message with custom_params {"canopy_documents": "parts"}'
 )
+
+
+def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
+    """Put signs around the documents of a chat's parts and of its template; ``None`` where there are
+    none: what retrieval found nothing for is an ordinary prompt."""
+    nonce = secrets.token_hex(8)
+    signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
+    marked = in_parts and _mark_parts(request, *signs)
+    listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
+    if listed:
+        shown = _marked(listed, *signs)
+        request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": shown}
+    return signs if marked or listed else None
 
 
 def _has_documents(request: Any, separator: str | None) -> bool:
@@ -187,21 +191,35 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
     return text
 
 
-def _mark_parts(request: Any, opening: str, closing: str) -> None:
-    """In messages with several text parts, put the signs around all but the last."""
-    messages = []
-    for message in request.messages:
-        parts = getattr(message, "content", None)
-        if isinstance(parts, list) and len(parts) > 1:
-            if any(getattr(part, "type", None) != "text" for part in parts):
-                raise CanopyError('canopy_documents "parts" is for text parts only')
-            empty = next((i for i, p in enumerate(parts[:-1]) if not p.text.strip()), None)
-            if empty is not None:
-                raise CanopyError(f"document part {empty} is empty; leave it out")
-            texts = [f"{opening}{p.text}{closing}" for p in parts[:-1]] + [parts[-1].text]
-            message = message.model_copy(update={"content": "\n".join(texts)})
+def _mark_parts(request: Any, opening: str, closing: str) -> bool:
+    """Put the signs around the documents in messages; whether there is any.
+
+    Documents are all text parts of a message but its last, and all text of a tool's result. Blank
+    ones are none. A chat with parts of another kind, such as images, stays as it is.
+    """
+    contents = [_parts_of(message) for message in request.messages]
+    if any(getattr(p, "type", None) != "text" for parts in contents for p in parts):
+        return False
+    found, messages = False, []
+    for message, parts in zip(request.messages, contents):
+        texts = [p.text for p in parts]
+        last = len(texts) if getattr(message, "role", None) == "tool" else len(texts) - 1
+        signed = [f"{opening}{t}{closing}" if t.strip() else t for t in texts[:last]]
+        if signed != texts[:last]:
+            found = True
+            content = "\n".join([*signed, *texts[last:]])
+            message = message.model_copy(update={"content": content})
         messages.append(message)
     request.messages = messages
+    return found
+
+
+def _parts_of(message: Any) -> list[Any]:
+    """A message's parts; its text, if it is one, as the only part."""
+    content = getattr(message, "content", None)
+    if isinstance(content, str):
+        return [SimpleNamespace(type="text", text=content)]
+    return content or []
 
 
 def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
