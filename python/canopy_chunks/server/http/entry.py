@@ -147,8 +147,8 @@ def convert_chat(
 
 
 _NO_TEMPLATE = (
-    "this model's chat template does not show the documents it was given; send them as text parts of "
-    'a user\'s message with custom_params {"canopy_documents": "parts"}'
+    "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
+    'text parts with custom_params {"canopy_documents": "parts"}'
 )
 
 
