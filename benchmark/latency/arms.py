@@ -33,7 +33,7 @@ class Arm:
 
 SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
 """SGLang's own ``lru``: whole nodes, recency by match, waiting prefixes refreshed."""
-ORDER = {"schedule_policy": "response-ratio"}
+ORDER = {"schedule_policy": "bounded-shortest"}
 WA = {"device_policy": "wa"}
 GATE = {"session_gate": "footprint"}
 CHAT, AGENTS = ("conversation", "synthetic"), ("agentic",)
@@ -42,12 +42,14 @@ ARMS: tuple[Arm, ...] = (
     # The first of each host size is the baseline.
     Arm("sglang", "SGLang's defaults: lru, fcfs", SGLANG, first=True),
     Arm("wa", "wa", WA, first=True),
-    Arm("order", "LRU, response ratio in seconds", ORDER, first=True),
-    Arm("wa-order", "wa, response ratio in seconds", {**WA, **ORDER}, first=True),
+    Arm("order", "LRU, bounded-shortest", ORDER, first=True),
+    Arm("wa-order", "wa, bounded-shortest", {**WA, **ORDER}, first=True),
     Arm("gate", "LRU, the session gate", GATE, workloads=AGENTS, first=True),
-    Arm("wa-order-gate", "wa, response ratio, gate", {**WA, **ORDER, **GATE}, workloads=AGENTS,
+    Arm("wa-order-gate", "wa, bounded-shortest, gate", {**WA, **ORDER, **GATE}, workloads=AGENTS,
         first=True),
     Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}),
+    Arm("shortest", "SGLang's lru and shortest-prefill-first",
+        {**SGLANG, "schedule_policy": "shortest-prefill-first"}),
     Arm("wa-hrrn", "wa and SGLang's hrrn", {**WA, "schedule_policy": "hrrn"}),
     Arm("lru", "canopy-lru: LRU, evicting what is needed"),
     Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}),
@@ -69,7 +71,7 @@ ARMS: tuple[Arm, ...] = (
     Arm("gate-chat", "LRU, the session gate, where nothing thrashes", GATE, workloads=CHAT),
     Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0, first=True),
     Arm("wa-host", "wa on both tiers", WA, host=2.0, first=True),
-    Arm("order-host", "LRU, response ratio in seconds", ORDER, host=2.0),
+    Arm("order-host", "LRU, bounded-shortest", ORDER, host=2.0),
     Arm("wa-late-host", "wa on both tiers, --canopy-protect-waiting off",
         {**WA, "waiting_prefixes": "awaited"}, host=2.0),
     Arm("lru-late-host", "LRU, the same", {"waiting_prefixes": "awaited"}, host=2.0),

@@ -22,11 +22,11 @@ BLOCK = 64
 ORDERS = {
     "fcfs": {},
     "hrrn": {"schedule_policy": "hrrn"},
-    "response-ratio, none deferred": {
-        "schedule_policy": "response-ratio",
+    "bounded-shortest, none deferred": {
+        "schedule_policy": "bounded-shortest",
         "schedule_policy_config": {"defer": False},
     },
-    "response-ratio": {"schedule_policy": "response-ratio"},
+    "bounded-shortest": {"schedule_policy": "bounded-shortest"},
 }
 
 

@@ -44,14 +44,14 @@ HOST = "host"
 SERVED = {"waiting_prefixes": "by-place"}
 TOGETHER = {
     "device_policy": "wa",
-    "schedule_policy": "response-ratio",
+    "schedule_policy": "bounded-shortest",
     "session_gate": "footprint",
 }
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "SGLang": {"whole_nodes": True, "waiting_prefixes": "touched"},
     "Protected": {**SERVED},
     "Protected, wa": {**SERVED, "device_policy": "wa"},
-    "Protected, order": {**SERVED, "schedule_policy": "response-ratio"},
+    "Protected, order": {**SERVED, "schedule_policy": "bounded-shortest"},
     "Protected, gate": {**SERVED, "session_gate": "footprint"},
     "Together": {**SERVED, **TOGETHER},
     "SGLang, host 2x": {HOST: 2.0, "whole_nodes": True, "waiting_prefixes": "touched"},

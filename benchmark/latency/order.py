@@ -45,19 +45,19 @@ class Arm:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def arms(what: str, policies: list[str], share: list[float]) -> list[Arm]:
+def arms(what: str, policies: list[str], factors: list[float]) -> list[Arm]:
     """The rows, for each policy the one first that the others are compared with."""
     found = []
     for policy in policies:
         if what == "order":
-            names = ["fcfs", "lpm", "hrrn", "shortest-prefill-first", "random"]
+            names = ["fcfs", "random", "lpm", "hrrn", "shortest-prefill-first", "bounded-shortest"]
             found += [Arm(name, policy, {"schedule_policy": name}) for name in names]
-            for value in share:
+            for factor in factors:
                 given = {
-                    "schedule_policy": "response-ratio",
-                    "schedule_policy_config": {"oldest_share": value},
+                    "schedule_policy": "bounded-shortest",
+                    "schedule_policy_config": {"max_wait_factor": factor},
                 }
-                found.append(Arm(f"response-ratio, {value:g} for the oldest", policy, given))
+                found.append(Arm(f"bounded-shortest, factor {factor:g}", policy, given))
         else:
             names = ["awaited", "ignored", "touched", "by-place", "random-paths"]
             found += [Arm(name, policy, {"waiting_prefixes": name}) for name in names]
@@ -110,7 +110,9 @@ def _run(arm: Arm, stretch: float | None, rate: float | None) -> dict[str, Any]:
     tenth = max(1, len(ttft) // 10)
     short, long = ttft[order[:tenth]], ttft[order[-tenth:]]
     return {
+        "retracted": result.retracted,
         "mean": float(ttft.mean()),
+        "median": float(np.median(ttft)),
         "P95": float(np.percentile(ttft, 95)),
         "P99": float(np.percentile(ttft, 99)),
         "max": float(ttft.max()),
@@ -132,9 +134,18 @@ def saturation(args: argparse.Namespace) -> float:
 
 def table(title: str, rows: list[tuple[Arm, dict[str, Any]]]) -> str:
     """One load as Markdown: seconds of the first arm of each policy, changes of the others."""
-    names = ["mean", "P95", "P99", "max", "shortest decile", "longest decile", "longest, P99"]
-    lines = [f"\n## {title}\n", f"| policy | arm | {' | '.join(names)} | hits |"]
-    lines.append("|---|---|" + "---:|" * (len(names) + 1))
+    names = [
+        "mean",
+        "median",
+        "P95",
+        "P99",
+        "max",
+        "shortest decile",
+        "longest decile",
+        "longest, P99",
+    ]
+    lines = [f"\n## {title}\n", f"| policy | arm | {' | '.join(names)} | hits | retracted |"]
+    lines.append("|---|---|" + "---:|" * (len(names) + 2))
     base: dict[str, dict[str, Any]] = {}
     for arm, row in rows:
         first = base.setdefault(arm.policy, row)
@@ -143,7 +154,7 @@ def table(title: str, rows: list[tuple[Arm, dict[str, Any]]]) -> str:
         else:
             cells = [f"{100 * (row[n] / first[n] - 1):+.0f} %" for n in names]
             cells.append(f"{100 * (row['hits'] - first['hits']):+.1f}")
-        lines.append(f"| {arm.policy} | {arm.name} | {' | '.join(cells)} |")
+        lines.append(f"| {arm.policy} | {arm.name} | {' | '.join(cells)} | {row['retracted']} |")
     return "\n".join(lines)
 
 
@@ -160,7 +171,7 @@ def main() -> int:
     parser.add_argument("--profile", default="qwen2.5-7b-h100")
     parser.add_argument("--loads", type=_numbers, default="0.6,0.8,0.95,1.1")
     parser.add_argument("--sessions-per-hour", type=_numbers, default="30,36,40")
-    parser.add_argument("--oldest-share", type=_numbers, default="0,0.1,0.3")
+    parser.add_argument("--factors", type=_numbers, default="1,2", help="other factors of ours")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--device-tokens", type=int, default=1_000_000)
@@ -195,7 +206,7 @@ def main() -> int:
         loads = [
             (f"{load:.0%} ({load * most:.2f}/s)", own / (load * most), None) for load in args.loads
         ]
-    rows = arms(args.what, args.policy, args.oldest_share)
+    rows = arms(args.what, args.policy, args.factors)
     with ProcessPoolExecutor(args.processes, initializer=_begin, initargs=(args,)) as pool:
         pending = [
             (title, [(arm, pool.submit(_run, arm, stretch, rate)) for arm in rows])
@@ -209,7 +220,7 @@ def main() -> int:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(n) for n in text.split(",")]
+    return [float(n) for n in text.split(",") if n]
 
 
 if __name__ == "__main__":

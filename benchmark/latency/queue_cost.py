@@ -22,12 +22,14 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.config.queue import RESPONSE_RATIO, SGLANG, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.server import queue
 from sglang_canopy.server.live_queue import LiveQueue
 from support.live_tree import LiveTree
 
 PASSES = 100
+KINDS = {"sglang hrrn": "hrrn", "sglang shortest": "shortest-prefill-first"}
+"""``--schedule-policy`` of the orders that are SGLang's."""
 
 
 def waiting(tree: LiveTree, count: int, tokens: int, tenants: int) -> list[Req]:
@@ -72,11 +74,12 @@ def main() -> int:
             for name, options in (
                 ("sglang fcfs", QueueFlags(protect_waiting="off")),
                 ("sglang fcfs, protected", QueueFlags()),
-                ("response-ratio", QueueFlags(queue_order=RESPONSE_RATIO)),
+                ("bounded-shortest", QueueFlags(queue_order=BOUNDED_SHORTEST)),
                 ("sglang hrrn", QueueFlags(queue_order=SGLANG, protect_waiting="off")),
+                ("sglang shortest", QueueFlags(queue_order=SGLANG, protect_waiting="off")),
             ):
                 tree.cache.canopy_queue = LiveQueue(tree.cache, options)
-                kind = "hrrn" if name.endswith("hrrn") else "fcfs"
+                kind = KINDS.get(name, "fcfs")
                 policy = SchedulePolicy(kind, tree.cache, False, False, False)
                 began = time.process_time()
                 for req in requests:

@@ -2,7 +2,7 @@
 
     python benchmark/latency/served.py --data DIR --model DIR --out DIR --trace conversation \\
         --arm "fcfs=--radix-eviction wa" \\
-        --arm "ours=--radix-eviction wa --canopy-queue-order response-ratio" \\
+        --arm "ours=--radix-eviction wa --canopy-queue-order bounded-shortest" \\
         --loads 0.95 --slices 10 --slice-requests 60
 
 All servers are up at the same time and take turns, slice by slice of the trace, since a machine's

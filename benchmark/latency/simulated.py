@@ -154,7 +154,7 @@ def fingerprint(arm: Arm) -> str:
     """Changes with what makes a run: the arm's settings, what waiting does unless they say so, and
     the lengths."""
     settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
-    if settings.get("schedule_policy") == "response-ratio":
+    if settings.get("schedule_policy") == "bounded-shortest":
         settings["ranks_by"] = "marginal cost, branches deferred"
     if settings.get("session_gate") == "footprint":
         settings["budget"] = "follows what is lost"

@@ -16,7 +16,7 @@ import pytest
 
 from support.prompts import continuing_prompts, token_ids
 
-OURS = ("--canopy-queue-order", "response-ratio")
+OURS = ("--canopy-queue-order", "bounded-shortest")
 GATE = ("--canopy-session-gate", "queue")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 ANSWER = 4

@@ -16,7 +16,7 @@ from support.prompts import continuing_prompts, token_ids
 
 PAGE = 64
 PATIENCE_S = 60.0
-OURS = ("--canopy-queue-order", "response-ratio")
+OURS = ("--canopy-queue-order", "bounded-shortest")
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ COMMON = (
     *("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256"),
     *("--max-running-requests", "2"),
 )
-OURS = ("--canopy-queue-order", "response-ratio")
+OURS = ("--canopy-queue-order", "bounded-shortest")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 GATE = ("--canopy-session-gate", "queue")
 

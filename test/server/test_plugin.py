@@ -152,16 +152,16 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
 
 
 def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> None:
-    from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+    from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
     from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
     from sglang_canopy.server.cache_factory import build
 
-    flags = QueueFlags(queue_order=RESPONSE_RATIO)
+    flags = QueueFlags(queue_order=BOUNDED_SHORTEST)
     server_args = supported(
         pp_size=2, hicache_storage_backend=None, **{ATTRIBUTE: ServerOptions(queue=flags)}
     )
     params = SimpleNamespace(eviction_policy="wa")
-    with pytest.raises(CanopyError, match="--canopy-queue-order response-ratio: --pp-size 2"):
+    with pytest.raises(CanopyError, match="--canopy-queue-order bounded-shortest: --pp-size 2"):
         build(SimpleNamespace(server_args=server_args, params=params))  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from sglang_canopy.schedule.prefill_cost import PRIOR, REFIT_BATCHES
 TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 600
 COMMON = ("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256")
-OURS = ("--canopy-queue-order", "response-ratio")
+OURS = ("--canopy-queue-order", "bounded-shortest")
 FEW = ("--max-running-requests", "3")
 KINDS = ("urgent", "short", "long")
 PRIORITIES = ("--enable-priority-scheduling", "--disable-priority-preemption")

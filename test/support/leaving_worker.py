@@ -22,7 +22,7 @@ from support.prompts import continuing_prompts, token_ids
 from support.scheduler_worker import InProcess
 
 ANSWER = 4
-MOST_OTHERS = 100
+MOST_OTHERS = 60
 MOST_STEPS = 2_000
 STEPS = 300
 """Of one turn of the fuzz: arrivals, hang-ups and steps of the engine."""
@@ -56,7 +56,7 @@ def retry(engine: InProcess) -> dict[str, Any]:
         served += len(done)
         others = [req for req in others if req not in done]
         while len(others) < 3:
-            others.append(engine.feed(token_ids(100, served + len(others)), ANSWER))
+            others.append(engine.feed(token_ids(500, served + len(others)), ANSWER))
         engine.step()
     return {"answered": again.finished(), "others": served}
 

@@ -19,7 +19,7 @@ import torch
 from sglang.srt.distributed.parallel_state import init_distributed_environment
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
@@ -114,7 +114,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
     draw, own = random.Random(1), random.Random(rank)
     tree = LiveTree(4096, "wa")
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
-    live = LiveQueue(tree.cache, QueueFlags(queue_order=RESPONSE_RATIO))
+    live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
     orders: list[Any] = []
     waiting: list[Any] = []
     admitted: list[Any] = []
@@ -170,7 +170,6 @@ def queue_orders(rank: int, folder: Path) -> Any:
     return {
         "fitted": live.cost.fitted(),
         "used": live.cost.coefficients,
-        "time": live.time.now,
         "deferrals": live.deferrals,
         "orders": orders,
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.schedule.response_ratio import OLDEST_SHARE
+from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR
 
-SGLANG, RESPONSE_RATIO = "sglang", "response-ratio"
+SGLANG, BOUNDED_SHORTEST = "sglang", "bounded-shortest"
 FLAG = "--canopy-queue-order"
 
 
@@ -20,21 +20,22 @@ class QueueFlags:
     queue_order: str = declare(
         SGLANG,
         FLAG,
-        "Who is let in next: as --schedule-policy says, or by the highest response ratio in "
-        "seconds, (waited + cost) / cost, where cost is the predicted time of computing what is "
-        "not cached and of loading what is on the host. Keeps SGLang's priorities and shares "
-        "time between tenants.",
-        choices=(SGLANG, RESPONSE_RATIO),
+        "Who is let in next: as --schedule-policy says, or the request whose prefill takes least, in "
+        "predicted seconds of computing what is not cached and of loading what is on the host, as "
+        "long as nobody is passed for more than its budget (--canopy-max-wait-factor). Shorter ones "
+        "share the steps of a long prompt. Keeps SGLang's priorities and shares time between "
+        "tenants.",
+        choices=(SGLANG, BOUNDED_SHORTEST),
     )
-    oldest_share: float = declare(
-        OLDEST_SHARE,
-        "--canopy-oldest-share",
-        "With response-ratio: share of a tenant's time that is reserved for its oldest request, "
-        "so that short ones cannot hold up a long one for ever. 0 reserves none, 1 is first come, "
-        "first served.",
-        metavar="SHARE",
-        low=0.0,
-        high=1.0,
+    max_wait_factor: float = declare(
+        MAX_WAIT_FACTOR,
+        "--canopy-max-wait-factor",
+        "With bounded-shortest: how many times as long as first come, first served a request may "
+        "wait because of shorter ones that came later. To this come five times its own prefill, and "
+        "two seconds.",
+        metavar="FACTOR",
+        low=1.0,
+        high=1000.0,
     )
     protect_waiting: str = declare(
         "on",
@@ -47,5 +48,5 @@ class QueueFlags:
 
     def __post_init__(self) -> None:
         declared.check(self)
-        if self.oldest_share != OLDEST_SHARE and self.queue_order != RESPONSE_RATIO:
-            raise CanopyError(f"--canopy-oldest-share needs {FLAG} {RESPONSE_RATIO}")
+        if self.max_wait_factor != MAX_WAIT_FACTOR and self.queue_order != BOUNDED_SHORTEST:
+            raise CanopyError(f"--canopy-max-wait-factor needs {FLAG} {BOUNDED_SHORTEST}")

@@ -10,18 +10,20 @@ Requests are told apart by object, never by a name: clients choose names, and us
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest, Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
-from sglang_canopy.schedule.response_ratio import ResponseRatio, Waiting
 from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue that are looked up again in a pass."""
 ROUND_LOOKUPS = 4
 """And of the others, in turn."""
+SHARERS = 128
+"""Places at the head of the queue that are looked at for who shares a step with a long prompt."""
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
@@ -29,9 +31,6 @@ T_in = TypeVar("T_in", contravariant=True)
 
 class Requests(Protocol[T_in]):
     """What is to be known of a scheduler's requests."""
-
-    def arrived(self, request: T_in) -> float:
-        """Seconds, on the clock of ``Arranged.arrange``; that of its first arrival."""
 
     def tenant(self, request: T_in) -> str | None:
         """Whose it is."""
@@ -45,20 +44,28 @@ class Requests(Protocol[T_in]):
     def path(self, request: T_in) -> tuple[Path, int]:
         """Its prompt's whole blocks, and how many tokens one has."""
 
+    def rest(self, request: T_in) -> Prefill:
+        """What is still to be computed of one that is in the middle of its chunks."""
+
     def step_tokens_worth(self) -> float:
         """Tokens whose computing takes as long as a step costs beside its tokens."""
+
+    def step_tokens(self) -> int:
+        """Tokens that one step takes at most."""
 
 
 class Arranged(Generic[T]):
     """The queue in the order of ``order``."""
 
-    def __init__(self, order: ResponseRatio, requests: Requests[T], defers: bool = True) -> None:
+    def __init__(self, order: BoundedShortest, requests: Requests[T], defers: bool = True) -> None:
         """``defers``: whether ``deferred`` is asked."""
         self.order = order
         self._defers = defers
         self._requests = requests
         self._waiting: dict[int, Waiting] = {}
         """By ``id`` of the scheduler's request, which is kept alive by it."""
+        self._let_in: dict[int, Waiting] = {}
+        """Those that may come back, likewise."""
         self._last: list[Waiting] = []
         """As arranged last."""
         self._round = 0
@@ -70,25 +77,32 @@ class Arranged(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def arrange(self, queue: Sequence[T], now: float) -> list[T]:
-        """``queue``, first to be let in first."""
-        about, waiting = self._requests, self._waiting
+    def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
+        """``queue``, first to be let in first. ``chunked``: who is in the middle of its chunks."""
+        waiting = self._waiting
         self.keep(queue)
+        chunk = self._let_in.get(id(chunked))
+        self.order.chunked(chunk, 0.0 if chunk is None else self._seconds_left(chunk))
         for request in queue:
             if id(request) not in waiting:
-                waiting[id(request)] = self.order.add(
-                    about.arrived(request),
-                    about.prefill(request, False),
-                    about.tenant(request),
-                    about.urgency(request),
-                    request,
-                )
+                waiting[id(request)] = self._added(request)
         if len(queue) < 2:
             self._last = list(waiting.values())
             return list(queue)
         self._refresh()
-        self._last = self.order.order(now)
+        self._last = self.order.order()
         return [one.about for one in self._last]
+
+    def _seconds_left(self, chunk: Waiting) -> float:
+        return self.order.cost.seconds(self._requests.rest(chunk.about))
+
+    def _added(self, request: T) -> Waiting:
+        about, prefill = self._requests, self._requests.prefill(request, False)
+        before = self._let_in.pop(id(request), None)
+        if before is not None:
+            self.order.back(before, prefill)
+            return before
+        return self.order.add(prefill, about.tenant(request), about.urgency(request), request)
 
     def keep(self, queue: Iterable[T]) -> None:
         """Whoever is not in ``queue`` was given up."""
@@ -108,25 +122,77 @@ class Arranged(Generic[T]):
                 before.clear()
         entered = self._taken_out(admitted)
         self.order.let_in(entered)
+        self._let_in.update((id(waiting.about), waiting) for waiting in entered)
         return [waiting.about for waiting in entered]
+
+    @property
+    def may_come_back(self) -> KeysView[int]:
+        """Ids of those that were let in and are not over, as far as is known here."""
+        return self._let_in.keys()
+
+    def over(self, gone: Iterable[int]) -> None:
+        """These, by id, will not come back."""
+        for key in gone:
+            waiting = self._let_in.pop(key, None)
+            if waiting is not None and waiting is self.order.chunk:
+                self.order.chunked(None, 0.0)
 
     def deferred(self, computing: Iterable[T]) -> list[T]:
         """Of those arranged last, who should not be let in now, since what it shares with one
         before it is not computed yet. ``computing``: requests that were let in and whose prompts
         the tree does not have yet. To be called once a pass, or not at all."""
-        about = self._requests
-        begun = [about.path(request)[0] for request in computing]
+        begun = [self._requests.path(request)[0] for request in computing]
+        self._held = self._waits_for(begun)
+        barred = self.order.may_not_pass([w for w in self._last if w.number not in self._held])
+        self._held.update((one.number, None) for one in barred)
+        return [one.about for one in self._last if one.number in self._held] if self._held else []
+
+    def sharing(
+        self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
+    ) -> list[T]:
+        """Who shares a step with the prompt in the middle of its chunks, of which ``chunk_tokens``
+        are left: shorter ones, for at most half of the step, or for what it does not need itself.
+        ``fits``: whether there is room for it beside those for whom it was asked before."""
+        room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
+
+        def shares(waiting: Waiting) -> bool:
+            nonlocal room
+            tokens = waiting.prefill.uncached
+            pages = -(-tokens // page) * page
+            if tokens >= chunk_tokens or pages > room or not fits(waiting.about):
+                return False
+            room -= pages
+            return True
+
+        head = [one for one in self._last[:SHARERS] if one.number not in self._held]
+        return [one.about for one in self.order.may_go(head, shares)]
+
+    def _waits_for(self, begun: Sequence[Path]) -> dict[int, int | None]:
+        """Who waits for what somebody else computes, and for whom, by number."""
         head = list(islice(self._last, PLACES))
         if not self._defers or not head or len(self._last) + len(begun) < 2:
-            self._held = {}
-            return []
-        self._held = self._sharing(head, begun)
+            return {}
+        held = self._sharing(head, begun)
         for one in head:
-            if one.number in self._held:  # what they wait for may be there by now
-                self.order.update(one, about.prefill(one.about, True))
-        if self._held:
-            self._held = self._sharing(head, begun)
-        return [one.about for one in head if one.number in self._held]
+            if one.number in held:  # what they wait for may be there by now
+                self.order.update(one, self._requests.prefill(one.about, True))
+        if held:
+            held = self._sharing(head, begun)
+            for one in head:
+                if one.number in held and self.order.left(one) < self._passes_in_a_step(one):
+                    del held[one.number]
+        return held
+
+    def _passes_in_a_step(self, waiting: Waiting) -> float:
+        """Seconds of younger work that one step may let in past ``waiting``."""
+        tokens, seconds = self._requests.step_tokens(), 0.0
+        for one in self._last:
+            if tokens <= 0:
+                break
+            if one.number > waiting.number:
+                tokens -= one.prefill.uncached
+                seconds += one.cost
+        return seconds
 
     def _sharing(self, head: Sequence[Waiting], begun: Sequence[Path]) -> dict[int, int | None]:
         about = self._requests

@@ -1,8 +1,8 @@
 """One scheduler's waiting queue: what each request costs, who is next, and what is protected.
 
-Everything decided here is equal on all ranks: it is made of arrival stamps, the tree, and a cost
-model whose figures are the first rank's, which also says how time passes between two arrivals.
-Timings differ by rank; those of the other ranks are never used.
+Everything decided here is equal on all ranks: it is made of the order of arrival, the tree, and a
+cost model whose figures are the first rank's. Timings differ by rank; those of the other ranks are
+never used.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from sglang_canopy.config.queue import RESPONSE_RATIO, SGLANG, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.engine_time import DecodeStep, EngineTime
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
-from sglang_canopy.schedule.response_ratio import ResponseRatio
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.under_way import under_way
 from sglang_canopy.storage.agreement import is_first_rank
@@ -39,11 +39,9 @@ class LiveQueue:
         self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
     ) -> None:
         """``step_tokens``: of the largest prefill step."""
-        self.orders = options.queue_order == RESPONSE_RATIO
+        self.orders = options.queue_order == BOUNDED_SHORTEST
         self.cost = PrefillCost(step_tokens)
-        self.decode = DecodeStep()
-        self.time = EngineTime()
-        self.order = ResponseRatio(self.cost, options.oldest_share)
+        self.order = BoundedShortest(self.cost, options.max_wait_factor)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
@@ -54,6 +52,8 @@ class LiveQueue:
         self._left_out: list[Any] = []
         """Of the step that is being chosen: who waits for what another one computes."""
         self.deferrals = 0
+        self._chunked: Any = None
+        """Who is in the middle of its chunks, while a batch is chosen."""
         self._computing: dict[int, Any] = {}
         """Let in, and the tree does not have their prompts yet; by ``id``."""
         self._passes = 0
@@ -64,7 +64,7 @@ class LiveQueue:
         """For operators; may be called from another thread. ``None`` where SGLang's order says."""
         base, token, pair, loaded = self.cost.coefficients
         return {
-            "order": RESPONSE_RATIO if self.orders else SGLANG,
+            "order": BOUNDED_SHORTEST if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
             "let_in": dict(self.order.let_in_by) if self.orders else None,
             "deferrals": self.deferrals if self.orders else None,
@@ -74,7 +74,6 @@ class LiveQueue:
                 "token": token,
                 "token_pair": pair,
                 "loaded_token": loaded,
-                "decode_step": self.decode.seconds,
             }
             if self.orders
             else None,
@@ -95,11 +94,7 @@ class LiveQueue:
         # One batch may be launched while the one before it still runs.
         now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
         self._done_at = now
-        self.time.arrived(self._core.clock.now)
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
-            if batch.forward_mode.is_decode():
-                self.decode.add(now - since)
-                self.time.worked(self.decode.seconds)
             return
         parts = []
         for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
@@ -107,7 +102,6 @@ class LiveQueue:
             if cached + new >= len(req.origin_input_ids):
                 self._computing.pop(id(req), None)
         self.cost.add(parts, now - since)
-        self.time.worked(self.cost.batch_seconds(parts))
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
             self._agree()
@@ -116,18 +110,15 @@ class LiveQueue:
         """Adopt what the first rank has fitted. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
             self.cost.refit()
-            self.decode.adopt(self.decode.fitted())
             self.order.reprice()
             return
-        sent = torch.zeros(5, dtype=torch.float64)
+        sent = torch.zeros(4, dtype=torch.float64)
         if is_first_rank(self._cache):
-            fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
-            sent[:] = torch.tensor((*fitted, self.decode.fitted()), dtype=torch.float64)
+            sent[:] = torch.tensor(self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), dtype=torch.float64)
         # Of the first rank's figures, none below 0, and everybody else's zeros.
         self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-        base, token, pair, load, step = sent.tolist()
+        base, token, pair, load = sent.tolist()
         self.cost.adopt((base, token, pair, load))
-        self.decode.adopt(step)
         self.order.reprice()
 
     # ---- who is next ----
@@ -135,26 +126,19 @@ class LiveQueue:
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
-        self.time.arrived(self._core.clock.now)
-        queue[:] = self._arranged.arrange(queue, self.time.now)
+        queue[:] = self._arranged.arrange(queue, self._chunked)
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch, without those who wait for what another one is about to compute.
         ``running``: the batch that decodes."""
-        if len(scheduler.waiting_queue) < len(self._arranged):
-            self._arranged.keep(scheduler.waiting_queue)
-        if self._computing:
-            here = set(map(id, under_way(scheduler, running)))
-            self._computing = {
-                key: req
-                for key, req in self._computing.items()
-                if key in here and not req.finished()
-            }
+        self._forget(scheduler, running)
+        self._chunked = scheduler.chunked_req
         self._choosing = True
         try:
             chosen = choose()
         finally:
             self._choosing = False
+            self._chunked = None
             left_out, self._left_out = self._left_out, []
             scheduler.waiting_queue.extend(left_out)
         batch, still_running = chosen
@@ -164,6 +148,50 @@ class LiveQueue:
         elif left_out and still_running.is_empty():
             self._arranged.nothing_to_do()
         return chosen
+
+    def _forget(self, scheduler: Any, running: Any) -> None:
+        """Whom SGLang does not have any longer."""
+        arranged = self._arranged
+        if len(scheduler.waiting_queue) < len(arranged):
+            arranged.keep(scheduler.waiting_queue)
+        if not arranged.may_come_back:
+            return
+        here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
+        gone = arranged.may_come_back - here
+        if gone:  # but for those that were sent back to the queue
+            arranged.over(gone - {id(req) for req in scheduler.waiting_queue})
+            self._computing = {key: req for key, req in self._computing.items() if key not in gone}
+
+    def chunk_limit(
+        self, chunked: Any, queue: list[Any], step_tokens: int, page: int
+    ) -> int | None:
+        """Tokens that ``chunked`` takes of the next step, and ``queue`` with those first who share
+        the step with it; ``None``: as many as it can, since nobody does."""
+        left = self._room(chunked)
+
+        def fits(req: Any) -> bool:
+            nonlocal left
+            needed = _to_compute(req) + _to_generate(req) + page
+            if needed > left:
+                return False
+            left -= needed
+            return True
+
+        tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        sharing = self._arranged.sharing(tokens, step_tokens, page, fits)
+        if not sharing:
+            return None
+        first = {id(req) for req in sharing}
+        queue[:] = [*sharing, *(req for req in queue if id(req) not in first)]
+        held = sum(-(-_to_compute(req) // page) * page for req in sharing)
+        return (step_tokens - held) // page * page
+
+    def _room(self, chunked: Any) -> int:
+        """Tokens of memory beside what ``chunked`` still needs."""
+        free = self._cache.token_to_kv_pool_allocator.available_size()
+        free += self._cache.evictable_size()
+        rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        return int(free - rest - _to_generate(chunked))
 
     def leave_out(self, queue: list[Any]) -> None:
         """Take those out of ``queue``, which is in order, that should not be let in now."""
@@ -198,9 +226,6 @@ class _Requests:
         self._queue = queue
         self.urgency: Callable[[Any], int] = lambda _req: 0
 
-    def arrived(self, req: Any) -> float:
-        return self._queue.request_of(req).time
-
     def tenant(self, req: Any) -> str | None:
         return self._queue.request_of(req).tenant
 
@@ -215,8 +240,25 @@ class _Requests:
         request = self._queue.request_of(req)
         return request.path, request.block_tokens
 
+    def rest(self, req: Any) -> Prefill:
+        return Prefill(len(req.full_untruncated_fill_ids) - req.prefix_len, req.prefix_len)
+
     def step_tokens_worth(self) -> float:
         return self._queue.cost.step_tokens_worth()
+
+    def step_tokens(self) -> int:
+        return self._queue.cost.step_tokens
+
+
+def _to_compute(req: Any) -> int:
+    tokens = len(req.origin_input_ids) + len(req.output_ids)
+    return max(1, tokens - req.num_matched_prefix_tokens)
+
+
+def _to_generate(req: Any) -> int:
+    """Tokens that SGLang keeps room for."""
+    left = req.sampling_params.max_new_tokens - len(req.output_ids)
+    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
 
 
 def _loaded(req: Any, cached: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.config.queue import FLAG, RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
 from sglang_canopy.config.refusals import QUEUE, unsupported
 from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
@@ -25,10 +25,10 @@ def checked(server_args: Any, args: Any, ours: bool) -> QueueFlags:
     if given and not ours:
         flag = option_of(QueueFlags, next(iter(given))).flag
         raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa")
-    if options.queue_order == RESPONSE_RATIO:
+    if options.queue_order == BOUNDED_SHORTEST:
         if server_args.schedule_policy != "fcfs":
             raise CanopyError(
-                f"{FLAG} {RESPONSE_RATIO} takes the place of --schedule-policy "
+                f"{FLAG} {BOUNDED_SHORTEST} takes the place of --schedule-policy "
                 f"{server_args.schedule_policy}; drop one"
             )
         refuse_unsupported(options, server_args)
@@ -37,10 +37,10 @@ def checked(server_args: Any, args: Any, ours: bool) -> QueueFlags:
 
 def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
     """Raise ``CanopyError`` where this server cannot have the order that ``options`` ask for."""
-    if options.queue_order == RESPONSE_RATIO:
+    if options.queue_order == BOUNDED_SHORTEST:
         refusal = unsupported(QUEUE, *configured)
         if refusal:
-            raise CanopyError(f"{FLAG} {RESPONSE_RATIO}: {refusal}")
+            raise CanopyError(f"{FLAG} {BOUNDED_SHORTEST}: {refusal}")
 
 
 def priorities_calculated(
@@ -60,6 +60,22 @@ def priorities_calculated(
         queue.protect(waiting_queue)
         if queue.orders:
             queue.leave_out(waiting_queue)
+
+
+def chunk_limited(
+    original: Any,
+    policy: Any,
+    chunked_req: Any,
+    waiting_queue: list[Any],
+    budget: int,
+    page_size: int,
+) -> int | None:
+    """Around ``SchedulePolicy.shortest_prefill_chunk_limit``, in a pass with a prompt in the middle
+    of its chunks."""
+    queue = _queue(policy.tree_cache)
+    if queue is None or not queue.orders or budget < 2 * page_size:
+        return original(policy, chunked_req, waiting_queue, budget, page_size)
+    return queue.chunk_limit(chunked_req, waiting_queue, budget, page_size)
 
 
 def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:

@@ -109,6 +109,13 @@ SEAMS = (
         "`--canopy-queue-order`; what is protected of the queue is renewed",
     ),
     Seam(
+        _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
+        "around",
+        queue.chunk_limited,
+        ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
+        "the same: shorter requests share the steps of a long prompt",
+    ),
+    Seam(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",
         "after",
         queue.batch_computed,

@@ -103,7 +103,10 @@ METRICS = (
         "all ranks then use the first rank's",
     ),
     Metric(
-        "queue_let_in_total", "counter", ("by",), "requests let in: by their rank, or their age"
+        "queue_let_in_total",
+        "counter",
+        ("by",),
+        "requests let in: as the shortest of their turn, or because of a budget",
     ),
     Metric(
         "gate_waiting_sessions",

@@ -107,7 +107,7 @@ def three_wait():
         ("lpm", [4, 2, 3]),
         ("hrrn", [2, 4, 3]),  # all came in one step and have waited for no token at first
         ("shortest-prefill-first", [4, 3, 2]),
-        ("response-ratio", [4, 3, 2]),
+        ("bounded-shortest", [4, 3, 2]),
     ],
 )
 def test_the_queue_is_served_in_its_order(order, expected):
@@ -179,7 +179,7 @@ def test_waiting_does_by_default_what_it_does_on_a_server_by_default():
         max_size=40,
     ),
     st.sampled_from(["by-place", "random-paths"]),
-    st.sampled_from(["fcfs", "response-ratio"]),
+    st.sampled_from(["fcfs", "bounded-shortest"]),
 )
 def test_whatever_waits_everybody_is_served_and_the_tree_stays_sound(asked, how, order):
     trace = [

@@ -69,16 +69,19 @@ class PrefillBatch:
         let_in: list[SimulatedRequest] = []
         if self._chunked is not None:
             job = self._chunked
-            new = min(job.target - job.done, chunk_left)
+            rest = job.target - job.done
+            limit = self._queue.share(rest, page, chunk_left)
+            new = min(rest, chunk_left if limit is None else limit)
             self._claim(job, new)
             batch.append((job, new))
             chunk_left -= new
             input_left -= new
             # What the batch takes is private already; what it will generate is reserved, and a page.
             beside += -new % page + page
-            if job.done + new >= job.target:
+            if new == rest:
                 self._chunked = None
-                reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
+            # What it still needs is not given away.
+            reserved += rest - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:
                 break
@@ -89,8 +92,12 @@ class PrefillBatch:
                 continue
             if job.fetch is not None and not self._prefetcher.settle(job, now):  # type: ignore[union-attr]
                 continue
+            if self._chunked is not None and self._to_compute(job) > chunk_left:
+                break
             taken = self._admit(job, reserved + beside, chunk_left)
             if taken is None:
+                if self._chunked is not None:
+                    break  # there may be room once the prompt under way is done
                 self.full = bool(batch) or running > 0
                 if not self.full:
                     self._refuse(job)
@@ -109,7 +116,7 @@ class PrefillBatch:
                 break
             reserved += min(job.max_new, CLIP_OUTPUT_TOKENS)
             if self._tree.free + self._tree.evictable <= reserved + beside:
-                self.full = True
+                self.full = self._chunked is None
                 break
         if not batch:
             if self._queue.deferred and not running:
@@ -168,6 +175,10 @@ class PrefillBatch:
         job.done = hit
         self._claim(job, new)
         return new, load
+
+    def _to_compute(self, job: SimulatedRequest) -> int:
+        found = self._queue.cached(job)
+        return job.target - found.device - found.host
 
     def _claim(self, job: SimulatedRequest, tokens: int) -> None:
         self._tree.claim(tokens)

@@ -9,7 +9,12 @@ from canopy_lab.sim.system.channel import Link
 from canopy_lab.sim.system.costs import Costs
 from canopy_lab.sim.system.gate import SessionGate, Turn
 from canopy_lab.sim.system.job import SimulatedRequest
-from canopy_lab.sim.system.queue_order import Cached, QueueOrder, ResponseRatioInSeconds
+from canopy_lab.sim.system.queue_order import (
+    BoundedShortestFirst,
+    Cached,
+    QueueOrder,
+    ShortestPrefillFirst,
+)
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 
@@ -28,7 +33,7 @@ class Queue:
         prefixes: WaitingPrefixes,
         step_tokens: int,
     ) -> None:
-        self._step_tokens = step_tokens
+        self.step_tokens = step_tokens
         self._tree = tree
         self._costs = costs
         self._host_link = host_link
@@ -76,6 +81,8 @@ class Queue:
 
     def ended(self, job: SimulatedRequest, now: float) -> None:
         """A job that was in the queue is answered."""
+        if isinstance(self._order, BoundedShortestFirst):
+            self._order.over(job)
         self._gate.ended(_turn(job), job.prompt + job.output, now)
 
     def back(self, job: SimulatedRequest) -> None:
@@ -86,7 +93,7 @@ class Queue:
         """Jobs that are prefilled from now on."""
         gone = frozenset(jobs)
         self.jobs = [job for job in self.jobs if job not in gone]
-        if isinstance(self._order, ResponseRatioInSeconds):
+        if isinstance(self._order, BoundedShortestFirst):
             self._order.let_in(jobs)
 
     def _append(self, job: SimulatedRequest, now: float) -> None:
@@ -103,14 +110,28 @@ class Queue:
         self.deferred = frozenset()
         if self.jobs:
             self._oldest_sessions_first()
-            self.jobs = list(self._order.order(self.jobs, self))
-            if isinstance(self._order, ResponseRatioInSeconds):
+            if isinstance(self._order, BoundedShortestFirst):
+                chunked = computing[0] if computing else None
+                self.jobs = list(self._order.order(self.jobs, self, chunked))
                 self.deferred = frozenset(self._order.deferred(computing))
+            else:
+                self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._asked)
+
+    def share(self, rest: int, page: int, step_tokens: int) -> int | None:
+        """How many tokens of the step a prompt takes of which ``rest`` are left; ``None``: as many
+        as it can. Those who share the step with it are first in the queue then."""
+        if not self.jobs or not isinstance(
+            self._order, BoundedShortestFirst | ShortestPrefillFirst
+        ):
+            return None
+        jobs, limit = self._order.share(rest, step_tokens, page, self.jobs)
+        self.jobs = list(jobs)
+        return limit
 
     def nothing_to_do(self) -> None:
         """Without the deferred there was nothing to prefill: they are not deferred again."""
-        if isinstance(self._order, ResponseRatioInSeconds):
+        if isinstance(self._order, BoundedShortestFirst):
             self._order.nothing_to_do()
 
     def _oldest_sessions_first(self) -> None:
@@ -130,11 +151,11 @@ class Queue:
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
         """``QueueView.marginal_s``."""
-        return self._costs.marginal(new_tokens, context_tokens, self._step_tokens)
+        return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)
 
     def step_tokens_worth(self) -> float:
         """``QueueView.step_tokens_worth``."""
-        return self._costs.step_tokens_worth(self._step_tokens)
+        return self._costs.step_tokens_worth(self.step_tokens)
 
     def load_s(self, tokens: int) -> float:
         """``QueueView.load_s``."""

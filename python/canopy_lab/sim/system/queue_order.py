@@ -12,8 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.bounded_shortest import (
+    LEAST_S as LEAST_BUDGET_S,
+)
+from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR, OWN, BoundedShortest
 from sglang_canopy.schedule.prefill_cost import LEAST_S, Prefill
-from sglang_canopy.schedule.response_ratio import OLDEST_SHARE, ResponseRatio
 
 MATCHED_AT_MOST = 128
 """Beyond this many waiting requests SGLang's ``lpm`` and ``hrrn`` leave the queue as it is
@@ -37,6 +40,8 @@ class QueueView(Protocol):
     """Seconds, on the simulation's clock."""
     processed_tokens: int
     """Tokens prefilled so far; ``job.tokens_before`` is what it was when a job began to wait."""
+    step_tokens: int
+    """Tokens that one step takes at most."""
 
     def cached(self, job: SimulatedRequest) -> Cached:
         """Look ``job`` up, in whole pages and without its last token, as SGLang's
@@ -110,15 +115,32 @@ class HighestResponseRatioNext:
 class ShortestPrefillFirst:
     """``shortest-prefill-first``: fewest uncached tokens first. SGLang marks it experimental.
 
-    SGLang also shortens the chunk of a long prompt under way for shorter ones that wait; here a
-    prompt once begun takes its chunks whole.
+    Shorter ones share the steps of a long prompt under way. SGLang keeps no room for the rest of
+    that prompt while they do; here it is kept for every order, which is kinder to this one.
     """
 
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
         matched, later = matches(waiting, view)
+        self._work = {job: max(1, job.target - matched[job]) for job in waiting}
         return sorted(waiting, key=lambda j: (j in later, j.target - matched[j], j.arrival))
+
+    def share(
+        self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
+    ) -> tuple[Sequence[SimulatedRequest], int | None]:
+        """``waiting`` as it should be tried beside a prompt of which ``rest`` tokens are left, and
+        how many of the step's that prompt takes; ``None``: as many as it can.
+
+        SGLang's ``shortest_prefill_chunk_limit``."""
+        held = 0
+        for job in waiting if step_tokens >= 2 * page else ():
+            work = self._work[job]
+            pages = -(-work // page) * page
+            if work >= rest or held + pages > step_tokens - page:
+                break
+            held += pages
+        return waiting, (step_tokens - held) // page * page if held else None
 
 
 class RandomOrder:
@@ -135,31 +157,61 @@ class RandomOrder:
         return shuffled
 
 
-class ResponseRatioInSeconds:
-    """``response-ratio``: the object that orders a server's queue (``--canopy-queue-order``).
+class BoundedShortestFirst:
+    """``bounded-shortest``: the object that orders a server's queue (``--canopy-queue-order``).
 
     Costs are the profile's; a server fits its own. It sees what the server's sees: a request is
     looked up when it comes, and a bounded number of them in each pass.
     """
 
-    def __init__(self, oldest_share: float = OLDEST_SHARE, defer: bool = True) -> None:
+    def __init__(
+        self,
+        max_wait_factor: float = MAX_WAIT_FACTOR,
+        own: float = OWN,
+        least_s: float = LEAST_BUDGET_S,
+        defer: bool = True,
+        share: bool = True,
+    ) -> None:
         self._view: QueueView | None = None
-        self._arranged = Arranged(ResponseRatio(self, oldest_share), self, defer)
+        self._shares = share
+        order = BoundedShortest(self, max_wait_factor, own, least_s)
+        self._arranged = Arranged(order, self, defer)
 
     def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
+        self,
+        waiting: Sequence[SimulatedRequest],
+        view: QueueView,
+        chunked: SimulatedRequest | None = None,
     ) -> Sequence[SimulatedRequest]:
         self._view = view
-        return self._arranged.arrange(waiting, view.now)
+        return self._arranged.arrange(waiting, chunked)
 
     def deferred(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
         """Those of the last order that are not to be let in at this step. ``computing``: the job
         that is in the middle of its chunks."""
         return self._arranged.deferred(computing)
 
+    def share(
+        self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
+    ) -> tuple[Sequence[SimulatedRequest], int | None]:
+        """``ShortestPrefillFirst.share``: ``waiting`` with those first who share the step."""
+        if not self._shares:
+            return waiting, None
+        sharing = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
+        if not sharing:
+            return waiting, None
+        first = frozenset(sharing)
+        held = sum(-(-self.prefill(job, True).uncached // page) * page for job in sharing)
+        limit = max(page, (step_tokens - held) // page * page)
+        return [*sharing, *(job for job in waiting if job not in first)], limit
+
     def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
         """These are prefilled from now on."""
         self._arranged.let_in(jobs)
+
+    def over(self, job: SimulatedRequest) -> None:
+        """``job`` is answered."""
+        self._arranged.over((id(job),))
 
     def nothing_to_do(self) -> None:
         """Without those who were left out there was nothing to prefill."""
@@ -170,9 +222,6 @@ class ResponseRatioInSeconds:
         assert self._view is not None
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
         return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
-
-    def arrived(self, job: SimulatedRequest) -> float:
-        return job.arrival
 
     def tenant(self, job: SimulatedRequest) -> str | None:
         return job.request.tenant
@@ -189,9 +238,16 @@ class ResponseRatioInSeconds:
     def path(self, job: SimulatedRequest) -> tuple[tuple[int, ...], int]:
         return job.path, job.request.block_tokens
 
+    def rest(self, job: SimulatedRequest) -> Prefill:
+        return Prefill(job.target - job.done, job.done)
+
     def step_tokens_worth(self) -> float:
         assert self._view is not None
         return self._view.step_tokens_worth()
+
+    def step_tokens(self) -> int:
+        assert self._view is not None
+        return self._view.step_tokens
 
 
 def matches(
@@ -224,7 +280,7 @@ QUEUE_ORDERS: Mapping[str, Callable[..., QueueOrder]] = {
     "hrrn": HighestResponseRatioNext,
     "shortest-prefill-first": ShortestPrefillFirst,
     "random": RandomOrder,
-    "response-ratio": ResponseRatioInSeconds,
+    "bounded-shortest": BoundedShortestFirst,
 }
 """By the name that ``--schedule-policy`` takes."""
 

@@ -1,0 +1,377 @@
+"""Who is next: the shortest, as long as nobody is passed by more than its budget.
+
+Cost is predicted seconds of prefill and of loading (``prefill_cost.py``). Shortest first has the
+least mean wait of all orders, and starves long requests. So each request gets a budget when it
+comes: B = kappa w + lambda c + beta seconds of younger work may be let in before it, where w is the
+older work that it finds, c its own cost, kappa = max_wait_factor - 1, lambda ``OWN`` and beta
+``LEAST_S``. Nobody is let in past somebody whose budget it would overdraw, and the oldest may always
+go. The prompt in the middle of its chunks has its budget as well, for those who share its steps.
+
+The bound: no more than (1 + kappa) w + (1 + lambda) c + beta seconds of its turn's work are let in up
+to and with a request, whatever comes later. What is let in before it is older (at most w), its own
+(c), or younger, and all that is younger was charged to B. Beside that are the rest of the step that
+it ends in, what retractions compute again, steps of decoding, and a higher priority, which always
+goes first.
+
+A turn is a tenant's (``fair_shares.py``); budgets count within one turn and one priority.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
+from sglang_canopy.schedule.passing import Passing
+from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
+
+MAX_WAIT_FACTOR = 1.5
+"""1 + kappa, unless said otherwise."""
+OWN = 5.0
+"""lambda: a request may be passed for so many times as long as it takes itself."""
+LEAST_S = 2.0
+"""beta."""
+PLACES = 128
+"""Places at the head of the queue that are worked out; a pass rarely lets in more."""
+TIGHT_PLACES = 32
+"""Of a turn, once budgets decide."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in the queue. Times in seconds."""
+
+    number: int
+    """Order of arrival."""
+    tenant: str | None
+    turn: Turn
+    """Under which it is served: its tenant's when it came."""
+    urgency: int
+    """Higher goes first, always (SGLang's priority)."""
+    prefill: Prefill
+    cost: float
+    left: float = math.inf
+    """Of its budget, while it is not in a line."""
+    place: int = -1
+    """In its line."""
+    about: Any = None
+    """The caller's own."""
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        return self.cost, self.number
+
+
+class _Line:
+    """The requests of one turn and one urgency."""
+
+    __slots__ = ("by_cost", "chunk", "passing", "requests", "work")
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Waiting] = {}
+        """By number."""
+        self.by_cost: list[tuple[float, int, Waiting]] = []
+        self.passing = Passing()
+        self.chunk: Waiting | None = None
+        """In the middle of its chunks: others may pass it for what is left of its budget."""
+        self.work = 0.0
+        """Seconds that all requests cost."""
+
+    def add(self, waiting: Waiting, youngest: bool) -> None:
+        """One that came, or one that came back, which may be older than others."""
+        self.requests[waiting.number] = waiting
+        insort(self.by_cost, (*waiting.rank, waiting))
+        self.work += waiting.cost
+        if youngest and not self.passing.full:
+            waiting.place = self.passing.append(waiting.cost, waiting.left)
+        else:
+            self._rebuild()
+
+    def remove(self, waiting: Waiting) -> bool:
+        """Take one out; false if it was not in."""
+        if self.requests.pop(waiting.number, None) is None:
+            return False
+        self._leave(waiting)
+        self.passing.set_cost(waiting.place, math.inf)
+        del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
+        self.work = self.work - waiting.cost if self.requests else 0.0
+        return True
+
+    def _leave(self, waiting: Waiting) -> None:
+        """It holds up nobody from now on; what is left of its budget is noted."""
+        waiting.left = self.passing.allowance(waiting.place)
+        self.passing.set_allowance(waiting.place, math.inf)
+
+    def update(self, waiting: Waiting, prefill: Prefill, cost: float) -> None:
+        """What is cached of one has changed."""
+        waiting.prefill = prefill
+        if cost != waiting.cost:
+            del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
+            self.work += cost - waiting.cost
+            waiting.cost = cost
+            insort(self.by_cost, (*waiting.rank, waiting))
+            self.passing.set_cost(waiting.place, cost)
+
+    def let_in(self, waiting: Waiting) -> None:
+        """One of the line is computed from now on."""
+        self.passing.pass_by(waiting.place, waiting.cost)
+        self.remove(waiting)
+        waiting.place = -1
+
+    def let_pass(self, chunk: Waiting | None) -> None:
+        """``chunk``, of this line, is in the middle of its chunks; ``None``: nobody is."""
+        if self.chunk is not None:
+            self._leave(self.chunk)
+            self.chunk.place = -1
+        self.chunk = chunk
+        if chunk is not None:
+            self._rebuild()
+
+    def walk(self) -> Iterator[Waiting]:
+        """Who is let in, one after another; then the others in order of arrival. Changes nothing."""
+        spare, taken = self.passing.least_allowance(), set()
+        head: list[Waiting] = []
+        for cost, number, waiting in self.by_cost:
+            if cost > spare:
+                break
+            spare -= cost
+            head.append(waiting)
+            taken.add(number)
+            yield waiting
+        if len(head) < len(self.requests):
+            for waiting in self._tight(head):
+                taken.add(waiting.number)
+                yield waiting
+            for number in sorted(self.requests.keys() - taken):
+                yield self.requests[number]
+
+    def _tight(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
+        """The next ones after ``gone``, where budgets decide."""
+        trial, at = self.passing.copy(), {one.place: one for one in self.requests.values()}
+        for waiting in gone:
+            _go(trial, waiting)
+        for _ in range(TIGHT_PLACES):
+            place = trial.shortest()
+            if place < 0:
+                return
+            _go(trial, at[place])
+            yield at[place]
+
+    def reprice(self, cost: Cost) -> None:
+        """The cost model has changed."""
+        for waiting in self.requests.values():
+            waiting.cost = cost.seconds(waiting.prefill)
+        self.by_cost = sorted((*one.rank, one) for one in self.requests.values())
+        self.work = sum(one.cost for one in self.requests.values())
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        here = [] if self.chunk is None else [self.chunk]
+        members = sorted([*self.requests.values(), *here], key=_number)
+        left = [
+            self.passing.allowance(one.place) if one.place >= 0 else one.left for one in members
+        ]
+        costs = [math.inf if one is self.chunk else one.cost for one in members]
+        self.passing = Passing(costs, left)
+        for place, one in enumerate(members):
+            one.place = place
+
+
+class BoundedShortest:
+    """The queue. ``cost`` says what a request costs; with a ``max_wait_factor`` of infinity nobody is
+    held up for another, with 1, ``own`` and ``least_s`` 0 it is first come, first served."""
+
+    def __init__(
+        self,
+        cost: Cost | None = None,
+        max_wait_factor: float = MAX_WAIT_FACTOR,
+        own: float = OWN,
+        least_s: float = LEAST_S,
+    ) -> None:
+        self.cost: Cost = cost or PrefillCost()
+        self.max_wait_factor = max_wait_factor
+        self.own = own
+        self.least_s = least_s
+        self.shares = FairShares()
+        self._numbers = itertools.count()
+        self._lines: dict[int, dict[Turn, _Line]] = {}
+        """By urgency and turn; none is empty but for that of the chunk."""
+        self.chunk: Waiting | None = None
+        """In the middle of its chunks."""
+        self._rest_s = 0.0
+        """What the rest of it costs."""
+        self.let_in_by = {"shortest": 0, "budget": 0}
+        """Requests that were let in: as the shortest of their turn, or since a shorter one would
+        have overdrawn a budget, or could not be taken."""
+
+    def __len__(self) -> int:
+        return sum(len(line.requests) for turns in self._lines.values() for line in turns.values())
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """In order of arrival."""
+        lines = [line.requests for turns in self._lines.values() for line in turns.values()]
+        return iter(sorted(itertools.chain(*map(dict.values, lines)), key=_number))
+
+    def add(
+        self,
+        prefill: Prefill,
+        tenant: str | None = None,
+        urgency: int = 0,
+        about: Any = None,
+    ) -> Waiting:
+        """A request comes in."""
+        turn, cost = self.shares.turn_of(tenant), self.cost.seconds(prefill)
+        waiting = Waiting(next(self._numbers), tenant, turn, urgency, prefill, cost)
+        waiting.about = about
+        line = self._line(waiting)
+        before_s = line.work + (self._rest_s if line.chunk is not None else 0.0)
+        # No infinity times zero: nothing before it is nothing to wait for.
+        for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
+        waiting.left = for_others + self.own * cost + self.least_s
+        line.add(waiting, youngest=True)
+        return waiting
+
+    def back(self, waiting: Waiting, prefill: Prefill) -> None:
+        """A request that was let in waits again: with its place, and what is left of its budget."""
+        waiting.prefill = prefill
+        waiting.cost = self.cost.seconds(prefill)
+        self._line(waiting).add(waiting, youngest=False)
+
+    def update(self, waiting: Waiting, prefill: Prefill) -> None:
+        """What is cached of ``waiting`` has changed."""
+        self._line(waiting).update(waiting, prefill, self.cost.seconds(prefill))
+
+    def reprice(self) -> None:
+        """The cost model has changed."""
+        for turns in self._lines.values():
+            for line in turns.values():
+                line.reprice(self.cost)
+
+    def remove(self, waiting: Waiting) -> bool:
+        """``waiting`` leaves the queue uncomputed. False if it was not in it."""
+        line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
+        if line is None or not line.remove(waiting):
+            return False
+        self._tidy(waiting, line)
+        return True
+
+    def let_in(self, admitted: Iterable[Waiting]) -> None:
+        """These are out of the queue and computed now, in this order."""
+        for waiting in admitted:
+            line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
+            if line is None or waiting.number not in line.requests:
+                continue
+            shortest = line.by_cost[0][2] is waiting
+            self.let_in_by["shortest" if shortest else "budget"] += 1
+            line.let_in(waiting)
+            self._tidy(waiting, line)
+            self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
+
+    def chunked(self, waiting: Waiting | None, rest_s: float) -> None:
+        """Who is in the middle of its chunks, and what the rest of it costs. Whoever shares its
+        steps passes it."""
+        before, self.chunk = self.chunk, waiting
+        self._rest_s = rest_s
+        if waiting is not before:
+            if before is not None:
+                line = self._line(before)
+                line.let_pass(None)
+                self._tidy(before, line)
+            if waiting is not None:
+                self._line(waiting).let_pass(waiting)
+
+    def left(self, waiting: Waiting) -> float:
+        """Seconds of younger work that may still be let in before ``waiting``."""
+        return self._line(waiting).passing.allowance(waiting.place)
+
+    def may_go(
+        self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
+    ) -> list[Waiting]:
+        """Of ``candidates``, in this order, those that ``fits`` lets in and that overdraw nobody's
+        budget, while whoever is not among them goes on waiting."""
+        trials: dict[int, Passing] = {}
+        found = []
+        for waiting in candidates:
+            line = self._line(waiting)
+            trial = trials.get(id(line))
+            if trial is None:
+                trial = trials[id(line)] = line.passing.copy()
+            if trial.may_go(waiting.place) and fits(waiting):
+                _go(trial, waiting)
+                found.append(waiting)
+        return found
+
+    def may_not_pass(self, order: Sequence[Waiting]) -> list[Waiting]:
+        """Of ``order``, who would overdraw the budget of the prompt in the middle of its chunks, if
+        those before it are let in."""
+        chunk = self.chunk
+        if chunk is None:
+            return []
+        line = self._line(chunk)
+        left = line.passing.allowance(chunk.place)
+        if left >= line.work:
+            return []
+        found = []
+        for waiting in order:
+            if waiting.number > chunk.number and waiting.number in line.requests:
+                if waiting.cost > left:
+                    found.append(waiting)
+                else:
+                    left -= waiting.cost
+        return found
+
+    def order(self, places: int = PLACES) -> list[Waiting]:
+        """The queue, first to be let in first.
+
+        Only the first ``places`` are worked out; behind them, in each urgency, everyone is in
+        order of arrival. Changes nothing: what is let in is told by ``let_in``.
+        """
+        queue: list[Waiting] = []
+        starts: dict[Turn, float] = {}
+        for urgency in sorted(self._lines, reverse=True):
+            turns = {t: line for t, line in self._lines[urgency].items() if line.requests}
+            taken = set()
+            if len(queue) < places and turns:
+                walks = {turn: line.walk() for turn, line in turns.items()}
+                heads = {turn: next(walk) for turn, walk in walks.items()}
+                starts = self.shares.starts(turns) | starts
+                mine = {turn: starts[turn] for turn in turns}
+                while heads and len(queue) < places:
+                    turn = first(mine)
+                    queue.append(heads[turn])
+                    taken.add(heads[turn].number)
+                    mine[turn] += heads[turn].cost
+                    starts[turn] = mine[turn]
+                    following = next(walks[turn], None)
+                    if following is None:
+                        del heads[turn], mine[turn]
+                    else:
+                        heads[turn] = following
+            behind = [w for line in turns.values() for w in line.requests.values()]
+            queue += sorted((w for w in behind if w.number not in taken), key=_number)
+        return queue
+
+    def _line(self, waiting: Waiting) -> _Line:
+        return self._lines.setdefault(waiting.urgency, {}).setdefault(waiting.turn, _Line())
+
+    def _tidy(self, waiting: Waiting, line: _Line) -> None:
+        """Drop ``line``, ``waiting``'s, if nobody is in it."""
+        if not line.requests and line.chunk is None:
+            turns = self._lines[waiting.urgency]
+            del turns[waiting.turn]
+            if not turns:
+                del self._lines[waiting.urgency]
+
+
+def _go(trial: Passing, waiting: Waiting) -> None:
+    trial.pass_by(waiting.place, waiting.cost)
+    trial.set_cost(waiting.place, math.inf)
+    trial.set_allowance(waiting.place, math.inf)
+
+
+def _number(waiting: Waiting) -> int:
+    return waiting.number

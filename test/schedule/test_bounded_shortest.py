@@ -1,0 +1,348 @@
+"""The order of the queue: shortest first, nobody passed for more than its budget whatever comes,
+tenants in fair shares."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.schedule.bounded_shortest import PLACES, TIGHT_PLACES, BoundedShortest, Waiting
+from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED
+from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+
+
+def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
+    """A queue where a token costs a second."""
+    cost = PrefillCost()
+    cost.adopt((0.0, 1.0, 0.0, 0.0))
+    return BoundedShortest(cost, factor, own, least_s)
+
+
+def serve(line: BoundedShortest) -> Waiting:
+    """Let the first one in."""
+    waiting = line.order()[0]
+    line.let_in([waiting])
+    return waiting
+
+
+def test_the_shortest_is_next_until_a_budget_is_used_up() -> None:
+    line = queue()
+    long = line.add(Prefill(100))  # finds nothing: a budget of 100
+    shorts = [line.add(Prefill(40)) for _ in range(4)]
+    assert [serve(line) for _ in range(3)] == [*shorts[:2], long]
+    assert [serve(line) for _ in range(2)] == shorts[2:]
+    assert line.let_in_by == {"shortest": 4, "budget": 1}
+
+
+def test_the_older_work_that_is_found_counts() -> None:
+    line = queue(factor=1.5, own=0.0, least_s=7.0)
+    first, second = line.add(Prefill(100)), line.add(Prefill(60))
+    assert (line.left(first), line.left(second)) == (7.0, 57.0)
+
+
+def test_equals_go_in_order_of_arrival() -> None:
+    line = queue()
+    made = [line.add(Prefill(10)) for _ in range(20)]
+    assert line.order() == made
+
+
+def test_a_factor_of_one_and_no_budget_is_first_come_first_served() -> None:
+    line, draw = queue(1.0, 0.0, 0.0), random.Random(3)
+    made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
+    assert line.order() == made
+
+
+def test_an_infinite_factor_is_shortest_first() -> None:
+    line, draw = queue(math.inf, math.inf), random.Random(3)
+    made = [line.add(Prefill(draw.randint(1, 50))) for _ in range(60)]
+    assert line.order() == sorted(made, key=lambda one: (one.cost, one.number))
+
+
+def test_what_became_cached_moves_up() -> None:
+    line = queue(math.inf)
+    first, second = line.add(Prefill(50)), line.add(Prefill(60))
+    assert line.order() == [first, second]
+    line.update(second, Prefill(5, 55))
+    assert line.order() == [second, first]
+
+
+def test_one_that_comes_back_has_its_place_and_what_is_left_of_its_budget() -> None:
+    line = queue()
+    first = line.add(Prefill(100))
+    line.let_in([line.add(Prefill(70))])
+    line.let_in([first])
+    younger = line.add(Prefill(40))
+    line.back(first, Prefill(110))
+    assert line.left(first) == 30.0
+    assert line.order() == [first, younger]
+
+
+def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() -> None:
+    line = queue()
+    long = line.add(Prefill(100))
+    shorts = [line.add(Prefill(60)) for _ in range(2)]
+    line.let_in([long])
+    line.chunked(long, 80.0)
+    assert line.may_not_pass(line.order()) == shorts[1:]
+    assert line.may_go(line.order(), lambda _one: True) == shorts[:1]
+    line.let_in(shorts[:1])
+    assert line.may_not_pass(line.order()) == shorts[1:]
+    assert line.left(shorts[1]) == 220.0
+    line.reprice()  # nothing of it is lost where everything is built anew
+    assert line.may_not_pass(line.order()) == shorts[1:]
+    line.chunked(None, 0.0)
+    assert line.may_not_pass(line.order()) == []
+
+
+def test_the_rest_of_the_chunk_is_older_work() -> None:
+    line = queue(factor=3.0, own=0.0)
+    long = line.add(Prefill(100))
+    line.let_in([long])
+    line.add(Prefill(5))
+    line.chunked(long, 80.0)
+    assert line.left(line.add(Prefill(1))) == 2.0 * 85.0
+
+
+def test_loading_counts() -> None:
+    cost = PrefillCost()
+    cost.adopt((0.0, 1e-3, 0.0, 1e-4))
+    line = BoundedShortest(cost)
+    loads = line.add(Prefill(10, 1_000, 1_000))
+    resident = line.add(Prefill(10, 1_000))
+    assert line.order() == [resident, loads]
+
+
+def test_a_higher_priority_always_goes_first() -> None:
+    line = queue()
+    low = [line.add(Prefill(1), urgency=0) for _ in range(5)]
+    high = [line.add(Prefill(500), urgency=3) for _ in range(5)]
+    order = line.order()
+    assert set(order[:5]) == set(high)
+    assert set(order[5:]) == set(low)
+
+
+def test_order_changes_nothing() -> None:
+    line, draw = queue(), random.Random(1)
+    for _ in range(300):
+        line.add(Prefill(draw.randint(1, 500)), draw.choice("abc"), draw.randint(0, 2))
+    assert line.order() == line.order()
+    assert sorted(w.number for w in line.order()) == list(range(300))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([1.0, 1.3, 2.0, 6.0]),
+    st.sampled_from([0.0, 1.0, 10.0]),
+    st.integers(1, 30),
+    st.randoms(use_true_random=False),
+)
+def test_nobody_is_passed_by_more_than_the_bound_whatever_comes(factor, own, step, draw) -> None:
+    """An engine of steps of ``step`` seconds, one prompt in chunks, others that share its steps;
+    requests come without end, at up to three times what it serves, and some hang up."""
+    least_s = 4.0
+    line = queue(factor, own, least_s)
+    done, rest = 0.0, 0.0  # seconds computed; of the chunk still to compute
+    chunk: Waiting | None = None
+    owed: dict[int, tuple[float, float]] = {}
+    for _ in range(draw.randint(10, 120)):
+        line.chunked(chunk, rest)
+        for _ in range(draw.randrange(4)):
+            cost = draw.choice([1, 1, 2, 5, draw.randint(1, 80)])
+            older = sum(one.cost for one in line) + rest
+            made = line.add(Prefill(cost))
+            owed[made.number] = (done, factor * older + (1 + own) * cost + least_s)
+        if len(line) and draw.random() < 0.1:
+            line.remove(draw.choice(list(line)))
+        left = float(step)
+        order = line.order()
+        if chunk is not None:
+            room = [left / 2]
+
+            def fits(one: Waiting, room: list[float] = room) -> bool:
+                if one.cost <= room[0]:
+                    room[0] -= one.cost
+                    return True
+                return False
+
+            sharing = line.may_go(order, fits)
+            for one in sharing:
+                line.let_in([one])
+                done += one.cost
+                left -= one.cost
+                since, bound = owed.pop(one.number)
+                assert done - since <= bound + 1e-6
+            taken = min(rest, left)
+            done, rest, left = done + taken, rest - taken, left - taken
+            if rest > 0:
+                continue
+            since, bound = owed.pop(chunk.number)
+            assert done - since <= bound + 1e-6
+            chunk = None
+            continue
+        for one in order:
+            if left <= 0:
+                break
+            line.let_in([one])
+            taken = min(one.cost, left)
+            done, left, rest = done + taken, left - taken, one.cost - taken
+            if rest > 0:
+                chunk = one
+                break
+            since, bound = owed.pop(one.number)
+            assert done - since <= bound + 1e-6
+
+
+def simulate(pick, requests: list[tuple[float, int]]) -> list[float]:
+    """Waits of ``requests`` (time, cost), one at a time, in the order that ``pick`` gives."""
+    line, waits, now = queue(), [], 0.0
+    pending = list(reversed(requests))
+    while pending or len(line):
+        while pending and pending[-1][0] <= now:
+            time, cost = pending.pop()
+            line.add(Prefill(cost), about=time)
+        if not len(line):
+            now = pending[-1][0]
+            continue
+        served = pick(line)
+        line.let_in([served])
+        waits.append(now - served.about)
+        now += served.cost
+    return waits
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: int) -> None:
+    draw, requests, time = random.Random(seed), [], 0.0
+    for _ in range(1_500):
+        cost = max(1, min(3_000, int(draw.lognormvariate(3.5, 1.3))))
+        requests.append((time, cost))
+        time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times what is served
+    fcfs = simulate(lambda line: next(iter(line)), requests)
+    ours = simulate(lambda line: line.order(1)[0], requests)
+    assert sum(ours) < 0.6 * sum(fcfs)
+    assert max(ours) < 2.5 * max(fcfs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 50), min_size=2, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_tenants_with_work_get_equal_seconds(costs, draw) -> None:
+    """Each tenant's requests cost its own; the many cheap ones get no more than the few dear."""
+    line = queue()
+    names = [f"t{i}" for i in range(len(costs))]
+    got = dict.fromkeys(names, 0.0)
+
+    def fill() -> None:
+        for name, cost in zip(names, costs, strict=True):
+            while sum(w.tenant == name for w in line) < 3:
+                line.add(Prefill(cost), name)
+
+    now = 0.0
+    for name, cost in zip(names, costs, strict=True):  # each is known before it is measured
+        line.add(Prefill(cost), name)
+    while len(line):
+        serve(line)
+    for _ in range(draw.randint(100, 300)):
+        fill()
+        served = serve(line)
+        now += served.cost
+        got[served.tenant] += served.cost
+    assert max(got.values()) - min(got.values()) <= 3 * max(costs)
+
+
+def test_a_tenant_that_was_idle_has_saved_nothing_up() -> None:
+    line = queue()
+    for name in ("busy", "idle"):
+        line.add(Prefill(1), name)
+        serve(line)
+    for _ in range(100):
+        line.add(Prefill(10), "busy")
+        serve(line)
+    for _ in range(20):
+        line.add(Prefill(10), "busy")
+        line.add(Prefill(10), "idle")
+    turns = [serve(line).tenant for _ in range(10)]
+    assert 4 <= turns.count("busy") <= 6
+
+
+def test_a_flood_of_names_costs_its_sender_alone() -> None:
+    """A known tenant keeps its half against a thousand names that were made up for one request."""
+    line, draw = queue(), random.Random(7)
+    line.add(Prefill(10), "known")
+    serve(line)
+    got = {"known": 0.0, "flood": 0.0}
+    invented, now = 0, 0.0
+    for _ in range(2_000):
+        while sum(w.tenant == "known" for w in line) < 2:
+            line.add(Prefill(10), "known")
+        while len(line) < 60:
+            invented += 1
+            line.add(Prefill(draw.randint(1, 10)), f"made-up-{invented}")
+        served = serve(line)
+        now += served.cost
+        got["known" if served.tenant == "known" else "flood"] += served.cost
+    assert invented > 1_000
+    assert got["known"] > 0.45 * sum(got.values())
+
+
+def test_what_is_remembered_of_tenants_is_bounded() -> None:
+    line = queue()
+    for number in range(5_000):
+        line.add(Prefill(1 + number % 7), f"t{number}")
+        serve(line)
+    shares = line.shares
+    assert len(shares._served) <= REMEMBERED
+    assert len(shares._own) <= OWN_TURNS + 1
+    assert len(shares._work) <= 2 * OWN_TURNS + 1
+    assert line._lines == {}
+
+
+def test_a_request_that_was_given_up_leaves_nothing() -> None:
+    line = queue()
+    gone = line.add(Prefill(5), "a")
+    line.remove(gone)
+    line.remove(gone)
+    line.let_in([gone])
+    assert (len(line), line.order(), line._lines) == (0, [], {})
+
+
+def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival() -> None:
+    for line in (queue(), queue(math.inf, math.inf)):
+        for number in range(1_000):
+            line.add(Prefill(1 + number % 13))
+        order = line.order()
+        assert len(order) == 1_000
+        assert all(a.number < b.number for a, b in pairwise(order[PLACES:]))
+    tight = queue(1.0, 0.0, 0.0)
+    for number in range(4 * TIGHT_PLACES):
+        tight.add(Prefill(1 + number % 13))
+    assert [one.number for one in tight.order()] == list(range(4 * TIGHT_PLACES))
+
+
+def test_two_ranks_with_different_timings_decide_equally() -> None:
+    """Each rank times its batches with its own clock; both adopt what the first one fitted."""
+    draw, ranks = random.Random(11), [queue(), queue()]
+    for step in range(600):
+        for _ in range(draw.randint(0, 3)):
+            tokens, tenant = draw.randint(1, 4_000), draw.choice("ab")
+            for line in ranks:
+                line.add(Prefill(tokens, tokens // 2), tenant)
+        orders = [[w.number for w in line.order()] for line in ranks]
+        assert orders[0] == orders[1]
+        for line, skew in zip(ranks, (1.0, draw.uniform(0.2, 5.0)), strict=True):
+            admitted = line.order()[:2]
+            line.let_in(admitted)
+            line.cost.add([w.prefill for w in admitted], skew * draw.uniform(0.01, 2.0))
+        if step % 32 == 31:
+            sent = ranks[0].cost.fitted()
+            for line in ranks:
+                line.cost.adopt(sent)
+                line.reprice()
+    assert ranks[0].cost.fitted() != ranks[1].cost.fitted()

@@ -1,0 +1,59 @@
+"""The shortest that may go next: the tree against a plain list, whatever happens."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.schedule.passing import Passing
+
+
+def shortest(costs: list[float], allowed: list[float]) -> int:
+    """By definition."""
+    may = [
+        place
+        for place, cost in enumerate(costs)
+        if cost < math.inf and all(one >= cost for one in allowed[:place])
+    ]
+    return min(may, key=lambda place: (costs[place], place), default=-1)
+
+
+def test_a_member_whose_allowance_is_used_up_is_passed_by_nobody() -> None:
+    passing = Passing([10.0, 3.0, 1.0], [2.0, 5.0, 5.0])
+    assert passing.shortest() == 2
+    passing.pass_by(2, 1.0)
+    passing.set_cost(2, math.inf)
+    assert passing.shortest() == 0  # 3 seconds are more than the 1 that is left to it
+    assert passing.allowance(0) == 1.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 70), st.randoms(use_true_random=False))
+def test_the_tree_says_what_a_list_says(members: int, draw: random.Random) -> None:
+    costs = [float(draw.randrange(1, 20)) for _ in range(members)]
+    allowed = [float(draw.randrange(0, 60)) for _ in range(members)]
+    passing = Passing(list(costs), list(allowed))
+    for _ in range(40):
+        what = draw.randrange(4)
+        if what == 0 and not passing.full:
+            costs.append(float(draw.randrange(1, 20)))
+            allowed.append(float(draw.randrange(0, 60)))
+            assert passing.append(costs[-1], allowed[-1]) == len(costs) - 1
+        elif what == 1 and costs:
+            place, seconds = draw.randrange(len(costs)), float(draw.randrange(1, 9))
+            passing.pass_by(place, seconds)
+            allowed[:place] = [one - seconds for one in allowed[:place]]
+        elif what == 2 and costs:
+            place = draw.randrange(len(costs))
+            costs[place] = draw.choice([math.inf, float(draw.randrange(1, 20))])
+            passing.set_cost(place, costs[place])
+        elif costs:
+            place = draw.randrange(len(costs))
+            allowed[place] = draw.choice([math.inf, float(draw.randrange(0, 60))])
+            passing.set_allowance(place, allowed[place])
+        assert passing.shortest() == shortest(costs, allowed)
+        assert passing.least_allowance() == min(allowed, default=math.inf)
+        assert [passing.allowance(place) for place in range(len(costs))] == allowed
