@@ -45,6 +45,15 @@ def test_the_decomposition_covers_what_the_tiles_cover():
     assert floor.flops < apart.flops < 1.5 * floor.flops
 
 
+def test_blocks_of_64_leave_half_of_a_tile_that_packs_no_heads_empty():
+    rows, of = [list(range(8192, 8192 + 128))], Heads()
+    packed = floors.attention_decomposed(rows, of, 64)
+    small = floors.attention_decomposed(rows, of, 64, packed=False)
+    whole = floors.attention_decomposed(rows, of, 128, packed=False)
+    assert small.flops > 1.9 * packed.flops
+    assert whole.flops < 1.05 * packed.flops
+
+
 def test_no_way_is_below_its_floor_and_the_new_tiles_are_below_the_old():
     of = Heads()
     rows = [sorted({(7 * i * i) % 4096 for i in range(700)})]

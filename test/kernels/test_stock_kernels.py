@@ -14,8 +14,8 @@ from canopy_kernel import attention, decomposition, stock_kernels  # noqa: E402
 BF16 = torch.bfloat16
 
 
-def choice(name, backend=None, dim=128, dtype=BF16, pool=BF16, device="cuda"):
-    return stock_kernels.choose(name, backend, dim, dtype, pool, device)
+def choice(name, backend=None, dim=128, dtype=BF16, pool=BF16, device="cuda", chip=90):
+    return stock_kernels.choose(name, backend, dim, dtype, pool, device, chip)
 
 
 def test_the_server_s_backend_decides():
@@ -32,6 +32,23 @@ def test_triton_alone_is_the_fallback_and_says_why(monkeypatch):
     assert "96" in choice("fa3", dim=96).reason
     assert "float8" in choice("fa3", pool=torch.float8_e4m3fn).reason
     assert "cpu" in choice("fa3", device="cpu").reason
+
+
+def test_blocks_fill_the_tiles_of_the_kernel_that_runs_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace())
+    assert [choice("flashinfer", dim=d).paged.block for d in (64, 128, 256)] == [192, 128, 128]
+    assert choice("flashinfer", chip=80).paged.block == decomposition.BLOCK
+    fa3 = types.SimpleNamespace(flash_attn_with_kvcache=None)
+    fa3.flash_attn_with_kvcache = lambda **given: seen.append(given) or 1 / 0
+    assert choice("fa3", fa3).paged.block == 64
+    seen = []
+    q, k, v, _ = rows_and_pools()
+    rows = attention.Rows.one(torch.arange(5) * 2, torch.arange(60))
+    for block, blocks in ((2, 3), (4, 2)):
+        paged = stock_kernels.FlashAttentionPaged(fa3.flash_attn_with_kvcache, block)
+        with pytest.raises(ZeroDivisionError):
+            decomposition.decomposed(q, k, v, rows, 0.25, paged)
+        assert len(seen[-1]["cache_seqlens"]) == blocks
 
 
 def rows_and_pools():

@@ -20,7 +20,7 @@ import torch
 
 from canopy_chunks.correction import Correction
 from canopy_chunks.device_copy import is_host
-from canopy_kernel import attention, decomposition, pages, stock_kernels
+from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,13 @@ def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decompos
     """Which stock kernel runs fused batches behind ``backend``: decided, and logged, at the first."""
     if backend.canopy_choice is None:
         choice = stock_kernels.choose(
-            backend.canopy_name, backend, q.shape[-1], q.dtype, keys.dtype, q.device.type
+            backend.canopy_name,
+            backend,
+            q.shape[-1],
+            q.dtype,
+            keys.dtype,
+            q.device.type,
+            triton_attention.chip(q.device)[0] if q.is_cuda else 0,
         )
         backend.canopy_choice = choice
         if choice.paged is not None:

@@ -50,8 +50,8 @@ class ChunkEngine:
     def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
         if not fuses(runner.attn_backend):
             raise CanopyError(
-                f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; "
-                "use --attention-backend torch_native (CPU) or triton"
+                f"the attention backend {type(runner.attn_backend).__name__} cannot fuse; use "
+                "--attention-backend torch_native on a CPU, or fa3, flashinfer or triton on a GPU"
             )
         self.runner, self.options = runner, options
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()

@@ -22,8 +22,9 @@ from canopy_kernel.ragged import Rows
 from canopy_kernel.triton_attention import span_triton
 
 BLOCK = 64
-"""Queries a block. Fewer mean longer page lists, more mean more masked keys: about alike in FLOPs
-from 32 to 128 at r = 0.15 and 4,096 tokens (benchmark/kernels/floors.py)."""
+"""Queries a block, where the stock kernel does not say (its attribute ``block``). Fewer mean longer
+page lists, more mean more masked keys: about alike in FLOPs from 32 to 128 at r = 0.15 and 4,096
+tokens (benchmark/kernels/floors.py)."""
 MOST_PAGES = 1 << 21
 """Pages in all blocks' lists together; longer prompts get larger blocks."""
 
@@ -56,9 +57,11 @@ class PageLists:
     last_page: torch.Tensor
 
 
-def block_size(counts: Sequence[int], lengths: Sequence[int], page_size: int) -> int:
-    """Queries a block: :data:`BLOCK`, doubled until all lists have at most :data:`MOST_PAGES`."""
-    size = BLOCK
+def block_size(
+    counts: Sequence[int], lengths: Sequence[int], page_size: int, least: int = BLOCK
+) -> int:
+    """Queries a block: ``least``, doubled until all lists have at most :data:`MOST_PAGES`."""
+    size = least
     while size < max(counts, default=0):
         listed = sum(-(-m // size) * -(-n // page_size) for m, n in zip(counts, lengths))
         if listed <= MOST_PAGES:
@@ -67,15 +70,15 @@ def block_size(counts: Sequence[int], lengths: Sequence[int], page_size: int) ->
     return size
 
 
-def blocks(rows: Rows, page_size: int, size: int | None = None) -> Blocks:
-    """The virtual requests of ``rows``, of ``size`` queries each. The host waits for nothing that
+def blocks(rows: Rows, page_size: int, size: int | None = None, least: int = BLOCK) -> Blocks:
+    """The virtual requests of ``rows``, of ``size`` queries each, or by :func:`block_size`. The host waits for nothing that
     ``rows`` has there.
 
     Pages of more than one token need each request's slots to fill them in order, as SGLang's do:
     position p is token p % page_size of its page.
     """
     counts, lengths = rows.sizes()
-    size = size or block_size(counts, lengths, page_size)
+    size = size or block_size(counts, lengths, page_size, least)
     starts, requests = [0], []
     for i, (qs, _) in enumerate(rows.requests()):
         for first in range(qs.start, qs.stop, size):
@@ -231,7 +234,9 @@ def decomposed(
     if q.shape[0] == 0:
         return torch.empty_like(q)
     page_size = k_pool.shape[1]
-    cut = rows.once(("blocks", page_size, size), lambda: blocks(rows, page_size, size))
+    least = getattr(paged, "block", BLOCK)
+    key = ("blocks", page_size, size, least)
+    cut = rows.once(key, lambda: blocks(rows, page_size, size, least))
     q = q.contiguous()
     before = paged(q, k_pool, v_pool, cut, scale)
     span = span_triton if q.is_cuda else span_torch

@@ -100,19 +100,23 @@ def attention_decomposed(
     paged_rows: int = 128,
     block_m: int = 128,
     block_k: int = 64,
+    packed: bool = True,
 ) -> Cost:
-    """Keys before each block through a paged kernel of ``paged_rows`` rows a tile (FlashInfer's
-    and FA3's pack heads into rows too), the span of each block through the Triton kernel, which
+    """Keys before each block through a paged kernel of ``paged_rows`` rows a tile (packed: of all
+    query heads of a KV head, as FA3's and FlashInfer's before Hopper; else of one, as FlashInfer's
+    on Hopper), the span of each block through the Triton kernel, which
     reads the first result and its log-sum-exp."""
     total = Cost(0.0, 0.0)
+    paged = of if packed else Heads(of.heads, of.heads, of.dim, of.itemsize)
     for row in positions:
         for first in range(0, len(row), block):
             some = row[first : first + block]
-            rows = len(some) * of.group
+            rows = len(some) * paged.group
             for at in range(0, rows, paged_rows):
                 here = min(paged_rows, rows - at)
-                total += _tile(of, paged_rows, here, some[0], block_k, False)
-                total += Cost(0.0, 4.0 * of.kv_heads * here)
+                total += _tile(paged, paged_rows, here, some[0], block_k, False)
+                total += Cost(0.0, 4.0 * paged.kv_heads * here)
+            rows = len(some) * of.group
             for at in range(0, rows, block_m):
                 here = min(block_m, rows - at)
                 keys = some[(at + here - 1) // of.group] + 1 - some[0]

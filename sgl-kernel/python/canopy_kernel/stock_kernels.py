@@ -28,10 +28,11 @@ class FlashInferPaged:
 
     workspace: the server's own buffer, which no other kernel uses at the same time on one stream;
     made where it is None. The host waits once a forward for the blocks' prefixes, unless the rows'
-    positions are there (``Rows.host_positions``).
+    positions are there (``Rows.host_positions``). block: queries a block.
     """
 
     workspace: torch.Tensor | None = None
+    block: int = decomposition.BLOCK
     _wrapper: Any = None
     _planned: Any = None
 
@@ -79,10 +80,12 @@ class FlashInferPaged:
 class FlashAttentionPaged:
     """FA3's ``flash_attn_with_kvcache`` over a page table. The host waits for nothing.
 
-    attend: that function, as the server's backend holds it.
+    attend: that function, as the server's backend holds it. block: queries a block; the query heads
+    of a KV head are packed into the rows of one tile, which 64 fill.
     """
 
     attend: Callable[..., Any]
+    block: int = decomposition.BLOCK
     _made: tuple[Any, ...] = field(default=(None,))
 
     def __call__(
@@ -123,8 +126,22 @@ class Choice:
     reason: str
 
 
+def flashinfer_block(head_dim: int, capability: int) -> int:
+    """Queries a block for FlashInfer on a chip (80, 90, ..). Its kernel for Hopper has tiles of 128
+    rows of one query head, 192 at head size 64; elsewhere it packs the heads of a KV head."""
+    if capability != 90:
+        return decomposition.BLOCK
+    return 192 if head_dim == 64 else 128
+
+
 def choose(
-    name: str, backend: Any, head_dim: int, dtype: torch.dtype, pool_dtype: torch.dtype, device: str
+    name: str,
+    backend: Any,
+    head_dim: int,
+    dtype: torch.dtype,
+    pool_dtype: torch.dtype,
+    device: str,
+    capability: int,
 ) -> Choice:
     """By the server's own attention backend (``flashinfer``, ``fa3``, ``triton``, ...).
 
@@ -151,4 +168,5 @@ def choose(
     except ImportError as error:
         return Choice(None, f"flashinfer cannot be imported: {error}")
     workspace = getattr(backend, "workspace_buffer", None)
-    return Choice(FlashInferPaged(workspace), "the server's attention backend is flashinfer")
+    paged = FlashInferPaged(workspace, flashinfer_block(head_dim, capability))
+    return Choice(paged, "the server's attention backend is flashinfer")

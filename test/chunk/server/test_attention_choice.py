@@ -71,3 +71,13 @@ def test_a_chosen_stock_kernel_runs_what_is_before_each_block(page_size):
     got = backend.forward_extend(q, None, None, layer, None)
     assert torch.allclose(got, expected, atol=1e-5)
     assert seen == [(page_size, [3])]
+
+
+def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():
+    from types import SimpleNamespace
+
+    from canopy_chunks.server.engine import ChunkEngine
+    from sglang_canopy.errors import CanopyError
+
+    with pytest.raises(CanopyError, match="torch_native on a CPU, or fa3, flashinfer or triton"):
+        ChunkEngine(SimpleNamespace(attn_backend=object()), None)
