@@ -331,7 +331,7 @@ def test_the_names_that_wait_for_room_and_the_tenants_without_any_are_not_rememb
     for n in range(5000):
         for _ in range(2):
             categories.refine((f"name{n}",), f"tenant{n}", float(n))
-    assert len(categories._asked) <= 64
+    assert len(categories._requested) <= 64
     assert len(categories._names) <= 16
 
 
