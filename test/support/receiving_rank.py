@@ -31,7 +31,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import point_to_point_pyobj
 
 from sglang_canopy.config.policy_change import change_of
-from sglang_canopy.config.queue import RESPONSE_RATIO, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.request.hints import hint_of, pack
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
@@ -77,7 +77,7 @@ class Rank:
         cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
         cache.attn_tp_group = parallel.attn_tp_group.cpu_group
         cache.attn_cp_group = parallel.attn_cp_group.cpu_group
-        self.queue = LiveQueue(cache, QueueFlags(queue_order=RESPONSE_RATIO))
+        self.queue = LiveQueue(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {
             **{name: [] for name in ("times", "hits", "policies", "ttl")},
