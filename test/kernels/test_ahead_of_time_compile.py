@@ -59,7 +59,7 @@ def check_pipeline(found):
             int(dim[1:]), torch.bfloat16, few, b["arch"], split, after
         )
         assert b["programs"] >= config.programs, b
-        if split:  # what the work list is made for
+        if split and b["config"].endswith(" page1"):  # what the work list is made for
             assert b["programs"] == config.programs, b
         if b["arch"] < 100:
             assert len(b["waits"]) == 2, b
