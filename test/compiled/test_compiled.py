@@ -36,12 +36,11 @@ def test_every_module_is_there_and_none_twice():
 def test_other_sources_are_another_folder(tmp_path, monkeypatch):
     before = modules.folder()
     assert before == modules.folder()
-    copy = tmp_path / "sglang_canopy"
     for name in modules.MODULES:
-        at = tmp_path / modules.source_of(name).relative_to(modules.PACKAGE.parent)
+        at = tmp_path / modules.source_of(name).relative_to(modules.SOURCES)
         at.parent.mkdir(parents=True, exist_ok=True)
         at.write_bytes(modules.source_of(name).read_bytes())
-    monkeypatch.setattr(modules, "PACKAGE", copy)
+    monkeypatch.setattr(modules, "SOURCES", tmp_path)
     assert modules.folder() == before
     with modules.source_of(modules.MODULES[-1]).open("a") as file:
         file.write("# one more line\n")

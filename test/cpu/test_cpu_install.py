@@ -61,7 +61,7 @@ def test_a_moved_seam_is_named(path, parameters, reason):
 
 def test_an_engine_switched_off_is_one_clear_line():
     ran = run_python(
-        "from sglang_canopy import cpu\n"
+        "import canopy_cpu as cpu\n"
         "from sglang_canopy.errors import CanopyError\n"
         "try: cpu.install()\n"
         "except CanopyError as error: print(error)\n",

@@ -72,7 +72,7 @@ def test_a_server_starts_as_planned(client, plan):
     assert said.disk_bytes <= 2**25
     assert wait_until(lambda: json.loads(client.get("/canopy/status"))["ranks"], 30)
     (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
-    assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "canopy-lru"}
+    assert rank["policies"] == {"device": "wa", "host": "wa", "disk": "wa"}
     host, disk = (rank["tiers"][tier]["capacity_bytes"] for tier in ("host", "disk"))
     assert said.host_bytes <= host <= said.host_bytes + 2 * PAGE * KV_BYTES
     assert disk == said.disk_bytes

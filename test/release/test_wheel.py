@@ -80,7 +80,7 @@ def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_pat
         f"sys.path.insert(0, {str(tmp_path / 'lib')!r}); "
         "import sglang_canopy; print(sglang_canopy.__file__); "
         "from canopy_lab.cli.main import main; "
-        "main(['synth', '--preset', 'small', '--seconds', '20', '--seed', '1', '-o', 't.jsonl']); "
+        "main(['trace', 'synth', '--preset', 'small', '--seconds', '20', '--seed', '1', '-o', 't.jsonl']); "
         "sys.exit(main(['advise', 't.jsonl', '--capacity-tokens', '9000', '--jobs', '1']))"
     )
     done = subprocess.run(

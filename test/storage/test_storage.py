@@ -222,7 +222,7 @@ def test_settings_say_what_is_wrong():
         ({"capacity_gb": 1, "capacity_bytes": 5}, "not both"),
         ({"capacity_gb": -1}, "capacity_gb"),
         ({"capacity_bytes": 1.5}, "capacity_bytes"),
-        ({"policy": "best"}, "unknown eviction policy 'best'"),
+        ({"policy": "best"}, "unknown policy 'best'"),
         ({"policy": "wa", "policy_config": {"speed": 1}}, "unknown key 'speed'"),
         ({"ttl": -5}, "ttl"),
         ({"ttl": {"groups": 7}}, "ttl"),

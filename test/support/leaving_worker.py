@@ -22,7 +22,7 @@ from support.prompts import continuing_prompts, token_ids
 from support.scheduler_worker import InProcess
 
 ANSWER = 4
-MOST_OTHERS = 60
+MOST_OTHERS = 400
 MOST_STEPS = 2_000
 STEPS = 300
 """Of one turn of the fuzz: arrivals, hang-ups and steps of the engine."""
