@@ -17,8 +17,8 @@ from canopy_lab.cli.main import main
 REQUESTS = 500
 OPTIONS = (
     *("--format", "mooncake", "--profile", "qwen2.5-7b-h100", "--requests", str(REQUESTS)),
-    *("--device-tokens", "300000", "--load", "0.25", "--device-policy", "lru,wa"),
-    *("--slo", "p99_ttft<15s", "--screening", "off", "--evaluations", "60"),
+    *("--device-tokens", "300000", "--load", "0.25", "--policy", "lru"),
+    *("--slo", "p99_ttft<15s", "--confidence", "0", "--evaluations", "60"),
     *("--no-cache", "--jobs", "1"),
 )
 PARTS = ("front", "extremes", "neighbours", "sensitivity", "uncertainty")
@@ -58,7 +58,7 @@ def planned() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = main(["plan", "--trace", str(trace), *OPTIONS, "--json", str(out)])
+            status = main(["plan", str(trace), *OPTIONS, "--json", str(out)])
         if status != 0:
             raise SystemExit(f"canopy plan ended with {status}")
         return json.loads(out.read_text())
