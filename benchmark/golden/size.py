@@ -75,7 +75,8 @@ def subcommands() -> dict[str, Any]:
     """Of the command ``canopy``."""
     from canopy_lab.cli.main import COMMANDS
 
-    return {"count": len(COMMANDS), "names": list(COMMANDS)}
+    names = sorted({name.split()[0] for name in COMMANDS})
+    return {"count": len(names), "names": names}
 
 
 def traced(way: str) -> dict[str, int]:

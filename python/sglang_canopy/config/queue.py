@@ -26,6 +26,7 @@ class QueueFlags:
         "share the steps of a long prompt. Keeps SGLang's priorities and shares time between "
         "tenants.",
         choices=(SGLANG, BOUNDED_SHORTEST),
+        hidden=True,
     )
     max_wait_factor: float = declare(
         MAX_WAIT_FACTOR,
@@ -36,6 +37,7 @@ class QueueFlags:
         metavar="FACTOR",
         low=1.0,
         high=1000.0,
+        hidden=True,
     )
     protect_waiting: str = declare(
         "on",
@@ -44,6 +46,7 @@ class QueueFlags:
         "queue first, within the budget of what may be protected. off: from their first lookup "
         "on, which under first come, first served is at the head of the queue.",
         choices=("on", "off"),
+        hidden=True,
     )
 
     def __post_init__(self) -> None:
