@@ -93,6 +93,16 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     wrong = 0
     priorities = engine.scheduler.enable_priority_scheduling
 
+    pushed_out: list[Any] = []
+    tell = engine.scheduler.send_abort_output
+
+    def told(output: Any, req: Any) -> Any:
+        """SGLang tells a client that the queue's limit refuses it, or pushes it out."""
+        pushed_out.append(req)
+        return tell(output, req)
+
+    engine.scheduler.send_abort_output = told
+
     def ask(which: int, rid: str) -> None:
         fields = {"extra_key": draw.choice([None, "a", "b"]), "rid": rid}
         if priorities:
@@ -103,6 +113,10 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         else:
             seen.append(weakref.ref(req))
             under_way.append((which, req))
+        for gone in [pair for pair in under_way if any(pair[1] is out for out in pushed_out)]:
+            under_way.remove(gone)
+            counts["refused"] += 1
+        pushed_out.clear()
 
     def names() -> set[str]:
         return {req.rid for _, req in under_way}
@@ -142,6 +156,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     unserved = sum(not req.finished() for req in left)
     under_way.clear()
     left.clear()
+    pushed_out.clear()
     which = req = None
     for _ in range(3):
         engine.step()
@@ -152,6 +167,7 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
     """What a server still has of clients that are all gone."""
     scheduler = engine.scheduler
     scheduler.last_batch = None
+    scheduler.running_batch.chunked_req = None  # SGLang's own note of the last prompt in chunks
     gc.collect()
     cache = scheduler.tree_cache
     cache.sanity_check()
