@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,17 +81,25 @@ def tokenise(
     )
 
 
+def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
+    """What the document at a place of a case is encoded behind; ``how`` is one of ``ENCODINGS``."""
+    where = Place(how, place == 0, tuple(case.prefix), tuple(case.stand_in), True)
+    return where.acceptable()[0]
+
+
 def encode_case(
-    model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
+    model: Model,
+    case: Case,
+    how: str,
+    encoders: dict[tuple[int, ...], Encoder] | None = None,
+    behind: Callable[[Case, str, int], tuple[int, ...]] = behind,
 ) -> list[Chunk]:
-    """The documents as chunks; ``how`` is one of ``ENCODINGS``. What stands before documents is
-    run once for all calls with the same ``encoders``."""
+    """The documents as chunks, each behind ``behind(case, how, place)``. What stands before
+    documents is run once for all calls with the same ``encoders``."""
     known = {} if encoders is None else encoders
     chunks = []
     for place, document in enumerate(case.documents):
-        before = Place(
-            how, place == 0, tuple(case.prefix), tuple(case.stand_in), True
-        ).acceptable()[0]
+        before = behind(case, how, place)
         if before not in known:
             known[before] = Encoder(model, before)
         chunks.append(known[before].encode(document))

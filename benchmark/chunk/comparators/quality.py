@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from canopy_chunks import engine
+from canopy_chunks import engine, quality
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.encode import Encoder
@@ -19,7 +19,6 @@ from canopy_chunks.fusion import fused_prefill
 from canopy_chunks.model import Model
 from canopy_chunks.quality import Case, greedy, normalise, prompt_of_case
 from canopy_chunks.selectors import Offline
-from canopy_chunks.variants import Place
 from comparators import make_selector
 
 ENCODINGS = ("prefix", "mixed", "standin", "alone")
@@ -64,23 +63,14 @@ def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
         return ()
     if how == "standin":
         return (*case.prefix, *case.stand_in)
-    where = Place(how, place == 0, tuple(case.prefix), tuple(case.stand_in), True)
-    return where.acceptable()[0]
+    return quality.behind(case, how, place)
 
 
 def encode_case(
     model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
 ) -> list[Chunk]:
-    """The documents as chunks; ``how`` is one of ``ENCODINGS``. What stands before documents is
-    run once for all calls with the same ``encoders``."""
-    known = {} if encoders is None else encoders
-    chunks = []
-    for place, document in enumerate(case.documents):
-        before = behind(case, how, place)
-        if before not in known:
-            known[before] = Encoder(model, before)
-        chunks.append(known[before].encode(document))
-    return chunks
+    """``canopy_chunks.quality.encode_case``, with this file's encodings too."""
+    return quality.encode_case(model, case, how, encoders, behind)
 
 
 def measure(

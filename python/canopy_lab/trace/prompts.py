@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
+from canopy_lab.trace.lines import BadLine, Clock, Tolerance
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
@@ -153,15 +153,15 @@ _FIELDS = tuple(TraceRequest.__slots__)
 
 
 def to_trace(
-    prompts: Iterable[LoggedPrompt], tolerance: lines.Tolerance, cut: Cut
+    prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cut
 ) -> Iterator[TraceRequest]:
     """Trace records of ``prompts``, by time, from 0 on. Out of order beyond the window: broken."""
-    index, start, clock = ConversationIndex(), None, lines.Clock()
+    index, start, clock = ConversationIndex(), None, Clock()
     for request in in_order(record(prompt, cut) for prompt in prompts):
         start = request.time_s if start is None else start
         try:
             time_s = clock.check(max(request.time_s - start, 0.0) if start else request.time_s)
-        except lines.BadLine as error:
+        except BadLine as error:
             tolerance.bad(request.line, str(error))
             continue
         yield with_conversation(changed(request, time_s=time_s), index)
