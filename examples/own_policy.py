@@ -1,7 +1,6 @@
 """A policy of your own beside LRU and `wa`, on a trace or a log. No server, no GPU.
 
-canopy trace synth --preset small --seconds 600 --seed 1 -o trace.jsonl
-python examples/own_policy.py trace.jsonl
+python examples/own_policy.py benchmark/quickstart/mixed_synthetic.jsonl
 """
 
 import sys

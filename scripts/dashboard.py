@@ -152,7 +152,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Disk traffic",
-                "After compression.",
+                "Bytes in segment files.",
                 (
                     (rate("canopy:disk_read_bytes_total"), "read"),
                     (rate("canopy:disk_written_bytes_total"), "written"),

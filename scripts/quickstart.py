@@ -1,8 +1,8 @@
 """From a fresh clone to a running server: what ./scripts/quickstart.sh runs.
 
 Makes .venv with the pinned packages, prepares a small model, serves it under `lru` and under
-`wa`, lets the same agents work on each (scripts/agents.py) and shows what they got done side by
-side. Finished steps are not repeated.
+`auto`, lets the same agents work on each (scripts/agents.py) and shows what they got done side by
+side, and what `auto` says that it did. Finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 KV_TOKENS = 5632
 RUNNING = 4  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
-WA_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
+TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
 RUN_S = 75
+SGLANGS, OURS = "lru", "auto"
 
 
 def parse() -> argparse.Namespace:
@@ -130,17 +131,18 @@ def compare(
 
     outcomes: dict[str, Outcome] = {}
     try:
-        for number, policy in ((3, "lru"), (4, "wa")):
+        for number, policy in ((3, SGLANGS), (4, OURS)):
             say(f"{number}/4 {policy}: a server of its own, then the agents")
             with serve(model, name, kind, policy, args.port) as server:
-                ask(server.url, name, show=policy == "wa")
+                ask(server.url, name, show=policy == OURS)
                 post(f"{server.url}/flush_cache?timeout=20", {})  # both begin with an empty cache
-                if policy == "wa":
+                if policy == OURS:
                     open_page(f"{server.url}/canopy/ui", not args.no_open)
                 outcomes[policy] = work(server.url, name, policy, texts, args.seconds)
-                if policy == "lru":
+                if policy == SGLANGS:
                     continue
                 print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
+                print(f"What auto did: {said(server.url)}\n", flush=True)
                 if not args.once:
                     stay(server, name)
     except CanopyError as error:
@@ -149,7 +151,7 @@ def compare(
 
 
 def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
-    from canopy_lab.bench.launch import cpu_arguments, serving
+    from launch_server import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
     if kind == "cuda":
@@ -157,8 +159,8 @@ def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: i
         arguments += ["--enable-cache-report", "--enable-metrics"]
     arguments += ["--served-model-name", name, "--radix-eviction", policy]
     arguments += ["--max-running-requests", str(RUNNING)]
-    if policy == "wa":
-        arguments += ["--radix-eviction-policy-config", WA_CONFIG]
+    if policy == OURS:
+        arguments += ["--radix-eviction-policy-config", TREE_CONFIG]
     return serving(
         arguments,
         log=STATE / "logs" / f"server-{policy}.log",
@@ -239,10 +241,19 @@ def post(url: str, body: dict) -> None:
     urllib.request.urlopen(request, timeout=120).close()
 
 
+def said(url: str) -> str:
+    """What the server says that `auto` does, and why."""
+    import json
+    import urllib.request
+
+    with urllib.request.urlopen(f"{url}/canopy/status", timeout=30) as response:
+        return json.load(response)["auto"]
+
+
 def stay(server, name: str) -> None:  # type: ignore[no-untyped-def]
     """Leave the server running in the foreground until Ctrl-C."""
     print(
-        f"The wa server stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
+        f"The {OURS} server stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
         f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
         "Ctrl-C stops it.",

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import textwrap
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +125,13 @@ def attribute_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def options_table(cls: type) -> str:
+def options_table(cls: type, without: Collection[str] = ()) -> str:
     """Key, type, default and meaning of each field of a configuration dataclass."""
     docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
     rows = [
         [f"`{f.name}`", _type(f), _default(f), docs.get(f.name, "")]
         for f in dataclasses.fields(cls)
-        if f.init
+        if f.init and f.name not in without
     ]
     return table(["key", "type", "default", "meaning"], rows)
 
@@ -161,12 +161,17 @@ def policy_options() -> str:
     """A heading and a table for every policy that has options."""
     names = [*registry.policy_names(), *hindsight.hindsight_names()]
     parts, without = [], []
+    shown: dict[type, str] = {}
     for name in names:
         cls = policy_config(name)
         if not dataclasses.fields(cls):
             without.append(f"`{name}`")
             continue
-        parts.append(f"### `{name}`\n\n{options_table(cls)}")
+        above = next((base for base in cls.__mro__[1:] if base in shown), None)
+        inherited = {f.name for f in dataclasses.fields(above)} if above else set()
+        more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
+        parts.append(f"### `{name}`\n\n{more}{options_table(cls, inherited)}")
+        shown[cls] = name
     parts.append(f"### Without options\n\n{', '.join(without)}.\n")
     return "\n".join(parts)
 
@@ -178,9 +183,24 @@ def policy_config(name: str) -> type:
 
 
 def flags_table(actions: Iterable[argparse.Action]) -> str:
-    """Flag, default and help of each action."""
-    rows = [[_flag(a), _flag_default(a), _help(a)] for a in actions if a.help != argparse.SUPPRESS]
+    """Flag, default and help of each action; what is said of several in turn is said once."""
+    rows: list[list[str]] = []
+    for action in actions:
+        if action.help == argparse.SUPPRESS:
+            continue
+        text, default = _help(action), _flag_default(action)
+        if named := _DEFAULT.search(text):
+            default = default or named[1]
+            text = text.replace(named[0], "")
+        if rows and rows[-1][1:] == [default, text]:
+            rows[-1][0] += f", {_flag(action)}"
+        else:
+            rows.append([_flag(action), default, text])
     return table(["option", "default", "meaning"], rows)
+
+
+_DEFAULT = re.compile(r" \(default:? ([^()]*)\)")
+"""A default that a help text names; the table has a column for it."""
 
 
 def _flag(action: argparse.Action) -> str:
@@ -243,43 +263,65 @@ def canopy_flags(hidden: bool) -> str:
 
 def refused() -> str:
     """What stops the start, for policies and for all that needs one of them."""
+    features = ["policies", "documents", "session gate", "queue order", "disk"]
     rows = []
     for one in refusals.REFUSALS:
-        name = f"`{one.option or one.variable}`"
-        reasons = [one.policies, one.chunks, one.gate, one.queue, one.disk]
-        rows.append([name, *((why or "").format("N") for why in reasons), one.instead])
-    features = ["policies", "documents", "session gate", "queue order", "disk"]
-    return table(["`ServerArgs`, model or variable", *features, "instead"], rows)
+        reasons: dict[str, list[str]] = {}
+        for feature, why in zip(
+            features, [one.policies, one.chunks, one.gate, one.queue, one.disk], strict=True
+        ):
+            if why:
+                reasons.setdefault(why.format("N"), []).append(feature)
+        for why, refusing in reasons.items():
+            name = f"`{one.option or one.variable}`"
+            rows.append([name, ", ".join(refusing), why, one.instead])
+    return table(["`ServerArgs`, model or variable", "refused by", "why", "instead"], rows)
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part, and by which test."""
-
-    def cell(setup: setups.Setup, part: str) -> str:
-        known = setup.cell(part)
-        if known.test is not None:
-            return f"{known.state}: `test/{known.test.partition('::')[0]}`"
-        return f"{known.state}: {known.why}" if known.state == setups.REFUSED else known.state
-
-    rows = [[one.name, *(cell(one, part) for part in setups.PARTS)] for one in setups.SETUPS]
-    return table(["set-up", *setups.PARTS], rows)
+    """How far each set-up was tried with each part, by which tests, and why one is refused."""
+    rows = []
+    for one in setups.SETUPS:
+        cells = [one.cell(part) for part in setups.PARTS]
+        tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
+        named = [f"`test/{test}`" for test in tests]
+        why = [cell.why for cell in cells if cell.state == setups.REFUSED and cell.why]
+        states = [cell.state for cell in cells]
+        rows.append([one.name, *states, "; ".join(dict.fromkeys([*named, *why]))])
+    return table(["set-up", *setups.PARTS, "tests; why refused"], rows)
 
 
 def seams_table() -> str:
-    """What each hook on SGLang is for."""
-    rows = [[f"`{s.target.removeprefix('sglang.srt.')}`", s.kind, s.purpose] for s in seams.SEAMS]
-    return table(["function of `sglang.srt`", "hook", "for"], rows)
+    """What the hooks on SGLang are for, and where they are."""
+    places: dict[str, list[str]] = {}
+    for seam in seams.SEAMS:
+        place = f"`{seam.target.removeprefix('sglang.srt.')}` ({seam.kind})"
+        places.setdefault(seam.purpose, []).append(place)
+    rows = [[purpose, ", ".join(dict.fromkeys(where))] for purpose, where in places.items()]
+    return table(["for", "functions of `sglang.srt`, and when"], rows)
 
 
 def commands() -> str:
     """Every subcommand of ``canopy`` with its options."""
     parts = []
     for name, summary in cli.COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=f"canopy {name}", add_help=False)
-        importlib.import_module(cli.module_of(name)).add_arguments(parser)
+        module = importlib.import_module(cli.module_of(name))
+        rows = [
+            [f"`{r['flag']} {r['value']}`".replace(" `", "`"), r["default"], _meaning(r)]
+            for group in module.OPTIONS
+            for r in declared.rows(group)
+        ]
         text = summary[0].upper() + summary[1:]
-        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{flags_table(parser._actions)}")
+        made = table(["option", "default", "meaning"], rows)
+        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}")
     return "\n".join(parts)
+
+
+def _meaning(row: Mapping[str, str]) -> str:
+    """What an option does, with its choices; formats are listed once, on the page of traces."""
+    if row["allowed"].startswith("one of") and row["flag"] != "--format":
+        return f"{row['help']}; {row['allowed']}"
+    return row["help"]
 
 
 def replay_flags() -> str:

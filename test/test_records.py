@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import pytest
-
 from sglang_canopy.disk.page import FIELDS, Kind, PageMeta
 from sglang_canopy.records import GATEWAY, RECORD_FIELDS, Leaf, Request
 from support.disk_pages import PAGE, chain, content, store_at
@@ -26,9 +24,8 @@ def test_a_split_leaf_keeps_every_field() -> None:
         assert getattr(new, name) == getattr(old, name), name
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_every_field_of_a_page_comes_back_after_a_restart(tmp_path, compress) -> None:
-    sizes = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE, "compress": compress}
+def test_every_field_of_a_page_comes_back_after_a_restart(tmp_path) -> None:
+    sizes = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
     store = store_at(tmp_path, **sizes)
     (key,) = chain("a", 1)
     store.write([key], [content(key)], [PageMeta(**UNLIKE)], [None])

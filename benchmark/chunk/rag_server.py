@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 from rag_load import Library, library, state
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 QUESTION = 40
 """Tokens of a prompt that are kept for system text and question."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -24,7 +25,8 @@ from typing import Any
 import psutil
 from rag_load import Library, Prompt, ask, flush, learn, library, median, percentile, settle, state
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 SAMPLE_S = 30
 AT_ONCE = 4

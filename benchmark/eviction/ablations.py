@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from tqdm import tqdm
 
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
@@ -26,6 +26,9 @@ from sglang_canopy.policy.structures import cells
 from sglang_canopy.reuse import fitting, learner
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.categories import features
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 CAPACITIES = {"conversation": (0.02, 0.05, 0.1), "synthetic": (0.05, 0.1), "agentic": (0.05, 0.1)}
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.reuse.categories import Categories, Category
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 SEEDS = (1, 2, 3, 4, 5)
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

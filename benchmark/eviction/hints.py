@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -26,9 +27,11 @@ from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import Hints
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ACCURACIES = (1.0, 0.75, 0.5, 0.25, 0.0)

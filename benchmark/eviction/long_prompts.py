@@ -64,7 +64,7 @@ class Arm:
             req, request = None, None
             if self.ours:
                 req = fake_req(prompt, [], {"time": self.now})
-                request = core.request_of(req)
+                request = core.requests.of(req)
             arrived = time.thread_time()
             key = RadixKey(prompt, None, limit=length - 1)  # as the scheduler asks
             hit = cache.match_prefix(MatchPrefixParams(key=key, req=req))
@@ -77,7 +77,7 @@ class Arm:
             inserting = core.inserting.to(request) if self.ours else nullcontext()
             finishing = time.thread_time()
             if self.ours:
-                core.finish_request(req)
+                core.requests.ended(req)
             finished = time.thread_time()
             with inserting:
                 cache.insert(params)

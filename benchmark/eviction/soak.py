@@ -23,7 +23,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"

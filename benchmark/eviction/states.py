@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from hybrid.driver import (
 from hybrid.shape import preset
 
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.states import LeastRecentStates, State, StatePolicy, WorthOfStates
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 MODEL = "qwen3-next-80b-a3b"
 FLOPS_PER_S = 1e14

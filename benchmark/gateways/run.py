@@ -3,7 +3,7 @@
     pip install --no-deps --target GATEWAYS sglang-router==0.3.2 smg==1.13.0
     PYTHONPATH=GATEWAYS python benchmark/gateways/run.py --overlay OVERLAY --model MODEL --out OUT
 
-The same agentic overlay (``canopy trace overlay``) is sent through each gateway under each routing, with
+The same agentic overlay (``benchmark/traces/make_overlay.py``) is sent through each gateway under each routing, with
 ``lru`` and with ``wa`` on its workers, each time to empty caches. ``by key`` pins a conversation to a
 worker: in ``smg`` by the lineage of its request ids, in ``sglang-router`` by the header
 ``x-smg-routing-key``. What OUT/results.json has already is not run again. See README.md.
@@ -32,12 +32,14 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 from canopy_lab.bench.options import labels
 from canopy_lab.report.table import text_table
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.request import replay_clock
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 Row = TypeVar("Row")
 READY_S = 600.0
@@ -281,7 +283,7 @@ def planned(args: argparse.Namespace, words: Words | None, run: int) -> tuple[Ma
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--overlay", type=Path, required=True, help="of canopy trace overlay")
+    parser.add_argument("--overlay", type=Path, required=True, help="of make_overlay.py")
     parser.add_argument("--model", type=Path, required=True, help="no weights: dummy")
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--dtype", default="float32")

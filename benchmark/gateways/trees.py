@@ -27,7 +27,6 @@ import aiohttp
 from aiohttp import web
 from run import MODULES, ROUTINGS, Routing, gateway, in_order
 
-from canopy_lab.bench.launch import free_port
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.driver import distinct_blocks
 from canopy_lab.sim.requests import to_requests
@@ -36,6 +35,9 @@ from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import free_port
 
 ARMS = {
     "lru, whole nodes (SGLang)": ("lru", True),
@@ -159,7 +161,7 @@ async def measure(
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--overlay", type=Path, required=True, help="of canopy trace overlay")
+    parser.add_argument("--overlay", type=Path, required=True, help="of make_overlay.py")
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gateways", default=",".join(MODULES))

@@ -24,6 +24,7 @@ def use_checkout() -> None:
     In child processes, too.
     """
     folders = [*SOURCES, ROOT / "test", ROOT / "test" / "radix", ROOT / "scripts", HERE]
+    folders.append(ROOT / "benchmark" / "traces")
     sys.path[:0] = [str(f) for f in folders]
     inherited = os.environ.get("PYTHONPATH")
     first = [str(f) for f in folders]

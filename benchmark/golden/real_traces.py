@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from itertools import islice
 
+from overlays import overlay
 from paths import data
 
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 
 TRACES = ("conversation", "synthetic", "agentic")

@@ -17,7 +17,7 @@ from typing import Any
 from digest import digest
 from paths import model
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+from launch_server import cpu_arguments, free_port, serving
 
 POLICIES = ("canopy-lru", "wa")
 KV_TOKENS = 1536

@@ -43,10 +43,10 @@ def serve(tree: LiveTree, number: int, tracer: Tracer) -> None:
     custom = adapted.sampling_params["custom_params"]
     req = fake_req(tokens, ANSWER, sampling_params=SimpleNamespace(custom_params=custom))
     with tracer.staged("received"):
-        request = tree.core.request_of(req)
+        request = tree.core.requests.of(req)
     with tracer.staged("matched"):
         tree.match(tokens)
     with tracer.staged("finished"):
-        tree.core.finish_request(req)
+        tree.core.requests.ended(req)
     with tracer.staged("inserted"):
         tree.insert(tokens, request)

@@ -30,10 +30,12 @@ def stock_ways(b: Bench) -> dict[str, decomposition.Paged]:
     if b.smoke:
         return {"torch": decomposition.paged_torch}
     ways: dict[str, decomposition.Paged] = {}
-    if stock_kernels.choose("flashinfer", None, 128, torch.bfloat16, torch.bfloat16, "cuda").paged:
-        ways["flashinfer"] = stock_kernels.FlashInferPaged()
+    types = (torch.bfloat16, torch.bfloat16)
+    choice = stock_kernels.choose("flashinfer", None, 128, *types, "cuda", b.capability)
+    if choice.paged is not None:
+        ways["flashinfer"] = choice.paged
     attend = fa3()
-    if attend is not None and torch.cuda.get_device_capability()[0] == 9:
+    if attend is not None and b.capability == 90:
         ways["fa3"] = stock_kernels.FlashAttentionPaged(attend)
     return ways
 

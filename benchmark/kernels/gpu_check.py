@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import comparators_path  # noqa: F401
@@ -300,9 +300,13 @@ def show(title: str, rows: list[dict]) -> None:
         print("  " + "  ".join(cells))
 
 
-def main() -> int:
+SECTIONS = ("correctness", "attention", "movers", "index", "end_to_end")
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--quick", action="store_true", help="shorter lists of lengths and ratios")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on a CPU, times meaningless"
@@ -310,7 +314,11 @@ def main() -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="only the arithmetic, under a data sheet's peaks"
     )
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    args = arguments()
     if args.dry_run:
         found = dry_run([4096, 16384, 65536], [0.05, 0.15, 0.5])
         show(f"attention, computed under {DATA_SHEET}: nothing was run", found)
@@ -326,6 +334,8 @@ def main() -> int:
 
     def section(name: str, work: Callable[[], object]) -> None:
         """One section; a failure is reported and does not lose the others."""
+        if name in SECTIONS and name not in args.only:
+            return
         try:
             report[name] = work()
         except Exception as error:
@@ -354,7 +364,7 @@ def main() -> int:
         print("\n" + "\n".join(report["aims"]))
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
-    wrong = [c for c in report["correctness"] if not c.get("ok")]
+    wrong = [c for c in report.get("correctness", []) if not c.get("ok")]
     failed = [
         n
         for n, v in report.items()

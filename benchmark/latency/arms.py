@@ -36,6 +36,7 @@ SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
 ORDER = {"schedule_policy": "bounded-shortest"}
 WA = {"device_policy": "wa"}
 GATE = {"session_gate": "footprint"}
+AUTO = {**WA, **ORDER, **GATE}
 CHAT, AGENTS = ("conversation", "synthetic"), ("agentic",)
 
 ARMS: tuple[Arm, ...] = (
@@ -44,9 +45,8 @@ ARMS: tuple[Arm, ...] = (
     Arm("wa", "wa", WA, first=True),
     Arm("order", "LRU, bounded-shortest", ORDER, first=True),
     Arm("wa-order", "wa, bounded-shortest", {**WA, **ORDER}, first=True),
+    Arm("auto", "--radix-eviction auto: wa, the order, the gate", AUTO, first=True),
     Arm("gate", "LRU, the session gate", GATE, workloads=AGENTS, first=True),
-    Arm("wa-order-gate", "wa, bounded-shortest, gate", {**WA, **ORDER, **GATE}, workloads=AGENTS,
-        first=True),
     Arm("hrrn", "SGLang's lru and hrrn", {**SGLANG, "schedule_policy": "hrrn"}),
     Arm("shortest", "SGLang's lru and shortest-prefill-first",
         {**SGLANG, "schedule_policy": "shortest-prefill-first"}),
@@ -72,6 +72,9 @@ ARMS: tuple[Arm, ...] = (
     Arm("sglang-host", "SGLang's defaults with a host tier", SGLANG, host=2.0, first=True),
     Arm("wa-host", "wa on both tiers", WA, host=2.0, first=True),
     Arm("order-host", "LRU, bounded-shortest", ORDER, host=2.0),
+    Arm("auto-host", "--radix-eviction auto: the same, and copies at eviction",
+        {**AUTO, "write_policy": "write_back", "session_gate_config": {"exclusive": True}},
+        host=2.0),
     Arm("wa-late-host", "wa on both tiers, --canopy-protect-waiting off",
         {**WA, "waiting_prefixes": "awaited"}, host=2.0),
     Arm("lru-late-host", "LRU, the same", {"waiting_prefixes": "awaited"}, host=2.0),

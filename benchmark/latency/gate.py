@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,9 +34,11 @@ import numpy as np
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sessions import session_links
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 CONVERSATIONS = 100
 CONTEXT_TOKENS = 131_072
@@ -69,7 +72,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "static 16": {"session_gate": "static", "session_gate_config": {"sessions": 16}},
     "random 12": {"session_gate": "random", "session_gate_config": {"sessions": 12}},
     "footprint": {"session_gate": "footprint"},
-    "footprint .85": {"session_gate": "footprint", "session_gate_config": {"share": 0.85}},
+    "always armed": {"session_gate": "footprint", "session_gate_config": {"always": True}},
     "lpm": {"schedule_policy": "lpm"},
     "hrrn": {"schedule_policy": "hrrn"},
     "footprint, hrrn": {"session_gate": "footprint", "schedule_policy": "hrrn"},

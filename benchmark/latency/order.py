@@ -24,13 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.cli.main import main as canopy
 from canopy_lab.sim.system import SystemConfig, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.sim.system.tier_spec import TierSpec
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace import open_trace
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from make_overlay import main as make_overlay
 
 WARM_UP = 0.2
 """Share of a run's requests that is left out at its beginning."""
@@ -195,7 +197,7 @@ def main() -> int:
                 path,
             ]
             given += ["--conversations", args.conversations, "--window-s", args.window_s]
-            if canopy(["trace", "overlay", *map(str, given), "--seed", str(args.seed)]) != 0:
+            if make_overlay([*map(str, given), "--seed", str(args.seed)]) != 0:
                 return 2
         loads = [(f"{rate:g} sessions an hour", None, rate) for rate in args.sessions_per_hour]
     else:

@@ -42,7 +42,7 @@ def waiting(tree: LiveTree, count: int, tokens: int, tenants: int) -> list[Req]:
         params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": 1 + number}})
         salt = f"t{number % tenants}" if tenants > 1 else None
         req = Req(f"r{number}", "", array("q", ids), params, cache_salt=salt)
-        tree.core.request_of(req)
+        tree.core.requests.of(req)
         made.append(req)
     return made
 

@@ -52,14 +52,18 @@ from paired import TIME, Result, compared, figures, ratio, table
 from slices import balanced, due_times, rate_of, turn
 
 from canopy_lab.bench import client
-from canopy_lab.bench.launch import cpu_arguments, cpu_dtype, free_port, serving
 from canopy_lab.bench.options import closed_loop, labels
 from canopy_lab.bench.schedule import ReplayRequest, Schedule
-from canopy_lab.cli.main import main as canopy
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.request import replay_clock
 from sglang_canopy.request.fields import FORCE_OUTPUT
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from make_overlay import main as make_overlay
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, cpu_dtype, free_port, serving
 
 DIALECT = client.DIALECTS["sglang"]
 THINK_CAP_S = 300.0
@@ -107,12 +111,7 @@ def trace_of(args: argparse.Namespace) -> tuple[str, Path]:
     if not path.exists():
         given = ["--own-prefixes", "--archive", args.data / "agentic_coding/traces_500.tar.xz"]
         given += ["--conversations", args.conversations, "--window-s", args.window_s]
-        if (
-            canopy(
-                ["trace", "overlay", *map(str, given), "--seed", str(args.seed), "-o", str(path)]
-            )
-            != 0
-        ):
+        if make_overlay([*map(str, given), "--seed", str(args.seed), "-o", str(path)]) != 0:
             raise SystemExit(2)
     return "agentic", path
 

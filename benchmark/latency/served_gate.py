@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmark/latency/served_gate.py --data DIR --model DIR --out OUT \\
         --common="--chunked-prefill-size 128" --kv-tokens 2048 --sessions 10 --slices 10 \\
         --arm "lru=" --arm "running=--max-running-requests 3" --arm "cap=" --at-once cap=4 \\
-        --arm "gate=--radix-eviction canopy-lru --canopy-session-gate queue"
+        --arm "gate=--radix-eviction canopy-lru --canopy-session-gate auto"
     python benchmark/latency/served_gate.py --data DIR --simulate OUT/served-gate.json \\
         --profile benchmark/latency/results/served/profile.json
 
@@ -45,14 +45,18 @@ from served import Arm, about, arm_of, send, send_all, start
 from served_simulated import config_of, scaled
 from slices import turn
 
-from canopy_lab.bench.launch import cpu_dtype
 from canopy_lab.bench.options import closed_loop, labels, session_offsets_s
 from canopy_lab.bench.schedule import ReplayRequest, Schedule
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sessions import SessionLinks
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_dtype
 
 ARCHIVE = "agentic_coding/traces_500.tar.xz"
 CONVERSATIONS = 400

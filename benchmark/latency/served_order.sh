@@ -12,4 +12,4 @@ OMP_NUM_THREADS=1 exec python "$(dirname "$0")/served.py" --data "$1" --model "$
     --arm "hrrn=--radix-eviction wa --schedule-policy hrrn" \
     --arm "shortest=--radix-eviction wa --schedule-policy shortest-prefill-first" \
     --arm "ours=--radix-eviction wa --canopy-queue-order bounded-shortest" \
-    --arm "near-fcfs=--radix-eviction wa --canopy-queue-order bounded-shortest --canopy-max-wait-factor 1"
+    --arm "twice=--radix-eviction wa --canopy-queue-order bounded-shortest --canopy-max-wait-factor 2"

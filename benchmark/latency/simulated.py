@@ -24,6 +24,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -38,8 +39,10 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
 from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
 
 RESULTS = Path(__file__).parent / "results" / "simulated"
 REQUESTS = 2000
@@ -157,7 +160,7 @@ def fingerprint(arm: Arm) -> str:
     if settings.get("schedule_policy") == "bounded-shortest":
         settings["ranks_by"] = "marginal cost, branches deferred"
     if settings.get("session_gate") == "footprint":
-        settings["budget"] = "follows what is lost"
+        settings["arms"] = "by thrash, where the device does not keep up and many fit"
     text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

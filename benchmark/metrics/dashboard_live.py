@@ -52,7 +52,7 @@ def relabelling() -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def prometheus(binary: str, folder: Path, servers: list[str]) -> Iterator[str]:
     """Its address, while it scrapes ``servers`` every two seconds."""
-    from canopy_lab.bench.launch import free_port
+    from launch_server import free_port
 
     targets = [urllib.parse.urlparse(server).netloc for server in servers]
     config = {

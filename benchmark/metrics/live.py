@@ -84,7 +84,7 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
 @contextlib.contextmanager
 def small_server(folder: Path, *more: str) -> Iterator[Any]:
     """A server with three tiers that are far too small."""
-    from canopy_lab.bench.launch import cpu_arguments, free_port, serving
+    from launch_server import cpu_arguments, free_port, serving
     from tiny_model import write_tiny_model
 
     write_tiny_model(folder / "tiny", MODEL)
@@ -192,18 +192,20 @@ def counters(requests: int, rounds: int) -> dict[str, Any]:
             kind = ("counting", "silent")[turn % 2]
             tree = LiveTree(4096, "wa", page_size=1, host_tokens=host_tokens)
             if kind == "silent":
-                tree.core.counters = Silent()
-                tree.core._count_computed = lambda *_: None
-                tree.core._count_entered = lambda *_: None
-                tree.core._count_left = lambda *_, **__: None
+                tree.core.live.counters = Silent()
+                tree.core.traffic.computed = lambda *_: None
+                tree.core.traffic.entered = lambda *_: None
+                tree.core.traffic.left = lambda *_, **__: None
             start = time.perf_counter()
             for i, prompt in enumerate(prompts):
                 request_hit = tree.serve(prompt, float(i), category="chat")
                 if kind == "counting":
-                    tree.core.counters.served("chat", len(prompt), (request_hit, 0, 0))
+                    tree.core.live.counters.served("chat", len(prompt), (request_hit, 0, 0))
             taken[kind].append((time.perf_counter() - start) / requests * 1e6)
             if kind == "counting":
-                evictions = sum(sum(t.evicted) for r in tree.core.counters.rows() for t in r.tiers)
+                evictions = sum(
+                    sum(t.evicted) for r in tree.core.live.counters.rows() for t in r.tiers
+                )
         medians = {kind: statistics.median(of) for kind, of in taken.items()}
         result[name] = {
             **{f"{kind}_us_a_request": round(of, 1) for kind, of in medians.items()},

@@ -28,8 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
-from canopy_lab.cli.main import main as canopy
 from canopy_lab.cli.profile import measure
 from canopy_lab.profiling.client import ProfiledServer
 from canopy_lab.sim.system import (
@@ -44,6 +42,12 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.bench_serving import replay
 from sglang_canopy.errors import CanopyError
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from make_synthetic import main as make_synthetic
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 PAGE = 16
 THRESHOLD = 64
@@ -126,7 +130,7 @@ def make_trace(args: argparse.Namespace) -> Path:
     if not path.exists():
         seconds = str(max(120, args.num_prompts))  # two a second: twice as many as are served
         given = ["--preset", "small", "--seconds", seconds, "--rate", "2", "--seed", "1"]
-        if canopy(["trace", "synth", *given, "-o", str(drawn)]) != 0:
+        if make_synthetic([*given, "-o", str(drawn)]) != 0:
             raise SystemExit(2)
         with drawn.open(encoding="utf-8") as lines, path.open("w", encoding="utf-8") as short:
             for line in lines:

@@ -3,7 +3,7 @@
     python benchmark/plan/speed.py                       # 40,000 requests of two hours
     python benchmark/plan/speed.py --requests 10000,40000,100000,1000000
 
-Synthetic chat (``canopy trace synth --preset trace-a``), four instances with host memory and a shared
+Synthetic chat (``benchmark/traces``, preset ``trace-a``), four instances with host memory and a shared
 disk. A trace of n requests lasts n / 5.6 s: longer, not denser. CPU seconds of one process, and its
 peak memory; reading and preparing the trace are counted apart. After ``canopy compile`` it measures
 the compiled simulator; ``CANOPY_COMPILED=off`` the one in Python.
@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from canopy_lab.compiled.finder import use
 
@@ -31,8 +33,10 @@ from canopy_lab.sim.system import (  # noqa: E402
     simulate_system,
 )
 from canopy_lab.trace.record import TraceRequest  # noqa: E402
-from canopy_lab.trace.synth import synthesise  # noqa: E402
-from canopy_lab.trace.synth_presets import PRESETS  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from synthetic.presets import PRESETS  # noqa: E402
+from synthetic.trace import synthesise  # noqa: E402
 
 RATE = 40_000 / 7200
 KV = "llama-3.1-8b-a100"

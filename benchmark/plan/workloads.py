@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -17,10 +18,12 @@ from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
 
 DISKS = ("gp3", "io2")
 TTLS = (None, 600.0, "group")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from canopy_lab.trace.synth import meta_path, write_trace
-from canopy_lab.trace.synth_presets import get_preset
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from synthetic.presets import get_preset
+from synthetic.trace import meta_path, write_trace
 
 SECONDS = 300.0
 PARTS = (("small", 0.7), ("trace-b", 0.7))  # preset, requests a second

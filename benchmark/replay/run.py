@@ -21,12 +21,16 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.bench import report
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
-from canopy_lab.cli.main import main as canopy
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_tokens
 from sglang_canopy.bench_serving import replay
 from sglang_canopy.errors import CanopyError
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from make_overlay import main as make_overlay
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
@@ -70,7 +74,7 @@ def traces(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
             archive = args.data / "agentic_coding/traces_500.tar.xz"
             given = ["--own-prefixes", "--archive", archive, "--conversations", args.conversations]
             given += ["--window-s", args.window_s, "--seed", seed, "-o", path]
-            if canopy(["trace", "overlay", *map(str, given)]) != 0:
+            if make_overlay([*map(str, given)]) != 0:
                 raise SystemExit(2)
         made.append((f"agentic-seed{seed}", "agentic", path))
     return made

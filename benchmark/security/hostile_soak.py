@@ -23,8 +23,12 @@ Passes if the honest tenant's hit rate (prompt tokens from the cache, warm-up le
 is no more than one point below that in *alone* and in *truthful*; nothing of the honest tenant was
 readable or reusable by the other; no answer was a 5xx, no traceback logged; and memory (resident,
 all of the server's processes) does not grow from the middle third of the run to the last; and of the
-scheduler's thread no call of a hook takes over 50 ms of processor time, nor all of them over 2 %. Prints
-one JSON object; exits with 1 if anything failed. Everything is on the loopback interface.
+scheduler's thread no call of a hook or of the tree takes over 50 ms of processor time, nor all hooks
+over 2 % (``tree_share`` is beside it: SGLang's own tree takes time for the same work). Prints one
+JSON object; exits with 1 if anything failed. Everything is on the loopback interface.
+
+The model has two layers, on which a prompt takes far less than on any that is served; ``--model DIR``
+serves another one, with its weights.
 """
 
 from __future__ import annotations
@@ -42,8 +46,10 @@ from typing import Any
 import psutil
 from tenants import Honest, Hostile, call
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
-from sglang_canopy.telemetry import thread_time
+from sglang_canopy import thread_time
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -102,8 +108,9 @@ def run(
     honest = Honest(arguments.pool)
     hostile = None if name == "alone" else Hostile(honest, lies=name == "hostile")
     pool = arguments.pool // 2 if name == "alone" else arguments.pool
-    given = [*cpu_arguments(folder / "model", kv_tokens=pool, dtype="float32")]
-    given += ["--load-format", "dummy", "--radix-eviction", arguments.policy]
+    given = [*cpu_arguments(arguments.model or folder / "model", kv_tokens=pool, dtype="float32")]
+    given += [] if arguments.model else ["--load-format", "dummy"]
+    given += ["--radix-eviction", arguments.policy]
     given += ["--enable-metrics", "--canopy-chunks", "memory_mb=32"]
     log = folder / f"{name}.log"
     every = {thread_time.VARIABLE: "1"}
@@ -138,8 +145,17 @@ def run(
         "tracebacks": text.count("Traceback"),
         "rss_mb": memory.series_mb,
         "memory_flat": memory.flat(),
+        "hooks_share": share(rank["scheduler"], tree=False),
+        "tree_share": share(rank["scheduler"], tree=True),
         "scheduler": rank["scheduler"],
     }
+
+
+def share(scheduler: dict[str, Any], tree: bool) -> float:
+    """Of the scheduler's thread: what our hooks take, or our tree's methods as a whole."""
+    seams = scheduler["seams"].items()
+    mine = sum(row["seconds"] for name, row in seams if name.startswith(thread_time.TREE) is tree)
+    return round(mine / scheduler["thread_s"], 4)
 
 
 def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
@@ -162,9 +178,7 @@ def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
             for row in found["scheduler"]["seams"].values()
         ),
         "hooks within 2 % of the scheduler's thread": all(
-            sum(row["seconds"] for row in found["scheduler"]["seams"].values())
-            <= SHARE * found["scheduler"]["thread_s"]
-            for found in runs.values()
+            found["hooks_share"] <= SHARE for found in runs.values()
         ),
     }
 
@@ -175,6 +189,7 @@ def main() -> int:
     parser.add_argument("--pool", type=int, default=8192, help="tokens of the KV pool")
     parser.add_argument("--policy", default="wa")
     parser.add_argument("--tokenizer-from", type=Path, default=MODEL, help="a model directory")
+    parser.add_argument("--model", type=Path, help="serve this one instead of a tiny one")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     arguments = parser.parse_args()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ from typing import Any
 from canopy_lab.sim.ttl import observe, path_snapshot
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import write_trace
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.ttl.allocate import allocate
 from sglang_canopy.ttl.groups import GroupSelection, choose_groups
 from sglang_canopy.ttl.learn import Learning, in_hindsight, learn
@@ -29,6 +28,10 @@ from sglang_canopy.ttl.path_log import PathLog
 from sglang_canopy.ttl.path_segments import segments_of
 from sglang_canopy.ttl.replay import fixed_ttls
 from support.linear_bound import linear_bound
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from synthetic.presets import get_preset
+from synthetic.trace import write_trace
 
 GROUPS = 64
 TTLS_S = (10.0, 60.0, 300.0)

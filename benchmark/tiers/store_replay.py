@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ from pathlib import Path
 from store_backends import Backend
 
 from canopy_lab.sim.requests import to_requests
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
 
 
 @dataclass

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,10 +30,7 @@ from tqdm import tqdm
 from canopy_lab.sim.model import PRESETS
 from canopy_lab.sim.ttl import path_snapshot, window_snapshots
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import write_trace
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.ttl.histogram import GRID_S
 from sglang_canopy.ttl.learn import (
     FIXED,
@@ -47,6 +45,11 @@ from sglang_canopy.ttl.path_log import PathSnapshot
 from sglang_canopy.ttl.path_segments import segments_of
 from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+from overlays import overlay
+from synthetic.presets import get_preset
+from synthetic.trace import write_trace
 
 BYTES_A_TOKEN = PRESETS["llama-3.1-8b"].kv_bytes_per_token()
 REFRESH_S = {"conversation": 300.0}

@@ -125,8 +125,12 @@ def _project(
     s = model.shape
     joined = F.linear(_norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
     joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+    q, k, v = joined.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+    if layer.head_norms is not None:
+        q, k = (_norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
+        return rotate(q, table), rotate(k, table), v
     turned = rotate(joined[:, : s.heads + s.kv_heads], table)
-    return turned[:, : s.heads], turned[:, s.heads :], joined[:, s.heads + s.kv_heads :]
+    return turned[:, : s.heads], turned[:, s.heads :], v
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

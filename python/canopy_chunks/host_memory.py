@@ -16,6 +16,7 @@ import torch
 
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.model import Shape
+from canopy_chunks.pinned import pinned
 
 Span = tuple[int, int]
 """Slots from the first to before the second."""
@@ -35,8 +36,8 @@ class HostMemory:
         token = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
         self.slots = capacity_bytes // token
         size = (shape.layers, self.slots, shape.kv_heads, shape.head_dim)
-        self.k = torch.empty(size, dtype=dtype, pin_memory=pin)
-        self.v = torch.empty(size, dtype=dtype, pin_memory=pin)
+        make = pinned if pin else torch.empty
+        self.k, self.v = (make(size, dtype=dtype) for _ in range(2))
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
         self._lock = threading.Lock()  # chunks go wherever their last reference does

@@ -36,7 +36,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``."""
+    """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
+
+    head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
+    positions with their norm, since a rotation leaves their length.
+    """
 
     norm_in: torch.Tensor
     qkv: torch.Tensor
@@ -45,6 +49,7 @@ class Layer:
     norm_mid: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Ranks(Protocol):

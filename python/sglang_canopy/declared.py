@@ -58,11 +58,19 @@ class Declared:
     """The default in words, where the value does not speak for itself."""
     hidden: bool = False
     """Taken, documented, and left out of ``--help``."""
+    required: bool = False
+    repeated: bool = False
+    """May be given several times; the value is a tuple."""
 
     @property
     def dest(self) -> str:
         """The attribute under which argparse keeps the value."""
-        return (self.flag or "").removeprefix("--").replace("-", "_")
+        return (self.flag or "").removeprefix("--").replace("-", "_").lower()
+
+    @property
+    def positional(self) -> bool:
+        """Whether the value stands alone: its ``flag`` is then what it is called."""
+        return not (self.flag or "--").startswith("-")
 
     @property
     def allowed(self) -> str:
@@ -109,17 +117,23 @@ def option_of(cls: type, name: str) -> Declared:
     return next(option for field, option in declared(cls) if field.name == name)
 
 
-def add_flags(group: argparse._ArgumentGroup, cls: type) -> None:
+def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
     """Add the flags of ``cls``. Their values are ``None`` unless the user typed one."""
     for field, option in declared(cls):
         if option.flag is not None:
             default = _shown_default(field, option)
             text = f"{option.help} (default: {default})" if default else option.help
+            help = argparse.SUPPRESS if option.hidden else text.replace("%", "%%")
+            if option.positional:
+                count = "*" if option.repeated else None
+                group.add_argument(option.dest, metavar=option.flag, nargs=count, help=help)
+                continue
             group.add_argument(
                 option.flag,
                 dest=option.dest,
                 default=None,
-                help=argparse.SUPPRESS if option.hidden else text.replace("%", "%%"),
+                required=option.required,
+                help=help,
                 **_argparse_options(field, option),
             )
 
@@ -130,7 +144,8 @@ def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[s
     if option.choices:
         return {"choices": option.choices}
     kind = None if option.parse else _number_of(field)
-    return {"metavar": option.metavar, **({} if kind is None else {"type": kind})}
+    action = {"action": "append"} if option.repeated else {}
+    return {"metavar": option.metavar, **action, **({} if kind is None else {"type": kind})}
 
 
 def from_args(cls: type, args: Any) -> dict[str, Any]:
@@ -149,10 +164,9 @@ def read(cls: type, args: Any) -> Any:
 
 
 def _parsed(option: Declared, value: Any) -> Any:
-    if option.parse is None:
-        return value
+    parse = option.parse or (lambda text: text)
     try:
-        return option.parse(value)
+        return tuple(map(parse, value)) if option.repeated else parse(value)
     except CanopyError as error:
         raise CanopyError(f"{option.flag} {error}") from None
 
@@ -285,7 +299,7 @@ def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
         {
             "flag": option.flag or field.name,
             "value": "" if _is_switch(field) else option.metavar or "",
-            "default": _shown_default(field, option),
+            "default": "required" if option.required else _shown_default(field, option),
             "allowed": option.allowed,
             "help": option.help,
         }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Serve the bundle's random 8B Llama on a GPU machine without a network: ./serve.sh [flags of launch_server]
+# EVICTION: the policy (wa); GRAPHS: how decoding is captured (disabled).
 # Wants Python 3.12, torch 2.11 with CUDA, Triton 3.6 and transformers 5.17 in PYTHON (python3), and
 # what is named below. On a CPU: SGLANG_USE_CPU_ENGINE=1 ./serve.sh --device cpu --attention-backend
 # torch_native --json-model-override-args '{"num_hidden_layers": 2}' (the 8B takes 16 GB).
@@ -43,4 +44,4 @@ fi
 exec "$python" -m sglang.launch_server --model-path "$bundle/model" --load-format dummy \
   --dtype bfloat16 --attention-backend triton --sampling-backend pytorch \
   --cuda-graph-backend-prefill disabled --cuda-graph-backend-decode "${GRAPHS:-disabled}" \
-  --radix-eviction wa --page-size 16 --enable-metrics --enable-cache-report "$@"
+  --radix-eviction "${EVICTION:-wa}" --page-size 16 --enable-metrics --enable-cache-report "$@"

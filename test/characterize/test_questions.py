@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from published import TARGETS, compare
 
 from canopy_lab.characterize.capacity import blocks_for, capacity, knee, lru_points
 from canopy_lab.characterize.footprint import footprint
@@ -14,7 +15,6 @@ from canopy_lab.characterize.hits import ideal_hits
 from canopy_lab.characterize.lifespan import lifespan
 from canopy_lab.characterize.locality import locality
 from canopy_lab.characterize.observe import FINE_BINS, observe
-from canopy_lab.characterize.published import TARGETS, compare
 from canopy_lab.characterize.reuse_time import reuse_times
 from canopy_lab.characterize.skew import concentration, skew
 from canopy_lab.characterize.turns import turns
@@ -127,57 +127,6 @@ def test_blocks_still_waiting_are_censored_and_not_never() -> None:
     assert row.reuses + row.waiting == len(trace)
     assert row.reused_by_end == pytest.approx(1 / 3, abs=0.02)
     assert list(row.observed) == sorted(row.observed)
-
-
-def test_the_right_law_wins() -> None:
-    rng = random.Random(2)
-    memoryless = [rng.expovariate(1 / 60) for _ in range(4000)]
-    times = reuse_times(observe(reused(memoryless, 0)))
-    fit = times.all.exponential_fit
-    assert fit is not None
-    assert fit.ks < 0.03
-    assert times.all.mean_s == pytest.approx(60.0, rel=0.06)
-    heavy = [rng.choice((1.0, 900.0)) * rng.uniform(0.9, 1.1) for _ in range(4000)]
-    times = reuse_times(observe(reused(heavy, 0)))
-    assert times.best == "survival"
-    assert times.all.survival_fit is not None
-    assert times.all.exponential_fit is not None
-    assert times.all.survival_fit.ks < 0.05 < 0.3 < times.all.exponential_fit.ks
-
-
-def test_a_law_is_tested_on_what_came_after_the_time_it_was_fitted_on() -> None:
-    """Half a trace of quick returns, then half a trace of slow ones, in equal shares of the requests
-    whatever their parity."""
-    rng = random.Random(3)
-    quick = [(i, rng.expovariate(1 / 5)) for i in range(2000)]
-    slow = [(2500 + i, rng.expovariate(1 / 100)) for i in range(2000)]
-    events = [(float(t), n) for n, (t, _) in enumerate(quick + slow)]
-    events += [(t + age, n) for n, (t, age) in enumerate(quick + slow)]
-    row = reuse_times(observe([ask(t, [n]) for t, n in sorted(events)])).all
-    assert row.exponential_fit is not None
-    assert row.survival_fit is not None
-    # exp(-t / 100) - exp(-t / 5) is largest at 15.8 s: 0.81.
-    assert row.exponential_fit.ks > 0.7
-    assert row.survival_fit.ks > 0.7
-
-
-def test_what_was_not_yet_known_when_the_first_half_ended_is_not_fitted() -> None:
-    """Every block comes back once, after 10 s, or after the middle: the fit has seen 10 s alone."""
-    soon = [(float(i), float(i) + 10.0) for i in range(0, 400)]
-    late = [(float(i), 1200.0 + i) for i in range(500, 900)]
-    again = [(1500.0 + i, 1510.0 + i) for i in range(500)]
-    events = [(t, n) for n, pair in enumerate(soon + late + again) for t in pair]
-    row = reuse_times(observe([ask(t, [n]) for t, n in sorted(events)])).all
-    assert row.exponential_fit is not None
-    # Among the uses of the second half all returned after 10 s, as an exponential of mean 10 has
-    # it but for its shape: 1 - 1/e is gone at 10 s.
-    assert row.exponential_fit.ks == pytest.approx(1.0 - math.exp(-1.0), abs=0.12)
-
-
-def test_too_few_reuses_are_not_fitted() -> None:
-    times = reuse_times(observe(reused([5.0] * 20, 5)))
-    assert times.all.survival_fit is None
-    assert times.best == "neither"
 
 
 def test_no_reuse_at_all_is_an_answer_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from canopy_chunks.calibration.saved import (
 )
 from canopy_chunks.calibration.search import CostProfile, golden_section
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import SET_ASIDE
 
 
 def test_the_prior_balances_compute_and_transfer_and_is_clipped():
@@ -130,3 +132,39 @@ def test_a_file_that_is_no_calibration_is_set_aside(tmp_path, content):
     with pytest.raises(CanopyError, match="has nothing for this model"):
         calibrated_ratios(str(path), Setting("m", "cpu-2", "float32", 1, "triton"))
     assert (tmp_path / "ratio.json.bad").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("ratio", "half"),
+        ("ratio", 1.5),
+        ("ratio", True),
+        ("r_min", None),
+        ("r_min", float("nan")),
+        ("tier", 3),
+        ("tp_size", "2"),
+        ("tp_size", True),
+        ("model", None),
+        ("profile", []),
+        ("profile", {"compute_s": 1.0}),
+        ("profile", {"compute_s": 1.0, "transfer_s": 1.0, "x": 1.0}),
+        ("profile", {"compute_s": "1", "transfer_s": 1.0}),
+        ("profile", {"compute_s": 1.0, "transfer_s": -1.0, "other_s": 0.0}),
+    ],
+)
+def test_a_file_with_an_entry_that_cannot_be_is_set_aside(tmp_path, part, value):
+    path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
+    saved = Calibrations(path)
+    saved.put(made, "memory", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
+    entries = json.loads(path.read_text())
+    entries[Calibrations.key(made, "memory")][part] = value
+    path.write_text(json.dumps(entries))
+    SET_ASIDE.clear()
+    assert saved.get(made, "memory") is None
+    assert not path.exists()
+    assert json.loads((tmp_path / "ratio.json.bad").read_text()).keys() == entries.keys()
+    assert SET_ASIDE == {"ratio.json": 1}
+    assert saved.settings("m", "cpu-2") == []
+    saved.put(made, "memory", Calibration(0.3, 0.15, CostProfile(1e-4, 1e-5)))
+    assert calibrated_ratios(str(path), made) == {"device": 0.3, "host": 0.3}

@@ -172,7 +172,7 @@ def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
     assert 0.15 <= entry["ratio"] <= 1.0
     assert all(len(one["canopy_chunks"]) in (2, 4) for one in kind.asked)
     assert main([*command, "--floor", "2"]) != 0
-    assert "--floor 2.0: give a ratio from 0 to 1" in capsys.readouterr().err
+    assert "--floor must be from 0 to 1, got 2.0" in capsys.readouterr().err
     command[command.index("--out") + 1] = str(tmp_path / "no" / "c.json")
     assert main(command) != 0
     assert "folder" in capsys.readouterr().err

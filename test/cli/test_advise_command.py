@@ -98,8 +98,8 @@ def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tm
         (["advise", "LOG", "--out", "/no/such/page.html"], "its folder does not exist"),
         (["advise", "LOG", "--tokenizer", "/no/such"], "give a tokenizer.json"),
         (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
-        (["advise", "LOG", "--jobs", "0"], "--jobs must be 1 or more"),
-        (["advise", "LOG", "--sample-requests", "0"], "1 request or more"),
+        (["advise", "LOG", "--jobs", "0"], "--jobs must be at least 1"),
+        (["advise", "LOG", "--sample-requests", "0"], "--sample-requests must be at least 1"),
     ],
 )
 def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, says):

@@ -249,7 +249,7 @@ def test_no_trace(trace, capsys):
     empty = trace.with_name("empty.jsonl")
     empty.write_text("")
     assert main(["plan", str(empty)]) == 2
-    assert "is empty or in no known format" in capsys.readouterr().err
+    assert "cannot tell the format of" in capsys.readouterr().err
 
 
 QUICK = ("--dram-levels", "2", "--disks", "none", "--page-size", "1", "--no-checks", "--jobs", "1")

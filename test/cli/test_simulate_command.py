@@ -39,7 +39,7 @@ def simulate(trace, *arguments, jobs="1"):
 
 def results(rows):
     """Rows without what a machine's load decides."""
-    return [{k: v for k, v in r.items() if k not in ("seconds", "peak_memory_bytes")} for r in rows]
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
 
 
 def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
@@ -58,15 +58,7 @@ def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
     for lru, bound in zip(rows[:3], rows[3:]):
         assert bound["block_hit_ratio"] >= lru["block_hit_ratio"]
     printed = capsys.readouterr().out
-    assert "peak memory" in printed
     assert "belady" in printed
-
-
-def test_the_bound_is_higher_where_a_request_need_not_be_cached(trace):
-    arguments = ("--policy", "belady", "--capacity", "0.05")
-    _, (forced,) = simulate(trace, *arguments)
-    _, (optional,) = simulate(trace, *arguments, "--optional-caching")
-    assert optional["block_hit_ratio"] > forced["block_hit_ratio"]
 
 
 def test_processes_change_nothing(trace):
@@ -95,19 +87,19 @@ def test_options_reach_the_policy_and_tags_tell_two_of_them_apart(trace):
     _, rows = simulate(
         trace,
         "--policy",
-        "gdfs,gdfs:linear",
+        "slru,slru:once",
         "--capacity",
         "0.1",
         "--policy-config",
-        'gdfs:linear={"cost":"linear"}',
+        'slru:once={"protected_hits":1}',
     )
-    assert [(r["policy"], r["policy_config"]["cost"]) for r in rows] == [
-        ("gdfs", "quadratic"),
-        ("gdfs:linear", "linear"),
+    assert [(r["policy"], r["policy_config"]["protected_hits"]) for r in rows] == [
+        ("slru", 2),
+        ("slru:once", 1),
     ]
 
 
-def test_the_threshold_is_given_in_tokens_or_as_a_target(trace):
+def test_the_threshold_is_lrus_own_tail_unless_it_is_given(trace):
     def threshold(*arguments):
         _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.1", *arguments)
         return rows[0]["tel_threshold_tokens"], rows[0]["uncached_tokens_p90"]
@@ -115,7 +107,6 @@ def test_the_threshold_is_given_in_tokens_or_as_a_target(trace):
     default, p90 = threshold()
     assert default == p90
     assert threshold("--tel-threshold-tokens", "700")[0] == 700
-    assert threshold("--slo-ms", "150", "--ttft-model", "0.1,50")[0] == pytest.approx(1000)
 
 
 def test_tail_policies_aim_at_the_threshold_unless_told_otherwise(trace):
@@ -135,24 +126,6 @@ def test_tail_policies_aim_at_the_threshold_unless_told_otherwise(trace):
     assert {r["tel_threshold_tokens"] for r in rows} == {700}
 
 
-def test_savings_are_counted_for_a_model(trace, capsys):
-    _, rows = simulate(trace, "--policy", "lru", "--capacity", "0.5", "--model", "llama-3.1-8b")
-    row = rows[0]
-    assert row["kv_bytes_saved"] % (128 * 1024) == 0  # 2 * 32 layers * 8 heads * 128 * 2 bytes
-    assert 0 < row["prefill_flops_saved_ratio"] <= row["token_hit_ratio"]
-    assert "FLOPs saved" in capsys.readouterr().out
-
-
-def test_the_figure_shows_the_bound_without_adding_rows(trace, tmp_path):
-    figure = tmp_path / "hits.png"
-    _, rows = simulate(
-        trace, "--policy", "lru,wa", "--capacity", "0.05,0.1,0.5", "--figure", str(figure)
-    )
-    assert {row["policy"] for row in rows} == {"lru", "wa"}
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    assert figure.stat().st_size > 10_000
-
-
 def test_broken_lines_are_passed_over_on_request(trace, capsys):
     trace.write_text(trace.read_text() + "not json\n")
     status, _ = simulate(trace, "--policy", "lru", "--capacity", "0.1")
@@ -166,21 +139,16 @@ def test_broken_lines_are_passed_over_on_request(trace, capsys):
     ("arguments", "says"),
     [
         (["--policy", "lru2", "--capacity", "0.1"], "unknown policy 'lru2'"),
-        (["--policy", "lru,lru", "--capacity", "0.1"], "each policy once"),
-        (["--policy", "lru", "--capacity", "0"], "neither a fraction"),
-        (["--policy", "lru", "--capacity", "1.5"], "neither a fraction"),
-        (["--policy", "lru", "--capacity", "0.1,0.1"], "twice"),
+        (["--policy", "lru,lru", "--capacity", "0.1"], "each once"),
+        (["--policy", "lru", "--capacity", "0"], "--capacity must be fractions"),
+        (["--policy", "lru", "--capacity", "1.5"], "--capacity must be fractions"),
+        (["--policy", "lru", "--capacity", "0.1,0.1"], "each once"),
         (["--policy", "lru", "--capacity", "0.1", "--seed", "one"], "--seed"),
         (["--policy", "wa", "--capacity", "0.1", "--policy-config", "wa"], "NAME=JSON"),
         (["--policy", "wa", "--capacity", "0.1", "--policy-config", 'wa={"a":1}'], "key 'a'"),
         (["--policy", "wa", "--capacity", "0.1", "--policy-config", "lru={}"], "does not name"),
-        (["--policy", "lru", "--capacity", "0.1", "--slo-ms", "9"], "--ttft-model"),
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5"], "two numbers"),
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5,2"], "accuracy"),
-        (["--policy", "lru", "--capacity", "0.1", "--model", "gpt-9"], "preset"),
-        (["--policy", "lru", "--capacity", "0.1", "--conversations", "3"], "--format agentic"),
-        (["--policy", "lru", "--capacity", "0.1", "--format", "csv"], "unknown trace format"),
-        (["--policy", "lru", "--capacity", "0.1", "--figure", "none/x.png"], "does not exist"),
         (["--policy", "lru", "--capacity", "0.1", "--trace", "none.jsonl"], "none.jsonl"),
     ],
 )

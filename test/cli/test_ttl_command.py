@@ -116,8 +116,8 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--budget-gb", "0"], "--budget-gb must be a positive number"),
-        (["--budget-gb", "nan"], "--budget-gb must be a positive number"),
+        (["--budget-gb", "0"], "--budget-gb must be above 0"),
+        (["--budget-gb", "nan"], "--budget-gb must be above 0"),
         (["--budget-gb", "1", "--groups", "-1"], "from 0 to 4096"),
         (["--budget-gb", "1", "--block-tokens", "0"], "--block-tokens"),
         (["--budget-gb", "1", "--refresh-s", "-5"], "refresh_s"),

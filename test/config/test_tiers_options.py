@@ -89,11 +89,11 @@ def test_a_quota_names_no_tenant_in_the_arguments_that_a_server_shows() -> None:
 
 def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
     live = live_cache("canopy-lru", None, tier_options({"canopy_host_eviction": "wa"}))
-    assert live.listeners[0] is live.host_policy
+    assert live.learners[0] is live.host_policy
     live = live_cache("wa", None, tier_options({"canopy_host_eviction": "etlru"}))
-    assert live.listeners[0] is live.device_policy
+    assert live.learners[0] is live.device_policy
     live = live_cache("canopy-lru", None, tier_options({"canopy_disk_eviction": "wa"}))
-    assert live.listeners[0].name == "wa"
+    assert live.learners[0].name == "wa"
     assert live.disk_learns
 
 

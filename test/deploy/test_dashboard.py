@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import dashboard
-from sglang_canopy.telemetry.metrics import METRICS, PREFIX, RANK_LABEL
+from sglang_canopy.telemetry.series import METRICS, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPED = {RANK_LABEL, "job", "instance", "le"}

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.disk.journal import FILE
-from sglang_canopy.disk.records import FIELDS, pack_units
+from sglang_canopy.disk.journal import FIELDS, FILE
 from support.disk_pages import chain, get, put, store_at
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
@@ -34,21 +33,15 @@ values = st.one_of(
     st.sampled_from([math.inf, -math.inf, 1e308, 1e13, 1e14]),
     st.text(max_size=300),
     st.binary(max_size=40),
-    st.lists(st.integers(0, (1 << 40) - 1), min_size=1, max_size=16).map(pack_units),
     st.binary(min_size=1, max_size=3).map(lambda raw: ("text", raw)),
 )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "compressed"])
-def compress(request: pytest.FixtureRequest) -> bool:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def written(compress: bool) -> Iterator[Path]:
+def written() -> Iterator[Path]:
     """A folder with three paths of three pages each."""
     with tempfile.TemporaryDirectory() as folder:
-        store = store_at(Path(folder) / "store", pages=16, compress=compress)
+        store = store_at(Path(folder) / "store", pages=16)
         for name in "abc":
             put(store, chain(name, 3), tenant="t", category="chat", conversation=7)
         store.close()
@@ -72,13 +65,13 @@ changed_rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from(FIELDS), va
 """(row, field, its new value), up to four of them."""
 
 
-def starts_and_works(written: Path, compress: bool, changes: list) -> None:
+def starts_and_works(written: Path, changes: list) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "store"
         shutil.copytree(written, folder)
         for change in changes:
             damage(folder, *change)
-        store = store_at(folder, pages=16, compress=compress)
+        store = store_at(folder, pages=16)
         assert store.unavailable is None
         kept = len(store)
         assert kept + store.counters.dropped_at_start == 9
@@ -89,7 +82,7 @@ def starts_and_works(written: Path, compress: bool, changes: list) -> None:
         store.sweep()
         store.verify()
         store.close()
-        again = store_at(folder, pages=16, compress=compress)
+        again = store_at(folder, pages=16)
         assert again.unavailable is None
         assert again.counters.dropped_at_start == 0
         assert all(get(again, chain("new", 3)))
@@ -99,30 +92,28 @@ def starts_and_works(written: Path, compress: bool, changes: list) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changed_rows)
-@example([(0, "stored", 255)])
+@example([(0, "unit", 255)])
 @example([(1, "length", 1 << 32)])
 @example([(1, "turn", 1 << 41)])
 @example([(1, "category", ("text", b"\xff\xfe"))])
 @example([(0, "id", -1)])
 @example([(0, "id", HIGH)])
-def test_a_store_with_any_rows_starts_and_works(written, compress, changes) -> None:
-    starts_and_works(written, compress, changes)
+def test_a_store_with_any_rows_starts_and_works(written, changes) -> None:
+    starts_and_works(written, changes)
 
 
 @pytest.mark.long
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changed_rows)
-def test_a_store_with_any_rows_starts_and_works_many_times(written, compress, changes) -> None:
-    starts_and_works(written, compress, changes)
+def test_a_store_with_any_rows_starts_and_works_many_times(written, changes) -> None:
+    starts_and_works(written, changes)
 
 
 @pytest.mark.parametrize("field", ["length", "turn", "offset"])
-def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(
-    written, compress, tmp_path, field
-) -> None:
+def test_a_row_with_a_number_out_of_range_is_dropped_and_counted(written, tmp_path, field) -> None:
     folder = tmp_path / "store"
     shutil.copytree(written, folder)
     damage(folder, 2, field, 1 << 62)
-    store = store_at(folder, pages=16, compress=compress)
+    store = store_at(folder, pages=16)
     assert (len(store), store.counters.dropped_at_start) == (8, 1)
     assert store.counters.faults["index"] == 1

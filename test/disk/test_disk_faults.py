@@ -249,14 +249,13 @@ def test_an_index_that_lies_serves_nothing_wrong(tmp_path):
     store.close()
     with sqlite3.connect(store.path / FILE) as index:
         ids = [r[0] for r in index.execute("SELECT id FROM pages ORDER BY id")]
-        first = index.execute("SELECT units FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
-        index.execute("UPDATE pages SET units=? WHERE id=?", (first, ids[1]))
+        first = index.execute("SELECT unit FROM pages WHERE id=?", (ids[0],)).fetchone()[0]
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (first, ids[1]))
         swap = [
-            index.execute("SELECT units FROM pages WHERE id=?", (i,)).fetchone()[0]
-            for i in ids[3:5]
+            index.execute("SELECT unit FROM pages WHERE id=?", (i,)).fetchone()[0] for i in ids[3:5]
         ]
-        index.execute("UPDATE pages SET units=? WHERE id=?", (swap[1], ids[3]))
-        index.execute("UPDATE pages SET units=? WHERE id=?", (swap[0], ids[4]))
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (swap[1], ids[3]))
+        index.execute("UPDATE pages SET unit=? WHERE id=?", (swap[0], ids[4]))
         index.execute("UPDATE pages SET parent=999 WHERE id=?", (ids[7],))
         index.execute("UPDATE pages SET hits='many' WHERE id=?", (ids[8],))
     again = store_at(tmp_path, pages=16)

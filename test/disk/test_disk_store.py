@@ -290,26 +290,6 @@ def test_every_policy_runs_on_disk(tmp_path, policy):
     store.verify(pages=True)
 
 
-def test_compressed_pages_take_less_room_and_read_back(tmp_path):
-    store = store_at(tmp_path, pages=4, compress=True)
-    keys = chain("a", 20)
-    flat = [bytes([i]) * PAGE for i in range(20)]
-    assert all(store.write(keys, flat, metas(20, 1000.0), [None, *keys[:-1]]))
-    assert store.stats()["bytes"] <= 4 * PAGE
-    into = [bytearray(PAGE) for _ in keys]
-    assert all(store.read(keys, into))
-    assert into == flat
-    # Bytes that do not compress take a whole page and come back as well.
-    mixed = chain("b", 2)
-    assert all(put(store, mixed))
-    assert all(get(store, mixed))
-    store.verify(pages=True)
-    store.close()
-    again = store_at(tmp_path, pages=4, compress=True)
-    assert again.verify(pages=True) == 0
-    assert len(again) == len(store.state.index)
-
-
 def test_a_page_may_come_in_parts(tmp_path):
     store = store_at(tmp_path)
     key = page_key("a")

@@ -1,6 +1,7 @@
 """Files that other versions wrote open or start over; none stops a server.
 
-``fixtures/state``: v1 was written at commit aedaf50, v2 at ecee2f4, as ``put`` below does it.
+``fixtures/state``: v1 was written at commit aedaf50, v2 at ecee2f4, v3 by the commit that added it, as
+``put`` below does it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sglang_canopy.radix.saved_profile import read_or_set_aside
 from support.disk_pages import chain, get, put, store_at
 
 STATE = Path(__file__).parents[1] / "fixtures" / "state"
-NOW_OPEN = {"v1": False, "v2": True}
+NOW_OPEN = {"v1": False, "v2": False, "v3": True}
 """Whether this version reads the pages of that one, or starts over."""
 
 

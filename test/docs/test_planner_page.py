@@ -1,24 +1,19 @@
 """The planner's pages name every metric, their commands parse, and their price file is one."""
 
-import argparse
 import json
 import re
 import shlex
 from pathlib import Path
 
 from canopy_lab.cli import plan
+from canopy_lab.cli.main import parser_of
 from canopy_lab.plan.objective import METRICS
 from canopy_lab.plan.prices import parse_prices, price_list_names
+from sglang_canopy import declared
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "guide" / "planner.md").read_text()
 PRICES = (DOCS / "reference" / "price-list.md").read_text()
-
-
-def parser():
-    made = argparse.ArgumentParser()
-    plan.add_arguments(made)
-    return made
 
 
 def test_every_metric_and_shipped_price_list_is_on_the_page():
@@ -37,4 +32,6 @@ def test_the_commands_on_the_page_can_be_parsed():
     assert len(commands) >= 3
     for command in commands:
         words = shlex.split(command.replace("\\\n", " "))[2:]
-        parser().parse_args(words)
+        args = parser_of("plan")[0].parse_args(words)
+        for group in plan.OPTIONS[1:4]:
+            declared.read(group, args)

@@ -1,23 +1,17 @@
 """The commands of docs/guide/simulate.md parse, and the reference has every key of a row."""
 
-import argparse
 import json
 import re
 import shlex
 from pathlib import Path
 
 from canopy_lab.cli import simulate
-from canopy_lab.cli.main import main
+from canopy_lab.cli.main import main, parser_of
+from sglang_canopy import declared
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "guide" / "simulate.md").read_text()
 ROWS = (DOCS / "reference" / "simulators.md").read_text()
-
-
-def parser():
-    made = argparse.ArgumentParser()
-    simulate.add_arguments(made)
-    return made
 
 
 def test_the_pages_commands_parse():
@@ -25,7 +19,7 @@ def test_the_pages_commands_parse():
     assert commands
     for command in commands:
         words = shlex.split(command.replace("\\\n", " "))[2:]
-        simulate.make_plan(parser().parse_args(words))
+        declared.read(simulate.Options, parser_of("simulate")[0].parse_args(words))
 
 
 def test_every_key_of_a_row_is_on_the_page(tmp_path):

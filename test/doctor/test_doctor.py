@@ -29,7 +29,7 @@ LINES = {
     "sglangs own": BASE + "--radix-eviction lru --enable-lmcache --tp-size 4",
     "two refused": BASE + "--radix-eviction wa --enable-lmcache --use-ray",
     "untested": BASE + "--radix-eviction wa --tp-size 4 --enable-hierarchical-cache",
-    "bad option": BASE + "--radix-eviction wa --canopy-session-gate share=5",
+    "bad option": BASE + "--radix-eviction wa --canopy-session-gate held=5",
     "bad policy's option": BASE
     + """--radix-eviction wa --radix-eviction-policy-config '{{"nonsense": 1}}'""",
     "no such plan": BASE + "--radix-eviction wa --canopy-plan /no/such/plan.json",
@@ -40,6 +40,7 @@ LINES = {
     "bad number": BASE + "--tp-size two",
     "disk": "sglang serve /none --device cpu --port {port} --radix-eviction wa "
     "--enable-hierarchical-cache --hicache-storage-backend canopy "
+    "--hicache-storage-prefetch-policy best_effort "
     """--hicache-storage-backend-extra-config '{{"path": "{folder}"}}' --api-key opensesame""",
 }
 RUN = """
@@ -104,6 +105,12 @@ def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
 def test_what_nobody_has_tried_is_named_and_no_obstacle(reports) -> None:
     assert reports["untested"]["code"] == 0
     assert of_kind(reports["untested"], UNTESTED) == ["`--tp-size` above 2: device, host"]
+
+
+def test_a_prefetch_that_waits_for_nothing_is_noted(reports) -> None:
+    (said,) = [t for t in of_kind(reports["disk"], NOTE) if "best_effort" in t]
+    assert "timeout" in said
+    assert not [t for t in of_kind(reports["plain"], NOTE) if "best_effort" in t]
 
 
 def test_flags_are_shortened_as_sglang_allows(reports) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from canopy_lab.bench.launch import Server, cpu_arguments, free_port, serving
+from launch_server import Server, cpu_arguments, free_port, serving
 
 READY_S = 240.0
 TEST_S = 600  # some tests start two servers, and the machine may be busy

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, healthy
+from launch_server import cpu_arguments, free_port, healthy
 from sglang_canopy.errors import CanopyError
 from support.prompts import token_ids
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,6 +26,16 @@ from support.chunk_client import (
 
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
+
+
+def last_part(client, body):
+    """The last part of a streamed answer."""
+    sent = json.dumps(body).encode()
+    url = f"{client.url}/v1/chat/completions"
+    asked = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if line.startswith("data: {")]
+    return json.loads(lines[-1].removeprefix("data: "))
 
 
 @pytest.fixture
@@ -53,6 +65,28 @@ def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
         plain = list(pool.map(lambda p: ask(client, p[0], "off", 8), prompts))
     assert all(report(f)["fused"] and report(f)["reused"] == 0 for f in fused)
     assert [f["output_ids"] for f in fused] == [p["output_ids"] for p in plain]
+
+
+@pytest.fixture
+def qwen3(tiny_model, tmp_path_factory):
+    """The tiny model as a Qwen3: queries and keys are normed before they are rotated."""
+    made = tmp_path_factory.mktemp("models") / "qwen3"
+    shutil.copytree(tiny_model, made)
+    config = json.loads((made / "config.json").read_text())
+    config.update(architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False)
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.long
+def test_a_model_with_a_norm_for_each_head_is_served_exactly(shared_server, qwen3) -> None:
+    client = shared_server(qwen3, *ON, kv_tokens=8192)
+    learn(client, [(0, 1, 2, 3)])
+    ids, bounds = prompt((2, 0, 3, 1), 1)
+    assert report(ask(client, ids, bounds))["reused"] > 0
+    whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)
+    assert report(whole)["fused"]
+    assert whole["output_ids"] == ask(client, ids, "off", 8)["output_ids"]
 
 
 def test_reused_kv_never_enters_the_exact_tree(client) -> None:
@@ -178,14 +212,24 @@ def test_text_parts_of_a_chat_are_documents_if_the_client_says_so(client) -> Non
             "max_tokens": 2,
             "messages": [{"role": "user", "content": parts}],
             "custom_params": {"canopy_documents": "parts"},
-            "return_meta_info": True,
         }
 
-    client.post("/v1/chat/completions", body((0, 1, 2, 3)))
+    def told(answer):
+        return answer["usage"]["prompt_tokens_details"]["canopy_documents"]
+
+    first = told(client.post("/v1/chat/completions", body((0, 1, 2, 3))))
+    assert first["reused_tokens"] == 0
+    assert "too few" in first["why"]
     while state(client)["waiting_chunks"]:
         pass
     answer = client.post("/v1/chat/completions", body((3, 1, 0, 2)))
-    assert answer["choices"][0]["meta_info"]["canopy_chunks"][0]["fused"]
+    assert told(answer)["reused_tokens"] > told(answer)["recomputed_tokens"] > 0
+    assert "why" not in told(answer)
+    chat = {**body((1, 3, 2, 0)), "stream": True, "stream_options": {"include_usage": True}}
+    assert told(last_part(client, chat))["reused_tokens"] > 0
+    plain = {**body(()), "documents": [documents[2], {"text": documents[0]}, documents[1]]}
+    del plain["custom_params"]
+    assert told(client.post("/v1/chat/completions", plain))["reused_tokens"] > 0
     listed = {**body((0, 1)), "chat_template_kwargs": {"documents": [{"text": documents[0]}]}}
     del listed["custom_params"]
     code, text = refused(client, "/v1/chat/completions", listed)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import agents
-from canopy_lab.bench.launch import Server, cpu_arguments, free_port, wait_until_ready
 from canopy_lab.profiling.client import wait_until
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from environment import ROOT
+from launch_server import Server, cpu_arguments, free_port, wait_until_ready
 from sglang_canopy.config.plan_file import read_plan
 from support.example_files import EXAMPLES, load
 

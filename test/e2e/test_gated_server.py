@@ -21,8 +21,11 @@ PROMPT = 900
 WAIT_S = 120.0
 
 
+AGENT = {"canopy_category": "agent", "canopy_stop": "tool"}
+
+
 def turn(client: Any, name: str, prompt: list[int], tokens: int = 4, **body: Any) -> dict[str, Any]:
-    return client.generate(prompt, tokens, {"canopy_conversation": name}, **body)
+    return client.generate(prompt, tokens, {**AGENT, "canopy_conversation": name}, **body)
 
 
 def gate_status(client: Any) -> dict[str, Any]:
@@ -56,20 +59,28 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def fill(client: Any) -> str:
-    """Two sessions that take all memory; before them what session ``c`` says alone is noted."""
-    alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
+    """Three sessions evict each other until the gate acts; then two are left, which take all memory.
+    Before them what session ``c`` says alone is noted."""
+    for _ in range(4):  # one that the server works for all the time
+        alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
     client.post("/canopy/hint", {"conversation": "alone", "over": True})
     # Of the server's own first request, a few tokens may be left.
     until(client, lambda gate: gate["footprint_tokens"] < PROMPT)
     client.flush()
-    for seed, name in enumerate("ab"):
-        turn(client, name, token_ids(PROMPT, seed))
+    for seed, name in enumerate("abx"):
+        turn(client, name, token_ids(PROMPT, seed if name != "x" else 7))
+    assert not gate_status(client)["armed"]
+    turn(client, "a", token_ids(PROMPT, 0))
+    status = until(client, lambda gate: gate["armed"])
+    assert (status["pauses"], status["paused_sessions"]) == (1, 1)
+    client.post("/canopy/hint", {"conversation": "x", "over": True})
+    turn(client, "b", token_ids(PROMPT, 1))
     return alone
 
 
 @pytest.mark.long
 def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smollm2: Path):
-    with server(smollm2, *GATED, "queue", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
+    with server(smollm2, *GATED, "auto,few=2", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
         alone = fill(client)
         third = in_thread(turn, client, "c", token_ids(PROMPT, 2))
         before = until(client, lambda gate: gate["waiting_sessions"] == 1)
@@ -87,7 +98,10 @@ def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smoll
 
         # Requests that go away while they wait leave nothing behind.
         for rid in ("gone", ""):
-            sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": f"d{rid}"}}
+            sampling = {
+                "max_new_tokens": 4,
+                "custom_params": {**AGENT, "canopy_conversation": f"d{rid}"},
+            }
             body = {"input_ids": token_ids(PROMPT, 3), "sampling_params": sampling}
             waiting = in_thread(post, client, "/generate", body | ({"rid": rid} if rid else {}))
             until(client, lambda gate: gate["waiting_sessions"] == 1)
@@ -100,9 +114,9 @@ def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smoll
 
 @pytest.mark.long
 def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(server, smollm2: Path):
-    with server(smollm2, *GATED, "reject", kv_tokens=KV_TOKENS) as client:
+    with server(smollm2, *GATED, "auto,few=2,held=reject", kv_tokens=KV_TOKENS) as client:
         alone = fill(client)
-        sampling = {"max_new_tokens": 4, "custom_params": {"canopy_conversation": "c"}}
+        sampling = {"max_new_tokens": 4, "custom_params": {**AGENT, "canopy_conversation": "c"}}
         words = " ".join(str(number) for number in range(400))
         refused = {
             "/generate": {"input_ids": token_ids(PROMPT, 2), "sampling_params": sampling},
@@ -110,8 +124,14 @@ def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(serve
                 "model": "m",
                 "messages": [{"role": "user", "content": words}],
                 "max_tokens": 4,
+                "custom_params": AGENT,
             },
-            "/v1/completions": {"model": "m", "prompt": words, "max_tokens": 4},
+            "/v1/completions": {
+                "model": "m",
+                "prompt": words,
+                "max_tokens": 4,
+                "custom_params": AGENT,
+            },
         }
         for path, body in refused.items():
             for stream in (False, True):

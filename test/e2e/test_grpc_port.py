@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.bench.launch import free_port
+from launch_server import free_port
 from support.small_models import LLAMA, write_model
 
 CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"

@@ -40,6 +40,14 @@ def test_a_time_beside_its_floor_and_the_measured_peaks(scripts):
     }
 
 
+def test_stock_kernels_that_a_machine_lacks_are_left_out(scripts):
+    import attention_times
+
+    timing, _ = scripts
+    ways = attention_times.stock_ways(timing.Bench(smoke=False))
+    assert set(ways) <= {"flashinfer", "fa3"}
+
+
 def test_every_aim_is_judged_by_the_report(scripts):
     _, check = scripts
     report = {
@@ -86,5 +94,7 @@ def test_the_smoke_run_goes_through_every_section(tmp_path):
     done, report = run(tmp_path, "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = report["end_to_end"]
-    assert {"host_asked_s", "device_asked_s", "asked_host_over_device"} <= set(row)
+    timed = {key.removesuffix("_host_over_device") for key in row if key.endswith("over_device")}
+    assert timed
+    assert all({f"host_{name}_s", f"device_{name}_s"} <= set(row) for name in timed)
     assert all(case["ok"] for case in report["correctness"])

@@ -177,13 +177,3 @@ def test_the_ray_backend_gives_the_same_rows():
         pytest.skip("Ray is not installed: pip install ray")
     with Evaluator(work()) as here, Evaluator(work(), backend="ray") as there:
         assert without_time(here(SOME[:2])) == without_time(there(SOME[:2]))
-
-
-def test_a_missing_ray_is_said_before_anything_is_simulated(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(CanopyError, match="--backend ray needs Ray: pip install ray"):
-        Evaluator(work(), backend="ray")
-    with pytest.raises(CanopyError, match="unknown backend 'slurm'; choose one of: local, ray"):
-        Evaluator(work(), backend="slurm")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
 
 from canopy_lab.plan.choice import choose, configuration_of, parse_constraints
 from canopy_lab.plan.confirm import confirm
@@ -24,8 +26,6 @@ from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 
 PROFILE = load_profile("qwen2.5-7b-h100")
 SIZE = 64

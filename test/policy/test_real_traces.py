@@ -1,10 +1,10 @@
 """What wa and etlru win on the public traces: a shorter form of benchmark/eviction/claims.py."""
 
 import pytest
+from overlays import overlay
 
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from sglang_canopy.policy.registry import make_policy
 
 

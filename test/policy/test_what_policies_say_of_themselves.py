@@ -10,7 +10,7 @@ import pytest
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.policy.base import TAIL_TARGETS
+from sglang_canopy.policy.base import TAIL_TARGETS, Policy
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
 
 OPTIONS = {
@@ -62,3 +62,10 @@ def test_who_takes_a_tail_target_has_an_option_for_it(name: str) -> None:
         assert options & set(TAIL_TARGETS)
     else:
         assert "ttft_ms" not in options
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_who_hears_of_requests_says_that_it_learns(name: str) -> None:
+    cls = policy_class(name)
+    hears = any(getattr(cls, call) is not getattr(Policy, call) for call in ("arrive", "finish"))
+    assert cls.learns is hears

@@ -13,8 +13,7 @@ from sglang.srt.lora.lora_registry import NAMESPACE_URL
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.radix.adapter_counts import MAX_ADAPTERS, AdapterCounts
-from sglang_canopy.radix.counters import OTHER
+from sglang_canopy.radix.counters import MAX_ADAPTERS, OTHER, Counters
 from sglang_canopy.server import arrivals
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status
@@ -111,10 +110,10 @@ def test_adapters_have_series_of_their_own() -> None:
     for adapter, hits in (("law", 0), ("law", 8), ("tax", 4), (None, 2)):
         made = entered(tree, adapter)
         made.cached_tokens_device = hits
-        tree.core.finish_request(made)
+        tree.core.requests.ended(made)
     registry = CollectorRegistry()
     status = {**Status(tree.cache, 0).take(0.0), "reporting_s": 0.0}
-    Metrics(0, registry=registry).update(tree.core.counters, status)
+    Metrics(0, registry=registry).update(tree.core.live.counters, status)
 
     def value(name: str, adapter: str, **labels: str) -> float | None:
         return registry.get_sample_value(
@@ -129,8 +128,8 @@ def test_adapters_have_series_of_their_own() -> None:
 
 
 def test_counts_of_adapters_are_bounded() -> None:
-    counts = AdapterCounts()
+    counts = Counters()
     for number in range(3 * MAX_ADAPTERS):
-        counts.served(f"adapter-{number}", 2, (1, 0, 0))
-    assert len(counts.rows) == MAX_ADAPTERS + 1
-    assert counts.rows[OTHER].requests == 2 * MAX_ADAPTERS
+        counts.served_adapter(f"adapter-{number}", 2, (1, 0, 0))
+    assert len(counts.adapters) == MAX_ADAPTERS + 1
+    assert counts.adapters[OTHER].requests == 2 * MAX_ADAPTERS

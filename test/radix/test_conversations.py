@@ -14,10 +14,10 @@ def begin(tree: LiveTree, prompt: list[int], time: float, salt: str | None = Non
     tokens."""
     answer = [prompt[-1] + 500_000, prompt[-1] + 500_001]
     req = fake_req(prompt, answer, {"time": time, **stamp}, cache_salt=salt)
-    request = tree.core.request_of(req)
+    request = tree.core.requests.of(req)
 
     def end():
-        tree.core.finish_request(req)
+        tree.core.requests.ended(req)
         tree.insert([*prompt, *answer], request, salt)
         return request
 
@@ -43,7 +43,7 @@ def test_a_tenant_with_many_names_pushes_out_no_other_tenants() -> None:
     for n in range(2000):
         ask(tree, [1, 2, 3, 4], 1.0 + n, "loud", conversation=f"made-up-{n}")
     hint = {"tenant": "quiet", "conversation": "mine", "time": 3000.0, "over": True}
-    tree.core.hint(hint)
+    tree.core.conversations.apply_hint(hint)
     overs = [n.canopy for n in tree.core._node_arena.values() if n.canopy.over]
     assert {leaf.tenant for leaf in overs} == {"quiet"}
 
@@ -201,7 +201,7 @@ def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may(
         mine = list(range(1000 * n + 5000, 1000 * n + 5020))
         ask(tree, mine, 2.0 + n, "b", conversation=f"p{n}")
         ask(tree, [n], 2.0 + n, "b", conversation=f"child-{n}", parent=f"p{n}")
-    assert 0 < tree.core.keeps.budget.tokens <= 50
+    assert 0 < tree.core.protected.keeps.budget.tokens <= 50
     check(tree)
 
 
@@ -231,5 +231,5 @@ def test_any_claims_leave_the_tree_sound_and_touch_no_other_tenant(asked: list) 
         for node in tree.core._node_arena.values():
             if id(node) in before and node.canopy.tenant != salt:
                 assert before[id(node)] == (node.canopy.over, node.canopy.keep_until)
-        tree.core.keeps.check(node.canopy for node in tree.core._node_arena.values())
+        tree.core.protected.keeps.check(node.canopy for node in tree.core._node_arena.values())
         check(tree)

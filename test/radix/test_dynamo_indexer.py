@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from sglang.srt.disaggregation.kv_events import KVEventBatch, ZmqEventPublisher
 
-from canopy_lab.bench.launch import free_port
+from launch_server import free_port
 from support.cached_prefixes import CPU, GPU, PAGE, Cached, cached, serve, spread
 from support.live_tree import LiveTree
 

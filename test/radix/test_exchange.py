@@ -12,7 +12,7 @@ from sglang_canopy.config.policy_change import PolicyChange, change_of, unpacked
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.exchange import MAX_CHANGES
-from sglang_canopy.whatif.meter import Asked, Memory, Meter
+from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from support.live_tree import LiveTree, check
 
 POLICIES = ("canopy-lru", "wa", "threshold-lru", "canopy-tlru", "etlru")
@@ -119,10 +119,10 @@ def test_what_wa_had_learnt_is_there_again_after_it_was_away():
 def test_wa_starts_from_what_the_meter_has_learnt():
     tree = LiveTree(96, "canopy-lru")
     live = tree.core.live
-    live.meter = Meter(Asked(), Memory(96), "canopy-lru")
+    live.meter = Meter(MeterSetup(), Memory(96), "canopy-lru")
     for tokens, time, _ in prompts(1, 200):
         request = tree.request(time, prompt_tokens=len(tokens), **chained(tokens))
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         live.meter.ended(request, tree.match(tokens))
         tree.insert(tokens, request)
     tree.core.exchange.apply(to("wa"), "test")
@@ -143,28 +143,42 @@ def test_the_last_changes_are_remembered():
 # ---- back to LRU by itself ----
 
 
-class Sure(Meter):
-    """A meter that has found LRU better."""
+class Behind(Meter):
+    """A meter that finds the policy behind LRU until it is told otherwise."""
 
-    lru_hits_more = True
+    keeper = "canopy-lru"
 
 
 @pytest.mark.parametrize(
-    ("policy", "config", "guarded", "then"),
+    ("policy", "config", "keeps", "then"),
     [
         ("wa", {}, True, "canopy-lru"),
         ("wa", {}, False, "wa"),
         ("etlru", {"threshold_tokens": 64}, True, "etlru"),
     ],
 )
-def test_lru_comes_back_where_hits_are_the_aim_and_the_meter_is_sure(policy, config, guarded, then):
+def test_lru_ranks_where_hits_are_the_aim_and_the_policy_is_behind(policy, config, keeps, then):
     tree = LiveTree(96, policy, config)
     live = tree.core.live
-    live.meter, live.guarded = Sure(Asked(), Memory(96), policy), guarded
+    live.meter, live.keeps_floor = Behind(MeterSetup(), Memory(96), policy), keeps
     tree.request(3600.0)
     assert live.running == then
     if then != policy:
-        assert "canopy-lru hits more" in tree.core.exchange.changes[-1].why
+        assert "behind canopy-lru" in tree.core.exchange.changes[-1].why
+
+
+def test_the_policy_comes_back_as_it_was_asked_for():
+    tree = LiveTree(96, "canopy-lru")
+    live = tree.core.live
+    live.meter = Behind(MeterSetup(), Memory(96), "canopy-lru")
+    tree.core.exchange.apply(to("wa", host="etlru", min_samples=7), "test")
+    tree.request(3600.0)
+    assert (live.running, live.tiers.host) == ("canopy-lru", None)
+    live.meter.keeper = "wa"
+    tree.request(3601.0)
+    assert (live.running, live.device_policy.config.min_samples) == ("wa", 7)
+    assert live.tiers.host == PolicyChoice("etlru")
+    assert "ahead of canopy-lru again" in tree.core.exchange.changes[-1].why
 
 
 # ---- what may be asked for ----

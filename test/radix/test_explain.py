@@ -8,8 +8,8 @@ import random
 import pytest
 
 from canopy_lab.top.explained import lines
-from sglang_canopy.radix.decisions import MOST, Decision, Decisions
 from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, asked, explain
+from sglang_canopy.radix.traffic import MOST, Decision, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check
@@ -100,7 +100,7 @@ def test_asking_moves_nothing(seed, policy):
             assert one["tokens"]["device"] == sum(row["tokens"] for row in held) > 0
             json.dumps(one)
             check(trees[0])
-    sums = [tree.core.counters.victims.sum for tree in trees]
+    sums = [tree.core.live.counters.victims.sum for tree in trees]
     assert sums[0] == sums[1]
 
 
@@ -122,7 +122,7 @@ def decision(**more):
 def test_decisions_are_bounded_and_the_newest_come_first():
     ring = Decisions()
     for number in range(MOST + 10):
-        ring.add(decision(time=float(number), tokens=number))
+        ring.append(decision(time=float(number), tokens=number))
     assert len(ring) == MOST
     assert [one.tokens for one in ring.of(None, "a", most=2)] == [MOST + 9, MOST + 8]
     assert ring.of("other tenant", "a") == []
@@ -131,10 +131,10 @@ def test_decisions_are_bounded_and_the_newest_come_first():
 def test_the_rate_is_of_what_was_evicted_of_late():
     ring = Decisions()
     assert ring.rate(0, 1000.0) == 0.0
-    ring.add(decision(time=100.0, tokens=10**6))
-    ring.add(decision(time=900.0, tokens=300))
-    ring.add(decision(time=950.0, tokens=300))
-    ring.add(decision(time=960.0, tokens=999, tier=1))
+    ring.append(decision(time=100.0, tokens=10**6))
+    ring.append(decision(time=900.0, tokens=300))
+    ring.append(decision(time=950.0, tokens=300))
+    ring.append(decision(time=960.0, tokens=999, tier=1))
     assert ring.rate(0, 1000.0) == 6.0
 
 

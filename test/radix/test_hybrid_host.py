@@ -67,7 +67,7 @@ def test_a_full_host_gives_up_by_the_policy(kind, core) -> None:
         for number in range(8):
             tree.serve(sequence(tree, 1000 * number, size), float(number))
             tree.recount()
-        rows = tree.core.counters.row("default").tiers
+        rows = tree.core.live.counters.row("default").tiers
         assert sum(rows[DEVICE].evicted) > 0
         assert sum(rows[HOST].evicted) > 0
         found = [tree.match(sequence(tree, 1000 * n, size)).full_kv_hit_length for n in range(8)]

@@ -52,11 +52,11 @@ def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> i
     """As the scheduler does: a state where SGLang says that prompts part, and one at the end."""
     core, cache = tree.core, tree.cache
     if request is not None:
-        core.arrive(request)
+        core.requests.arrive(request)
     found = tree.match(tokens)
     if request is not None:
         request.cached_tokens = found.device_prefix_len
-        core.finish(request)
+        core.requests.finish(request)
     lock = None if not found.device_prefix_len else cache.lock(found.last_device_node)
     ends = {found.mamba_branching_seqlen or len(tokens), len(tokens)}
     for end in sorted(ends - {found.device_prefix_len}):

@@ -41,11 +41,11 @@ def test_all_tenants_together_keep_the_total_and_no_more() -> None:
     for n in range(40):
         tree.serve(talk(n), float(n), tenant=f"t{n}", keep_until=3600.0)
     tree.evict(560)
-    assert tree.core.keeps.budget.tokens == 240  # 250 in whole nodes
+    assert tree.core.protected.keeps.budget.tokens == 240  # 250 in whole nodes
     assert sum(tree.match(talk(n)) == 20 for n in range(12)) == 12
     tree.evict(240)
     assert sum(tree.match(talk(n)) for n in range(40)) == 0
-    assert tree.core.keeps.budget.tokens == 0
+    assert tree.core.protected.keeps.budget.tokens == 0
 
 
 @pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])
@@ -53,7 +53,7 @@ def test_the_shares_are_settings_of_the_tree(key: str) -> None:
     tree = LiveTree(1000, "wa", {"keep_tenant_share": 0.5, "keep_total_share": 0.6, key: 0.02})
     for n in range(10):
         tree.serve(talk(n), float(n), keep_until=3600.0)
-    assert tree.core.keeps.budget.tokens == 20
+    assert tree.core.protected.keeps.budget.tokens == 20
 
 
 def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
@@ -61,9 +61,9 @@ def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
     system = list(range(50))
     for n in range(5):
         tree.serve(system + talk(n + 1, 10), float(n), tenant="a", keep_until=3600.0)
-    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
     tree.serve(system + talk(9, 10), 9.0, tenant="a", keep_until=3600.0)
-    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
 
 
 def test_a_request_without_a_keep_does_not_uncharge_what_others_keep_below() -> None:
@@ -71,21 +71,21 @@ def test_a_request_without_a_keep_does_not_uncharge_what_others_keep_below() -> 
     system = list(range(90))
     tree.serve([*system, 9001], 0.0, tenant="a", keep_until=3600.0)
     tree.serve([*system, 9002], 1.0, tenant="a")
-    assert tree.core.keeps.budget.by_tenant == {"a": 91}
+    assert tree.core.protected.keeps.budget.by_tenant == {"a": 91}
 
 
 def test_what_is_kept_is_uncharged_when_its_time_is_over() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     for n in range(5):
         tree.serve(talk(n), 0.0, tenant="a", keep_until=10.0)
-    assert tree.core.keeps.budget.by_tenant == {"a": 100}
+    assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
     tree.serve(talk(7), 11.0, tenant="a", keep_until=100.0)
-    assert tree.core.keeps.budget.by_tenant == {"a": 20}
+    assert tree.core.protected.keeps.budget.by_tenant == {"a": 20}
 
 
 def awaiting(tree: LiveTree, tokens: list[int], time: float, salt: str | None = None) -> Any:
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
-    tree.core.request_of(req)
+    tree.core.requests.of(req)
     tree.cache.match_prefix(
         MatchPrefixParams(key=RadixKey(array("q", tokens), None, cache_salt=salt), req=req)
     )
@@ -99,7 +99,7 @@ def test_the_protection_of_an_awaited_prefix_is_no_request_to_keep_it() -> None:
     nodes = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
     assert [n.keep_until for n in nodes] == [None]
     assert [n.awaited_until for n in nodes] == [61.0]
-    assert tree.core.keeps.budget.tokens == 0
+    assert tree.core.protected.keeps.budget.tokens == 0
 
 
 def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more() -> None:
@@ -170,10 +170,10 @@ def test_simulator_and_live_cache_grant_and_evict_alike() -> None:
             tokens = [t for block in blocks for t in [block] * PAGE]
             served = live.serve(tokens, step["time"], path=path, block_tokens=PAGE, **said)
             assert served == hit * PAGE
-            assert live.core.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
+            assert live.core.protected.keeps.budget.by_tenant == sim.keeps.budget.by_tenant
             sim.verify()
             check(live)
-            live.core.keeps.check(n.canopy for n in live.core._node_arena.values())
+            live.core.protected.keeps.check(n.canopy for n in live.core._node_arena.values())
         granted += sim.keeps.granted
         refused += sim.keeps.refused
     assert granted > 50

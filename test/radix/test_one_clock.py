@@ -28,10 +28,10 @@ def test_ranks_agree_and_time_never_goes_back(arrivals) -> None:
                 number - late + 10.0, category=category, prompt_tokens=len(PATHS[path])
             )
             heard.append(request.time)
-            tree.core.finish(request)
+            tree.core.requests.finish(request)
             tree.insert(PATHS[path], request)
         assert heard == sorted(heard)
         assert heard[-1] == tree.core.clock.now
         check(tree)
-    assert len({tree.core.counters.victims.sum for tree in ranks}) == 1
+    assert len({tree.core.live.counters.victims.sum for tree in ranks}) == 1
     assert len({tuple(tree.match(path) for path in PATHS) for tree in ranks}) == 1

@@ -55,7 +55,7 @@ def test_what_waits_for_the_disk_keeps_its_place_on_the_host(tmp_path: Path, see
         hit = theirs.cache.match_prefix(MatchPrefixParams(key=key))
         served.append(min(hit.device_prefix_len + hit.host_hit_length, len(tokens) - PAGE))
         request.cached_tokens = hit.device_prefix_len
-        theirs.core.finish(request)
+        theirs.core.requests.finish(request)
         theirs.load_back(tokens)
         theirs.insert(tokens, request)
         waiting = max(waiting, theirs.pending())

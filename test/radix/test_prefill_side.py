@@ -20,10 +20,10 @@ def prefilled(
     custom = {"canopy": {"time": time, "category": "chat", **stamp}}
     params = SamplingParams(temperature=0, max_new_tokens=64, custom_params=custom)
     req = Req("r", "", array("q", tokens), params)
-    tree.core.request_of(req)
+    tree.core.requests.of(req)
     req.output_ids = array("q", said)
     req.finished_reason = reason
-    tree.core.finish_request(req)
+    tree.core.requests.ended(req)
     tree.insert(tokens, req.canopy)
     return req
 

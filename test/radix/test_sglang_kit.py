@@ -150,7 +150,7 @@ def test_pages_that_pass_through_a_mere_buffer_are_described_on_disk(kit_tree, t
     store = tree.cache.cache_controller.storage_backend.store
     metas = store.meta(tree.steps._all_page_hashes(tree.cache, node))
     assert [(m.offset, m.turn, m.tenant) for m in metas] == [
-        (4 * i, 3, tree.cache.tree_core.leaf(node).tenant) for i in range(3)
+        (4 * i, 3, tree.cache.tree_core.node_by_id(node).canopy.tenant) for i in range(3)
     ]
     assert metas[0].tenant
 
@@ -210,5 +210,5 @@ def test_the_request_of_an_insert_that_raised_stamps_nothing_else(
         cache.checkpoint(req, up_to=len(tokens))
     other = steps._make_seq(5000, 2)
     tree.insert(other)
-    leaf = core.leaf(tree.match(other).last_device_node)
+    leaf = core.node_by_id(tree.match(other).last_device_node).canopy
     assert (leaf.category, leaf.request_number) == ("default", -1)

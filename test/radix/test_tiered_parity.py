@@ -105,7 +105,7 @@ def served(policy: str, page: int, quantum: int, steps: list[dict]) -> tuple[lis
         key = RadixKey(array("q", tokens), None)
         hit = tree.cache.match_prefix(MatchPrefixParams(key=key))
         request.cached_tokens = hit.device_prefix_len
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         tree.load_back(tokens)
         tree.insert(tokens, request)
         check(tree)

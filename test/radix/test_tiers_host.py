@@ -73,7 +73,7 @@ def test_what_t_lru_trims_moves_down_a_tier(write_policy: str) -> None:
     assert 0 < kept < 100
     tree.load_back(tokens(1, 100))
     assert tree.match(tokens(1, 100)) == 100
-    trimmed = tree.core.counters.row("default").tiers[DEVICE].evicted[TRIM]
+    trimmed = tree.core.live.counters.row("default").tiers[DEVICE].evicted[TRIM]
     assert trimmed > 0
     check(tree)
 
@@ -102,7 +102,7 @@ def test_a_host_copy_past_its_time_goes_before_older_ones() -> None:
     tree.serve(tokens(3, 8), time=9, category="long")
     tree.serve(tokens(4, 8), time=10, category="long")
     assert tree.load_back(tokens(2, 8)) == 0
-    assert tree.core.counters.row("short").tiers[HOST].evicted[TTL] == 8
+    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == 8
     assert tree.load_back(tokens(1, 8)) == 8
     check(tree)
 
@@ -115,7 +115,7 @@ def test_a_host_copy_in_its_time_goes_by_the_policy() -> None:
     tree.serve(tokens(3, 8), time=9, category="long")
     tree.serve(tokens(4, 8), time=10, category="long")
     assert tree.load_back(tokens(2, 8)) == 8
-    assert tree.core.counters.row("short").tiers[HOST].evicted[TTL] == 0
+    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == 0
     check(tree)
 
 
@@ -125,7 +125,7 @@ def test_a_request_may_ask_for_a_ttl_of_its_own() -> None:
     for name, ttl_s in ((1, 500.0), (2, None)):
         request = tree.request(float(name), prompt_tokens=8)
         request.ttl_s = ttl_s
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         tree.insert(tokens(name, 8), request)
     tree.serve(tokens(3, 8), time=9)
     tree.serve(tokens(4, 8), time=10)

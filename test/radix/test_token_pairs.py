@@ -52,7 +52,7 @@ def test_random_work_on_two_tiers_keeps_every_slot(page: int, host: int, core: s
         paths = [*paths[-6:], path]
         request = tree.request(float(step), prompt_tokens=len(path), category=rng.choice("ab"))
         tree.load_back(path)
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         tree.insert(path, request)
         whole = (len(path) - 1) // page * page
         assert tree.match(path) == whole
@@ -61,7 +61,7 @@ def test_random_work_on_two_tiers_keeps_every_slot(page: int, host: int, core: s
             tree.evict(rng.randrange(1, 40))
             tree.settle()
         check(tree)
-    assert sum(sum(row.tiers[0].evicted) for row in tree.core.counters.rows()) > 96
+    assert sum(sum(row.tiers[0].evicted) for row in tree.core.live.counters.rows()) > 96
 
 
 def test_a_drafts_kv_follows_the_targets_through_the_host() -> None:

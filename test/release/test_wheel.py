@@ -17,6 +17,7 @@ import build as release
 from sglang_canopy import SGLANG_VERSION, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,7 @@ def test_the_command_runs_from_the_wheel_alone(built: tuple[Path, Path], tmp_pat
         f"sys.path.insert(0, {str(tmp_path / 'lib')!r}); "
         "import sglang_canopy; print(sglang_canopy.__file__); "
         "from canopy_lab.cli.main import main; "
-        "main(['trace', 'synth', '--preset', 'small', '--seconds', '20', '--seed', '1', '-o', 't.jsonl']); "
-        "sys.exit(main(['advise', 't.jsonl', '--capacity-tokens', '9000', '--jobs', '1']))"
+        f"sys.exit(main(['advise', {str(TRACE)!r}, '--capacity-tokens', '9000', '--jobs', '1']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
@@ -128,7 +128,7 @@ def test_a_cpu_server_from_nothing(built: tuple[Path, Path], clean: Path, tmp_pa
     pip(clean, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
     code = (
         "import sys; from pathlib import Path; "
-        "from canopy_lab.bench.launch import cpu_arguments, free_port, serving; "
+        "from launch_server import cpu_arguments, free_port, serving; "
         "import sglang_canopy, json, urllib.request; "
         "flags = [*cpu_arguments(Path(sys.argv[1]), kv_tokens=2048, dtype='float32'), "
         "'--load-format', 'dummy', '--radix-eviction', 'wa']\n"
@@ -153,13 +153,14 @@ def test_the_laboratory_from_nothing(
     pip(clean, "install", "--quiet", str(built[kind != "wheel"]))
     installed = pip(clean, "list", "--format", "freeze").lower()
     assert not [line for line in installed.splitlines() if line.startswith(("torch", "sglang=="))]
+    for alone in ("sglang_canopy.policy.registry", "canopy_lab.cli.main", "canopy_chunks.calibration.saved"):  # fmt: skip
+        subprocess.run([clean, "-c", f"import {alone}"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True)  # fmt: skip
     canopy = clean.parent / "canopy"
     for arguments in (
         ["--version"],
-        ["trace", "synth", "--preset", "small", "--seconds", "60", "--seed", "1", "-o", "t.jsonl"],
-        ["advise", "t.jsonl", "--capacity-tokens", "20000"],
-        ["characterize", "t.jsonl", "--format", "bailian", "--out", "report"],
-        ["simulate", "--trace", "t.jsonl", "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
+        ["advise", str(TRACE), "--capacity-tokens", "20000"],
+        ["characterize", str(TRACE), "--format", "bailian", "--out", "report"],
+        ["simulate", "--trace", str(TRACE), "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
     ):  # fmt: skip
         env = {**os.environ, "PYTHONPATH": ""}
         done = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip

@@ -12,7 +12,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
 from sglang_canopy.request.hints import pack
-from sglang_canopy.request.infer import infer_from_chat
+from sglang_canopy.request.sent import infer_from_chat
 from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp
 from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
@@ -108,9 +108,9 @@ def test_a_finished_request_tells_why_it_stopped() -> None:
 
     def stop(output: list[int], **more: object) -> str | None:
         req = fake_req(list(range(100)), output, {"time": 1.0}, **more)
-        request = tree.core.request_of(req)
+        request = tree.core.requests.of(req)
         request.tool_marker = [5, 6]
-        tree.core.finish_request(req)
+        tree.core.requests.ended(req)
         return request.stop
 
     length = type("FINISH_LENGTH", (), {})()
@@ -124,8 +124,8 @@ def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
 
     def path(tokens: list[int], output: list[int], salt: str | None = None) -> list[int]:
         req = fake_req(tokens, output, {"time": 1.0}, cache_salt=salt)
-        request = tree.core.request_of(req)
-        tree.core.finish_request(req)
+        request = tree.core.requests.of(req)
+        tree.core.requests.ended(req)
         return request.path
 
     whole = path(list(range(12)), [])
@@ -148,7 +148,9 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
     tree.serve([*system, 10, 11], time=1, conversation="a")
     tree.serve([*system, 20, 21], time=2, conversation="b")
     tree.serve([*system, 30, 31], time=3, conversation="c")
-    tree.core.hint({"tenant": None, "conversation": "b", "time": 4.0, "over": True})
+    tree.core.conversations.apply_hint(
+        {"tenant": None, "conversation": "b", "time": 4.0, "over": True}
+    )
     assert leaf_of(tree, [21]).over
     assert not leaf_of(tree, [4]).over  # the shared system prompt
     tree.evict(2)
@@ -160,8 +162,12 @@ def test_a_hint_reaches_a_conversation_that_is_cached_already() -> None:
 def test_a_hint_for_another_tenant_or_an_unknown_conversation_changes_nothing() -> None:
     tree = LiveTree(64, "wa")
     tree.serve([1, 2, 3], time=1, conversation="a")
-    tree.core.hint({"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True})
-    tree.core.hint({"tenant": None, "conversation": "zz", "time": 4.0, "over": True})
+    tree.core.conversations.apply_hint(
+        {"tenant": "tenant", "conversation": "a", "time": 4.0, "over": True}
+    )
+    tree.core.conversations.apply_hint(
+        {"tenant": None, "conversation": "zz", "time": 4.0, "over": True}
+    )
     assert not leaf_of(tree, [3]).over
 
 
@@ -212,7 +218,7 @@ def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
     for i in range(4):
         tree.serve([10 * i, 10 * i + 1], time=float(i))
     req = fake_req([0, 1, 2], [], {"time": 9.0})
-    tree.core.request_of(req)
+    tree.core.requests.of(req)
     tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", [0, 1, 2]), None), req=req))
     tree.evict(6)
     assert tree.match([0, 1]) == 2

@@ -14,9 +14,8 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.reuse.categories import ROOT
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, speaker
-from sglang_canopy.reuse.last_tips import MAX_CONVERSATIONS, LastTips
 from sglang_canopy.reuse.learner import ReuseModel
-from sglang_canopy.reuse.shadow import Tip
+from sglang_canopy.reuse.shadow import MAX_CONVERSATIONS, LastTips, Tip
 from support.tiny_traces import ask
 from support.trace_samples import mooncake
 

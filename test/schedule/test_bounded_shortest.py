@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.schedule.bounded_shortest import PLACES, TIGHT_PLACES, BoundedShortest, Waiting
+from sglang_canopy.schedule.bounded_shortest import PLACES, BoundedShortest
 from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED
+from sglang_canopy.schedule.line import TIGHT_PLACES, Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from support.bound_ledger import BoundLedger
 
 
 def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
@@ -346,3 +348,13 @@ def test_two_ranks_with_different_timings_decide_equally() -> None:
                 line.cost.adopt(sent)
                 line.reprice()
     assert ranks[0].cost.fitted() != ranks[1].cost.fitted()
+
+
+def test_a_second_set_of_books_notices_who_is_passed_by_too_much() -> None:
+    line = queue(2.0, 0.0, 4.0)
+    ledger = BoundLedger(line)
+    first, long, short = line.add(Prefill(10)), line.add(Prefill(50)), line.add(Prefill(14))
+    line.let_in([short])  # `first` may be passed by 4, `long` by 10 + 4
+    assert (ledger.over, ledger.fullest) == (1, 14 / 4)
+    line.let_in([first, long])
+    assert ledger.over == 1

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import BoundedShortest, Waiting
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.line import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import deferred
 

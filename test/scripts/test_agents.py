@@ -120,6 +120,9 @@ def endpoint() -> Iterator[SimpleNamespace]:
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(b'{"auto": "wa hits 40.0 %"}', "application/json")
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append({"path": self.path, **body})
@@ -134,6 +137,9 @@ def endpoint() -> Iterator[SimpleNamespace]:
             else:
                 whole = {**base, "object": "chat.completion", "choices": [{**choice, "message": message}]}  # fmt: skip
                 raw, kind = json.dumps(whole).encode(), "application/json"
+            self.answer(raw, kind)
+
+        def answer(self, raw: bytes, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(raw)))
@@ -165,13 +171,14 @@ def test_the_quick_start_lets_them_work_under_both_policies(monkeypatch, tmp_pat
     monkeypatch.setattr(agents, "READ_S", 0.1)
     args = argparse.Namespace(port=1, seconds=1.5, once=True, no_open=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
-    assert [policy for policy, _ in served] == ["lru", "wa"]
+    assert [policy for policy, _ in served] == ["lru", "auto"]
     for policy, asked in served:
         assert asked[0]["messages"][0]["content"] == quickstart.QUESTION
         assert asked[1]["path"].startswith("/flush_cache")
         answers = json.loads((tmp_path / "quickstart" / f"{policy}.json").read_text())
         assert {answer["who"] for answer in answers} == {"agent", "reader"}
     printed = capsys.readouterr().out
-    assert "in the cache under wa than under lru" in printed
+    assert "in the cache under auto than under lru" in printed
     assert "40 %" in printed  # four of ten prompt tokens
     assert "/canopy/ui" in printed
+    assert "What auto did: wa hits 40.0 %" in printed

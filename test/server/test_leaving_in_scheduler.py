@@ -19,7 +19,14 @@ COMMON = (
 )
 OURS = ("--canopy-queue-order", "bounded-shortest")
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
-GATE = ("--canopy-session-gate", "queue")
+GATE = ("--canopy-session-gate", "auto")
+TIMED = (
+    *("scheduler.Scheduler._create_generation_req", "scheduler.Scheduler._add_request_to_queue"),
+    "scheduler.Scheduler._get_new_batch_prefill_raw",
+    *("schedule_policy.SchedulePolicy.calc_priority", "scheduler.Scheduler.process_batch_result"),
+    *("radix.match_prefix", "radix.begin_insert", "radix.evict_components"),
+)
+"""Some of what runs in the scheduler's thread."""
 
 
 def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
@@ -71,8 +78,16 @@ def test_whoever_leaves_the_others_get_their_answers_and_nothing_is_held(
     tiny_model, arguments
 ) -> None:
     found = scenario(tiny_model, "fuzz", *arguments)
+    seams = found.pop("seams")
     print(found)
+    for name in TIMED:
+        assert seams[name]["calls"] > 0, name
     for none in ("wrong", "unserved", "requests", "waiting", "in_queue", "in_gate", "locked"):
         assert found[none] == 0, found
     assert found["slots"] == 0, found
+    if GATE[0] in arguments:
+        assert found["delayed_sessions"] > 0, found
+    if arguments[:2] == OURS:
+        assert found["over_bound"] == 0, found
+        assert found["fullest_percent"] > 0, found
     assert min(found[some] for some in ("answered", "aborts", "retries", "repeated_names")) > 10

@@ -22,7 +22,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server import queue
 from sglang_canopy.server.live_queue import PROTECTED, LiveQueue
-from support.live_tree import LiveTree
+from support.live_tree import FakeReq, LiveTree
 from support.two_ranks import two_ranks
 
 PAGE = 4
@@ -37,7 +37,7 @@ def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
     """A request as the scheduler makes it, announced to the tree."""
     params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
     req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
-    tree.core.request_of(req)
+    tree.core.requests.of(req)
     return req
 
 
@@ -71,7 +71,9 @@ def test_the_status_says_what_orders_and_who_waits(tree: LiveTree) -> None:
     shown = tree.cache.canopy_queue.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
     assert shown["let_in"] == {"shortest": 0, "budget": 0}
+    assert shown["predicted_ttft"]["now_s"].keys() == {"512", "4096", "32768"}
     plain = LiveQueue(tree.cache, QueueFlags()).status()
+    assert plain["predicted_ttft"] is None
     assert plain["order"] == "sglang"
     assert plain["let_in"] is None
 
@@ -134,7 +136,7 @@ def awaited(tree: LiveTree, ids: list[int]) -> bool:
     """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
     return any(
         leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
-        for leaf in tree.core.waiting
+        for leaf in tree.core.protected.waiting
     )
 
 
@@ -168,7 +170,10 @@ def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
     arranged(tree, waiting)
     assert awaited(tree, prefixes[0])
     assert not awaited(tree, prefixes[-1])
-    assert tree.core.waiting.budget.tokens <= tree.core.waiting.budget.tenant_tokens
+    assert (
+        tree.core.protected.waiting.budget.tokens
+        <= tree.core.protected.waiting.budget.tenant_tokens
+    )
 
 
 def test_what_nobody_waits_for_any_longer_is_not_protected(tree: LiveTree) -> None:
@@ -178,8 +183,8 @@ def test_what_nobody_waits_for_any_longer_is_not_protected(tree: LiveTree) -> No
     queue.request_queued(SimpleNamespace(tree_cache=tree.cache, waiting_queue=[stays]), gone)
     assert awaited(tree, prefix)
     arranged(tree, [stays])
-    assert list(tree.core.waiting) == []
-    assert tree.core.waiting.budget.tokens == 0
+    assert list(tree.core.protected.waiting) == []
+    assert tree.core.protected.waiting.budget.tokens == 0
 
 
 def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,14 +262,31 @@ def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
 def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
     live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    for req in waiting:
+        live.queued(req)
     arranged(tree, waiting)
+    assert None not in map(live.predictions.of, waiting)
     gone = weakref.ref(waiting.pop(0))
     assert chosen(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert gone() is None
+    assert len(live.predictions) == 1  # of the one that is there
     assert live.order.shares._served.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
+
+
+def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
+    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    at = time.monotonic() - 100.0
+    for req in waiting:
+        live.predictions.queued(req, at)
+    chosen(tree, waiting[:1], 1)  # a gate holds the other one
+    chosen(tree, waiting[1:], 0)
+    for req in waiting:
+        live.predictions.first_token(req, time.monotonic())
+    assert live.predictions.model.requests == 2
+    assert 100.0 <= live.predictions.model.came_s < 150.0
 
 
 def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
@@ -302,9 +324,7 @@ def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
 
 
 def fake() -> Any:
-    return SimpleNamespace(
-        origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999
-    )
+    return FakeReq(origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999)
 
 
 def batch(
@@ -349,4 +369,4 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Pat
 def test_what_does_not_go_together_is_refused(given, server, ours, message) -> None:
     server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
     with pytest.raises(CanopyError, match=message):
-        queue.checked(server_args, SimpleNamespace(**given), ours)
+        queue.checked(server_args, SimpleNamespace(**given), ours, {})

@@ -6,7 +6,7 @@ import logging
 from types import SimpleNamespace
 
 from sglang_canopy.server.observer import BLOCK_TOKENS, Observer
-from sglang_canopy.whatif.meter import LEAST_REQUESTS, Asked, Memory, Meter
+from sglang_canopy.whatif.meter import LEAST_REQUESTS, Memory, Meter, MeterSetup
 
 
 def ended(number: int) -> SimpleNamespace:
@@ -30,7 +30,7 @@ def ended(number: int) -> SimpleNamespace:
 
 def test_a_line_at_the_start_and_one_when_the_figures_mean_something(caplog) -> None:
     caplog.set_level(logging.INFO)
-    meter = Meter(Asked(one_in=1), Memory(40 * BLOCK_TOKENS), "lru")
+    meter = Meter(MeterSetup(one_in=1), Memory(40 * BLOCK_TOKENS), "lru")
     observer = Observer(meter)
     assert "watching lru" in caplog.text
     caplog.clear()

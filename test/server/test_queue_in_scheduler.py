@@ -23,8 +23,12 @@ PRIORITIES = ("--enable-priority-scheduling", "--disable-priority-preemption")
 
 
 def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+    return worked("scheduler_worker", model, *COMMON, *arguments, **environment)
+
+
+def worked(worker: str, model: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "support.scheduler_worker", str(model), *COMMON, *arguments],
+        [sys.executable, "-m", f"support.{worker}", str(model), *arguments],
         cwd=TESTS,
         env={**os.environ, **environment},
         capture_output=True,
@@ -50,6 +54,19 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
     assert found["deferrals"] > 0
     assert found["batches"] >= REFIT_BATCHES
     assert found["fitted"] != list(PRIOR)
+    predicted = found["predicted"]
+    assert (predicted["requests"], found["pending"]) == (found["fed"], 0)
+    assert predicted["error_s"] < predicted["came_s"]  # better than to say that there is no wait
+    assert list(predicted["now_s"].values()) == sorted(predicted["now_s"].values())
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model) -> None:
+    """SGLang keeps one prompt in the middle of its chunks, and stops when there would be two."""
+    given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
+    found = worked("sharing_worker", tiny_model, *given)
+    assert found["answered"] == 64
+    assert found["beside"] > 20
 
 
 @pytest.mark.long

@@ -8,11 +8,11 @@ import random
 from itertools import chain, islice
 
 import pytest
+from overlays import overlay
 
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.trace.overlay import overlay
 from sglang_canopy.policy.registry import make_policy
 from support.trace_samples import data_folder, flat, mooncake
 

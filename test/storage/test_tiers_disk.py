@@ -112,7 +112,7 @@ def test_a_restart_serves_what_was_on_disk_with_all_that_is_known_of_it(
         assert expected.items() <= before[offset].items()
     again = {leaf.offset: (leaf.created - 100, leaf.last_access - 100) for leaf in after}
     assert again == times
-    tree.core.finish(request)
+    tree.core.requests.finish(request)
     assert tree.load_back(tokens(1, 8)) == 8
     assert tree.kv(tokens(1, 8)) == tokens(1, 8)
     check(tree)
@@ -224,7 +224,7 @@ def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
 def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
     tree = start(policy="wa", disk={"policy": "wa"})
     request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
-    tree.core.finish(request)
+    tree.core.requests.finish(request)
     request.done = True
     tree.insert(tokens(1, 8), request)
     heard = PAGES.take_requests()
@@ -253,12 +253,12 @@ def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> N
         name = second % 3
         request = tree.request(float(second), path=[name * 10 + i for i in range(3)])
         request.block_tokens, request.prompt_tokens = 2, 6
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         request.done = True
         tree.insert(tokens(name + 1, 6), request)
-        if tree.core.ttl_window._work is not None and begun is None:
+        if tree.core.requests.ttl_window._work is not None and begun is None:
             begun = second
-        if tree.core.ttl_window.changes:
+        if tree.core.requests.ttl_window.changes:
             break
     assert begun == 60
     assert second == 90  # half a window later, however long the work took

@@ -75,6 +75,5 @@ def test_ranks_exchange_their_policies_at_the_same_request(
 ) -> None:
     first, second = on_two_ranks("exchanges", tmp_path)
     assert first == second
-    assert first["changes"][-1] == "canopy-lru"  # by the meter
-    assert len(first["changes"]) == 7
+    assert first["changes"].count("canopy-lru") > 2  # by hand twice, else by the floor
     assert first["victims"][-1][0] > 0

@@ -34,8 +34,8 @@ def cached(tree: LiveTree, medium: str) -> Cached:
 
 def serve(tree: LiveTree, tokens: list[int], time: float, salt: str | None, **asks: Any) -> None:
     request = tree.made(time, prompt_tokens=len(tokens), tenant=salt, **asks)
-    tree.core.arrive(request)
-    tree.core.finish(request)
+    tree.core.requests.arrive(request)
+    tree.core.requests.finish(request)
     request.done = True
     tree.insert(tokens, request, salt)
 

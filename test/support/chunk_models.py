@@ -31,6 +31,7 @@ FAMILIES = {
         },
     ),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 64}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None, "head_dim": 64}),
 }
 
@@ -50,7 +51,11 @@ def build(family, dtype=torch.float32):
         **extra,
     )
     torch.manual_seed(7)
-    return getattr(transformers, model_name)(config).to(dtype).eval()
+    model = getattr(transformers, model_name)(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):  # made as ones, which would hide them
+            torch.nn.init.uniform_(weight, 0.5, 2.0)
+    return model.to(dtype).eval()
 
 
 def paged_cache(

@@ -52,7 +52,7 @@ class Newest(RankedPolicy):
 module = types.ModuleType("sglang_canopy.policy.newest")
 module.POLICY = Newest
 sys.modules[module.__name__] = module
-registry._MODULES["newest"] = "newest"
+registry._MODULES["newest"] = module.__name__
 
 
 def trace(requests=400):
@@ -82,7 +82,7 @@ def tier(blocks, **fields):
     return TierSpec(capacity_bytes=blocks * SIZE * BYTES, **given)
 
 
-POLICIES = (*registry.policy_names(), "newest")
+POLICIES = registry.policy_names()
 SETUPS = {
     **{f"device, {name}": {"device_policy": name} for name in POLICIES},
     **{f"host, {name}": {"host": tier(900, policy=name), "device_policy": name} for name in POLICIES},

@@ -14,8 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
-from sglang_canopy.disk import DiskStore
 from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE, content, metas, page_key

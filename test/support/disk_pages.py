@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.disk import DiskStore
 from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.policy.registry import make_policy
 
 PAGE = 512

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_canopy.disk import DiskStore
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from sglang_canopy.storage.page_table import PAGES
 from support.live_tree import LiveTree
@@ -55,7 +55,7 @@ class DiskTree(LiveTree):
         request.epoch = self.epoch
         for name, value in asks.items():
             setattr(request, name, value)
-        self.core.arrive(request)
+        self.core.requests.arrive(request)
         return request
 
     def settle(self) -> None:
@@ -65,7 +65,7 @@ class DiskTree(LiveTree):
         if cache.enable_storage:
             self._drain(n_backup=len(cache.ongoing_backup))
             if self.passes_on:
-                self.storage.pass_on()
+                self.storage.current.pass_on()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
         """One whole request, with what the disk has. Returns the tokens found in any tier."""
@@ -74,7 +74,7 @@ class DiskTree(LiveTree):
         self.load_back(tokens)
         hit = self.match(tokens)
         request.cached_tokens = hit
-        self.core.finish(request)
+        self.core.requests.finish(request)
         request.done = True
         self.insert(tokens, request)
         return hit

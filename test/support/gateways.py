@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.bench.launch import free_port
+from launch_server import free_port
 
 FOLDER = "CANOPY_GATEWAYS"
 VERSIONS = {"sglang-router": "0.3.2", "smg": "1.13.0"}

@@ -121,11 +121,11 @@ class HybridTree(KitTree):
             request.block_tokens = self.cfg.page_size
             request.path = []
             extend_path(request, tokens)
-            self.core.arrive(request)
+            self.core.requests.arrive(request)
         hit = self.match(tokens).device_prefix_len
         if request is not None:
             request.cached_tokens = hit
-            self.core.finish(request)
+            self.core.requests.finish(request)
         need = len(tokens)
         # SGLang asks for what is missing of each kind.
         self.evict(

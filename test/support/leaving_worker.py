@@ -17,9 +17,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.server.session_gate import TIME_KEY, time_told
+from sglang_canopy import thread_time
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, time_told
+from support.bound_ledger import BoundLedger
 from support.prompts import continuing_prompts, token_ids
-from support.scheduler_worker import InProcess
+from support.scheduler_worker import KV_TOKENS, InProcess
 
 ANSWER = 4
 MOST_OTHERS = 400
@@ -102,6 +106,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         return tell(output, req)
 
     engine.scheduler.send_abort_output = told
+    ledger, gate = with_tight_budgets(engine), with_armed_gate(engine)
 
     def ask(which: int, rid: str) -> None:
         fields = {"extra_key": draw.choice([None, "a", "b"]), "rid": rid}
@@ -160,7 +165,34 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     which = req = None
     for _ in range(3):
         engine.step()
-    return {**counts, "wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
+    if ledger is not None:
+        ledger.close()
+        counts |= {"over_bound": ledger.over, "kept_by_budget": ledger.order.let_in_by["budget"]}
+        counts |= {"fullest_percent": round(100 * ledger.fullest)}
+    if gate is not None:
+        counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
+    counts |= {"wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
+    return {**counts, "seams": thread_time.report()["seams"]}
+
+
+def with_armed_gate(engine: InProcess) -> SessionGate | None:
+    """The server's gate, in place of one that waits for thrash: it holds every session that does
+    not fit."""
+    live = engine.scheduler.tree_cache.tree_core.live
+    if live.gate is not None:
+        live.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
+        engine.scheduler.canopy_session_gate = ServerGate(live.gate)
+    return live.gate
+
+
+def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
+    """Books on who passes whom, where the order is ours. Budgets are made small enough to decide
+    over these prompts, of at most 1,000 tokens."""
+    queue = engine.scheduler.tree_cache.canopy_queue
+    if not queue.orders:
+        return None
+    queue.order.own, queue.order.least_s = 0.2, 0.0
+    return BoundLedger(queue.order)
 
 
 def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class LiveTree:
     def request(self, time: float = 0.0, **fields: Any) -> LiveRequest:
         """A policy request as the scheduler's link would make it, announced to the tree."""
         request = self.made(time, **fields)
-        self.core.arrive(request)
+        self.core.requests.arrive(request)
         return request
 
     def made(self, time: float, **fields: Any) -> LiveRequest:
@@ -223,9 +223,16 @@ class LiveTree:
         request = self.request(time, prompt_tokens=len(tokens), **fields)
         hit = self.match(tokens)
         request.cached_tokens = hit
-        self.core.finish(request)
+        self.core.requests.finish(request)
         self.insert(tokens, request)
         return hit
+
+
+class FakeReq(SimpleNamespace):
+    """Told apart by object, as SGLang's are."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def fake_req(
@@ -247,7 +254,7 @@ def fake_req(
         "session": None,
         "finished_reason": SimpleNamespace(),
     }
-    return SimpleNamespace(**{**defaults, **more})
+    return FakeReq(**{**defaults, **more})
 
 
 def check(tree: LiveTree) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from canopy_lab.bench.launch import free_port
+from launch_server import free_port
 
 PAGE = 16
 LEASE_MS = 200

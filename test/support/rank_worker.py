@@ -68,7 +68,7 @@ def reads(rank: int, folder: Path) -> Any:
         tree.request(20.0 + turn)
         tokens = tree.fetch(PROMPT)
         seen.append([tokens, known(tree)])
-    counters = tree.core.counters
+    counters = tree.core.live.counters
     tree.close()
     return {
         "seen": seen,
@@ -88,7 +88,7 @@ def late_use(rank: int, folder: Path) -> Any:
     tree.request(20.0)
     tree.fetch(PROMPT)
     found = known(tree)
-    counters = tree.core.counters
+    counters = tree.core.live.counters
     tree.close()
     return {
         "known": found,
@@ -179,12 +179,12 @@ def exchanges(rank: int, folder: Path) -> Any:
     """Policies are exchanged at the same requests, by hand and by the meter, on ranks whose nodes
     lie at different addresses."""
     from sglang_canopy.config.policy_change import change_of
-    from sglang_canopy.whatif.meter import Asked, Memory, Meter
+    from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 
     ballast = [object() for _ in range(1000 * rank)]
     tree = tree_of(rank, folder, policy="wa")
     live, rng = tree.core.live, random.Random(7)
-    live.meter = Meter(Asked(), Memory(live.device_tokens), "wa")
+    live.meter = Meter(MeterSetup(), Memory(live.device_tokens), "wa")
     names, hits, victims = ("canopy-lru", "wa", "threshold-lru", "wa"), [], []
     for i in range(240):
         if i % 40 == 20:
@@ -199,12 +199,10 @@ def exchanges(rank: int, folder: Path) -> Any:
             tenant=rng.choice("ab"),
         )
         hits.append(tree.match(prompt))
-        tree.core.finish(request)
+        tree.core.requests.finish(request)
         live.meter.ended(request, hits[-1])
-        if i == 230:
-            live.meter._guard.lost = True
         tree.insert(prompt, request)
-        victims.append(tree.core.counters.victims.sum)
+        victims.append(tree.core.live.counters.victims.sum)
     said = live.meter.stats()
     del said["spent_s"], ballast
     return {

@@ -106,10 +106,10 @@ class Rank:
             host_loaded_length=0,
         )
         req.sampling_params = one.sampling_params
-        request = core.request_of(req)
+        request = core.requests.of(req)
         hit = self.tree.match(tokens)
         req.cached_tokens = req.cached_tokens_device = hit
-        core.finish_request(req)
+        core.requests.ended(req)
         self.tree.insert(tokens, request)
         self.found["times"].append(request.time)
         self.found["hits"].append(hit)
@@ -177,7 +177,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
             else:
                 one.control(got)
     torch.distributed.barrier()
-    counters = one.tree.core.counters
+    counters = one.tree.core.live.counters
     fits = one.queue._batches // REFIT_BATCHES
     return {**one.found, "victims": counters.victims.sum, "fits": fits}
 

@@ -35,7 +35,7 @@ def main() -> None:
                 for req in reqs
             ]
     core = engine.scheduler.tree_cache.tree_core
-    victims = core.counters.victims.sum[0] if hasattr(core, "counters") else None
+    victims = core.live.counters.victims.sum[0] if hasattr(core, "live") else None
     engine.scheduler.tree_cache.sanity_check()
     print(json.dumps({"answers": answers, "found": found, "victims": victims}))
     sys.stdout.flush()

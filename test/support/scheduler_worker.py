@@ -37,7 +37,7 @@ class InProcess:
         load_plugins()
         from sglang.srt.server_args import PortArgs, prepare_server_args
 
-        from canopy_lab.bench.launch import cpu_arguments
+        from launch_server import cpu_arguments
 
         given = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():
@@ -51,6 +51,11 @@ class InProcess:
         )
         self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
         self._count = 0
+
+    @property
+    def fed(self) -> int:
+        """Requests that came."""
+        return self._count
 
     def feed(
         self,
@@ -152,6 +157,8 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     found["branches_cached"] = [req.cached_tokens for req in branches]
     queue = engine.scheduler.tree_cache.canopy_queue
     found["deferrals"] = queue.deferrals
+    found["predicted"] = queue.status()["predicted_ttft"]
+    found["fed"], found["pending"] = engine.fed, len(queue.predictions)
     found["fitted"] = list(queue.cost.coefficients)
     found["batches"] = queue._batches
     engine.scheduler.tree_cache.sanity_check()

@@ -64,7 +64,7 @@ def exchanged(engine: InProcess) -> dict[str, Any]:
     if hasattr(core, "exchange"):
         found["running"] = core.live.running
         found["changes"] = len(core.exchange.changes)
-        found["evicted"] = core.counters.victims.sum[0]
+        found["evicted"] = core.live.counters.victims.sum[0]
         found["refused"] = not tell(engine, "canopy_policy:[")
     return found
 

@@ -40,15 +40,15 @@ from support.live_tree import LiveTree, check, fake_req
 
 
 def row(tree: LiveTree, category: str = "chat"):
-    return tree.core.counters.row(category)
+    return tree.core.live.counters.row(category)
 
 
 def tokens_left(tree: LiveTree, tier: int) -> int:
-    return sum(sum(r.tiers[tier].evicted) for r in tree.core.counters.rows())
+    return sum(sum(r.tiers[tier].evicted) for r in tree.core.live.counters.rows())
 
 
 def tokens_entered(tree: LiveTree, tier: int) -> int:
-    return sum(r.tiers[tier].entered for r in tree.core.counters.rows())
+    return sum(r.tiers[tier].entered for r in tree.core.live.counters.rows())
 
 
 # ---- the plain counters ----
@@ -109,7 +109,7 @@ def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
 def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    counters = tree.core.counters
+    counters = tree.core.live.counters
     served(counters, "chat", None)
     counters.evicted(DEVICE, "chat", 5, 0, 3.0)
     reporter.report()
@@ -135,8 +135,8 @@ def test_series_are_bounded_however_long_names_come_and_go(exported, registry) -
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     for n in range(40):
         for i in range(MAX_CATEGORIES):
-            served(tree.core.counters, f"name-{n}-{i}", None)
-        served(tree.core.counters, f"name-{n}-0", None, IDLE_REQUESTS)
+            served(tree.core.live.counters, f"name-{n}-{i}", None)
+        served(tree.core.live.counters, f"name-{n}-0", None, IDLE_REQUESTS)
         reporter.report()
     requests = [(k, v) for k, v in exported().items() if k[0] == "canopy:requests_total"]
     assert len(requests) <= MAX_SERIES + 1
@@ -184,7 +184,7 @@ def test_with_a_host_tier_both_books_agree_and_demotions_stay_below() -> None:
     assert tokens_entered(tree, HOST) - tokens_left(tree, HOST) == pool.size - pool.available_size()
     held = tree.allocator.size - tree.allocator.available_size()
     assert tokens_entered(tree, DEVICE) - tokens_left(tree, DEVICE) == held
-    demoted = sum(r.tiers[DEVICE].demoted for r in tree.core.counters.rows())
+    demoted = sum(r.tiers[DEVICE].demoted for r in tree.core.live.counters.rows())
     assert 0 < demoted <= tokens_left(tree, DEVICE)
 
 
@@ -257,9 +257,9 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
         cached_tokens_host=20,
         cached_tokens_storage=10,
     )
-    tree.core.request_of(req)
-    tree.core.finish_request(req)
-    tree.core.finish_request(req)
+    tree.core.requests.of(req)
+    tree.core.requests.ended(req)
+    tree.core.requests.ended(req)
     counted = row(tree, "rag")
     assert (counted.requests, counted.prompt_tokens, counted.misses) == (1, 100, 30)
     assert [tier.hits for tier in counted.tiers] == [40, 20, 10]
@@ -363,7 +363,7 @@ def test_series_follow_the_counters_and_never_count_twice(exported, registry) ->
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.serve([1, *range(70)], 1.0, category="chat")
     tree.serve([2, *range(70)], 5.0, category="agent")
-    tree.core.counters.served("chat", 71, (0, 0, 0))
+    tree.core.live.counters.served("chat", 71, (0, 0, 0))
     for _ in range(3):
         reporter.report()
     rank = ("dp_rank", "0")
@@ -378,7 +378,7 @@ def test_series_follow_the_counters_and_never_count_twice(exported, registry) ->
     assert found["canopy:residency_seconds_sum", stay] == pytest.approx(42 * 4.0)
     assert found["canopy:residency_seconds_bucket", stay | {("le", "4.0")}] == 42
     assert found["canopy:residency_seconds_bucket", stay | {("le", "1.0")}] == 0
-    tree.core.counters.served("chat", 71, (70, 0, 0))
+    tree.core.live.counters.served("chat", 71, (70, 0, 0))
     reporter.report()
     assert exported()["canopy:requests_total", frozenset({rank, chat})] == 2
     assert exported()["canopy:hit_tokens_total", stay] == 70
@@ -437,7 +437,7 @@ def test_the_number_of_series_is_bounded(exported, registry) -> None:
             counters.row(f"name-{n}").tiers[tier].entered += 5
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
-    tree.core.counters._rows = counters._rows
+    tree.core.live.counters._rows = counters._rows
     reporter.report()
     assert len(exported()) < 4000
 

@@ -57,7 +57,7 @@ def busy_tree(folder: Path) -> DiskTree:
         waiting = tree.request(9.0, tenant=tenant)
         path = array("q", [100 * n + i for i in range(20)])
         hit = tree.cache.match_prefix(MatchPrefixParams(key=RadixKey(path, None)))
-        tree.core.protect_awaited(tree.core.node_by_id(hit.last_device_node), waiting)
+        tree.core.protected.looked_up(tree.core.node_by_id(hit.last_device_node), waiting)
     return tree
 
 
@@ -146,5 +146,5 @@ def test_requests_with_salts_say_nothing_in_the_log(caplog) -> None:
     caplog.set_level(logging.DEBUG)
     tree = LiveTree(200, "wa")
     req = fake_req(list(range(40)), [1], {"time": 1.0}, extra_key=KEY, cache_salt=SALT)
-    tree.core.finish_request(req)
+    tree.core.requests.ended(req)
     assert not secrets_in(caplog.text)

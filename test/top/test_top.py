@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from canopy_lab.bench.launch import free_port
 from canopy_lab.cli.main import main
 from canopy_lab.top.frame import frame, percent, plain, seconds, size, sparkline
 from canopy_lab.top.source import fetch, fetch_all
+from launch_server import free_port
 from sglang_canopy.errors import CanopyError
 
 
@@ -292,7 +292,7 @@ def test_an_api_key_is_sent() -> None:
 
 def test_the_interval_has_a_floor(capsys) -> None:
     assert main(["top", "--interval", "0", "--once"]) == 2
-    assert "--interval must be at least 0.2 s" in capsys.readouterr().err
+    assert "--interval must be at least 0.2" in capsys.readouterr().err
 
 
 # ---- several servers ----

@@ -7,10 +7,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from make_overlay import main
+from overlays import choose, overlay
 
-from canopy_lab.cli.main import main
 from canopy_lab.trace import open_trace
-from canopy_lab.trace.overlay import choose, overlay
 from sglang_canopy.errors import CanopyError
 
 
@@ -43,7 +43,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(archive: Path, tmp_path:
     def make(seed: int, name: str) -> bytes:
         out = tmp_path / name
         arguments = ["--archive", archive, "--conversations", 4, "--window-s", 100, "--seed", seed]
-        assert main(["trace", "overlay", *map(str, arguments), "-o", str(out)]) == 0
+        assert main([*map(str, arguments), "-o", str(out)]) == 0
         return out.read_bytes()
 
     assert make(1, "1.jsonl") == make(1, "2.jsonl")
@@ -55,7 +55,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(archive: Path, tmp_path:
 def test_the_file_reads_back_as_what_was_made(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl.xz"
     arguments = ["--archive", archive, "--conversations", 3, "--window-s", 50, "--seed", 4]
-    assert main(["trace", "overlay", *map(str, arguments), "-o", str(out)]) == 0
+    assert main([*map(str, arguments), "-o", str(out)]) == 0
     made = list(overlay(archive, 3, 50, 4))
     read = list(open_trace(out, "agentic"))
     assert len(made) == len(read) == 15
@@ -107,7 +107,7 @@ def test_an_archive_without_conversations_is_refused(tmp_path: Path) -> None:
 def test_a_failed_run_leaves_no_file(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     arguments = ["--archive", archive, "--conversations", 0, "--window-s", 5]
-    assert main(["trace", "overlay", *map(str, arguments), "-o", str(out)]) == 2
+    assert main([*map(str, arguments), "-o", str(out)]) == 2
     assert not out.exists()
 
 

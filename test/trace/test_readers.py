@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from overlays import flat_line
 
 from canopy_lab.trace import TraceRequest, format_names, open_trace
-from canopy_lab.trace.agentic import flat_line
 from canopy_lab.trace.bailian import Roots
 from sglang_canopy.errors import CanopyError
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from overlays import overlay
+from shared_heads import SharedHeads
 
 from canopy_lab.trace import agentic
-from canopy_lab.trace.overlay import overlay
-from canopy_lab.trace.shared_heads import SharedHeads
 
 SIZE = 4
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
 from wa.split import one_part
 
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.errors import CanopyError
 
 

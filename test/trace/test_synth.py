@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from laws import laws
+from make_synthetic import main
+from published import TARGETS, compare
+from synthetic.blocks import Prompt, SharedPrefix
+from synthetic.chat import continue_probability
+from synthetic.presets import PRESETS, ChatLoad, get_preset
+from synthetic.trace import SyntheticRequest, meta_path, synthesise, write_trace
 
 from canopy_lab.characterize.observe import Observation, observe
-from canopy_lab.characterize.published import TARGETS, compare
-from canopy_lab.characterize.reuse_time import reuse_times
-from canopy_lab.cli.main import main
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.synth import SyntheticRequest, meta_path, synthesise, write_trace
-from canopy_lab.trace.synth_blocks import Prompt, SharedPrefix
-from canopy_lab.trace.synth_chat import continue_probability
-from canopy_lab.trace.synth_presets import PRESETS, ChatLoad, get_preset
 from sglang_canopy.errors import CanopyError
 
 
@@ -196,9 +196,7 @@ def test_a_published_number_has_a_range_on_both_sides() -> None:
 def test_reuse_of_trace_a_is_nearly_exponential_by_category_and_in_the_papers_order() -> None:
     """Section 3.4: exponentials fit; image before text before search before file (Figure 14)."""
     seen = observe(d.request for d in synthesise(get_preset("trace-a").at_rate(0.5), 86400.0, 1))
-    for row in reuse_times(seen).categories[:5]:
-        assert row.exponential_fit is not None
-        assert row.exponential_fit.ks < 0.15
+    assert all(one.exponential.ks < 0.15 for one in laws(seen)[1:6])
     pauses = {}
     for i, label in enumerate(seen.labels):
         mine = (seen.kind == i) & (seen.next_request >= 0)
@@ -210,18 +208,7 @@ def test_the_command_writes_a_trace_of_the_asked_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "b.jsonl"
-    command = [
-        "trace",
-        "synth",
-        "--preset",
-        "trace-b",
-        "--seconds",
-        "30",
-        "--seed",
-        "2",
-        "-o",
-        str(out),
-    ]
+    command = ["--preset", "trace-b", "--seconds", "30", "--seed", "2", "-o", str(out)]
     assert main(command) == 0
     assert "synthetic" in capsys.readouterr().err
     times = [r.time_s for r in open_trace(out, "bailian")]
@@ -243,9 +230,9 @@ def test_a_mistake_is_one_line(
 ) -> None:
     if "-o" not in flags:
         flags = [*flags, "-o", str(tmp_path / "x.jsonl")]
-    assert main(["trace", "synth", "--preset", "small", *flags]) == 2
+    assert main(["--preset", "small", *flags]) == 2
     error = capsys.readouterr().err
-    line = [text for text in error.splitlines() if text.startswith("canopy trace synth:")]
+    line = [text for text in error.splitlines() if text.startswith("make_synthetic:")]
     assert len(line) == 1
     assert said in line[0]
     assert "Traceback" not in error

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import exp, sqrt
 
 import pytest
+from synthetic.presets import Lengths
+from synthetic.trace import synthesise
 from tail.birth_death import BirthDeathLoad, birth_death, still_under_way
 
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import Lengths
 from sglang_canopy.errors import CanopyError
 
 RATES = [(0.5, 1 / 180, 1 / 60), (2.0, 1 / 30, 1 / 10), (1.0, 1 / 100, 1 / 400)]

@@ -32,7 +32,18 @@ TIER = {
     "entered_tokens": 900,
     "evicted_tokens": {"capacity": 70, "ttl": 5},
 }
-CHUNKS = {"documents": [{"id": "a"}], "server": {"store": {"hits": 4321}, "name": "x"}}
+CHUNKS = {
+    "documents": [{"id": "a"}],
+    "server": {
+        "fused_requests": 12,
+        "reused_tokens": 4321,
+        "recomputed_tokens": 700,
+        "not_fused": {"lora": 3},
+        "fallbacks": 0,
+        "waiting_chunks": 2,
+        "store": {"hits": 5, "tiers": {"memory": {"used_bytes": 9000}}},
+    },
+}
 ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
 RANK: dict[str, Any] = {
     "policies": {"device": "wa", "host": "wa"},

@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.meter import LRU, NOW, Asked, Memory, Meter, Question
+from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterSetup, Question
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import HEARD_WORK, MOST_WORK_PER_S
 from sglang_canopy.whatif.total import added_up, in_words
@@ -67,7 +67,7 @@ def ever(meter, policy, capacity):
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.integers(20, 200))
 def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
-    asked = Asked((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
+    asked = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
     meter = Meter(asked, Memory(blocks * BLOCK), "canopy-lru")
     serve("lru", blocks, seed, meter)
     for name in ("lru", "wa"):
@@ -98,7 +98,7 @@ def beside_the_truth(one_in, seed):
     for factor in (1, 2):
         tree = RadixTree(make_policy("lru"), factor * blocks, BLOCK)
         hit[factor] = [tree.access(request) * BLOCK for request in served]
-    asked = Asked((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
+    asked = MeterSetup((LRU,), (1.0, 2.0), one_in, memory_s=math.inf)
     meter = Meter(asked, Memory(blocks * BLOCK), LRU)
     for request, tokens in zip(served, hit[1]):
         meter.ended(request, tokens)
@@ -122,7 +122,7 @@ def test_the_stated_error_covers_the_real_one():
 
 
 def test_the_work_of_a_minute_is_bounded_whatever_comes():
-    meter = Meter(Asked((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
     seen = []
     for step in range(60_000):  # 100 requests a second of 20 blocks for ten minutes
         path = tuple(20 * (step // 4) + i for i in range(20))
@@ -139,7 +139,7 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
 
 def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
     """Or policies learn from all of a minute's requests where they ought to from the sampled."""
-    meter = Meter(Asked((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
     step = 0
     while meter.caches.one_in == 1:
         meter.ended(
@@ -152,7 +152,7 @@ def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
 
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
     """The server hits a tenth of what the shadow cache does: so would every other arm, less."""
-    meter = Meter(Asked((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
     for _, request in turns(3):
         meter.ended(request, 0)
     rows = {(row["policy"], row["capacity"]): row for row in meter.rows()}
@@ -164,7 +164,7 @@ def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
 
 
 def test_a_policy_of_sglangs_without_an_equal_is_compared_with_what_the_sample_hit():
-    meter = Meter(Asked((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
+    meter = Meter(MeterSetup((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
     for _, request in turns(3):
         meter.ended(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
     (row,) = meter.rows()
@@ -189,7 +189,7 @@ def test_the_host_is_what_is_multiplied_where_there_is_one():
 
 
 def test_another_running_policy_begins_its_own_account():
-    meter = Meter(Asked(), Memory(60 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), Memory(60 * BLOCK), LRU)
     serve("lru", 60, 5, meter)
     before = meter.caches.blocks()
     meter.runs("wa")
@@ -201,33 +201,44 @@ def test_another_running_policy_begins_its_own_account():
 LONG = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
 
 
-def hot_and_new(steps):
-    """Every second request is for the same short prompt, which ``threshold-lru`` lets go first."""
+def hot_and_new(steps, hot=4, new=6, every=2):
+    """One request in ``every`` is for the same prompt, the others for new ones; of so many blocks.
+    ``threshold-lru`` lets the shorter ones go first."""
     for step in range(steps):
-        path = tuple(range(1, 5)) if step % 2 else tuple(range(1000 + 8 * step, 1006 + 8 * step))
+        first = 1000 + 8 * step
+        again = step % every == every - 1
+        path = tuple(range(1, 1 + hot)) if again else tuple(range(first, first + new))
         yield Request(
             time=float(step), path=path, block_tokens=BLOCK, prompt_tokens=BLOCK * len(path)
         )
 
 
-def test_the_meter_is_sure_when_the_running_policy_hits_less_than_lru():
-    meter = Meter(Asked((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
+def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
+    meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):
         meter.ended(request, 0)
-    assert meter.lru_hits_more
-    meter.runs(LRU)
-    assert not meter.lru_hits_more
-    for request in hot_and_new(800):
+    assert meter.keeper == LRU
+    meter.runs(LRU, keep_floor=True)
+    for request in hot_and_new(800, hot=8, new=2, every=4):
         request.time += 800.0
         meter.ended(request, 0)
-    assert not meter.lru_hits_more  # it runs: there is nobody to be ahead of
+    assert meter.keeper == "threshold-lru"
+
+
+def test_another_policy_that_is_asked_for_begins_anew():
+    meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
+    for request in hot_and_new(800):
+        meter.ended(request, 0)
+    meter.runs("wa")
+    assert meter.keeper == "wa"
+    assert meter.stats()["floor"] == {"policy": "wa", "behind": False, "falls": 0}
 
 
 # ---- before an estimate means anything ----
 
 
 def test_a_few_requests_are_no_estimate():
-    meter = Meter(Asked(), Memory(12 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), Memory(12 * BLOCK), LRU)
     for request in hot_and_new(5):
         meter.ended(request, 0)
     assert meter.undecided == "too few requests: 5 of 200"
@@ -235,7 +246,7 @@ def test_a_few_requests_are_no_estimate():
 
 
 def test_where_nothing_was_evicted_there_is_nothing_to_win():
-    meter = Meter(Asked(), Memory(10**4 * BLOCK), LRU)
+    meter = Meter(MeterSetup(), Memory(10**4 * BLOCK), LRU)
     for request in hot_and_new(300):
         meter.ended(request, 0)
     assert meter.undecided == "the cache has not filled: nothing to win"
@@ -244,7 +255,9 @@ def test_where_nothing_was_evicted_there_is_nothing_to_win():
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
-        meter = Meter(Asked(("threshold-lru", LRU), (1.0,), configs=LONG), Memory(12 * BLOCK), LRU)
+        meter = Meter(
+            MeterSetup(("threshold-lru", LRU), (1.0,), configs=LONG), Memory(12 * BLOCK), LRU
+        )
         for request in hot_and_new(requests):
             meter.ended(request, 0)
         assert meter.undecided is None
@@ -262,7 +275,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 def test_two_ranks_that_serve_the_same_requests_say_the_same(seed):
     said = []
     for _ in range(2):
-        meter = Meter(Asked(one_in=2), Memory(60 * BLOCK), LRU)
+        meter = Meter(MeterSetup(one_in=2), Memory(60 * BLOCK), LRU)
         serve("lru", 60, seed, meter)
         stats = meter.stats()
         del stats["spent_s"]
@@ -306,8 +319,8 @@ def test_flags_say_what_they_need():
         CanopyError, match=r"--canopy-whatif wa,capacity=0: .*must be 1 to 4 numbers"
     ):
         meter("--canopy-whatif", "wa,capacity=0", ours=True)
-    with pytest.raises(CanopyError, match="'guard' must be one of on, off"):
-        meter("--canopy-whatif", "auto,guard=never", ours=True)
+    with pytest.raises(CanopyError, match="'floor' must be one of on, off"):
+        meter("--canopy-whatif", "auto,floor=never", ours=True)
     assert meter(ours=True) is None
     assert meter("--canopy-observe", ours=False) == MeterOptions(observe=True)
     several = meter("--canopy-whatif", "wa,canopy-tlru,capacity=1:4,one_in=8", ours=True)
@@ -331,7 +344,7 @@ def stats(hit, sampled, wa):
         "sampled_requests": sampled,
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",
-        "lru_hits_more": False,
+        "floor": {"policy": LRU, "behind": False, "falls": 0},
     }
 
 

@@ -13,11 +13,11 @@ from canopy_chunks.model import Layer, Model, Shape
 from canopy_chunks.rope import Rope, from_config
 from sglang_canopy.errors import CanopyError
 
-FAMILIES = ("llama", "mistral", "qwen2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
-    """Read a Hugging Face directory of a Llama, Mistral or Qwen2 model.
+    """Read a Hugging Face directory of a Llama, Mistral, Qwen2 or Qwen3 model.
 
     Raises CanopyError for a missing directory, another family, or a RoPE that cannot move.
     """
@@ -65,6 +65,10 @@ def from_transformers(
         keys = [f"{prefix}.{n}.{what}" for n in names]
         return torch.cat([get(k) for k in keys]) if keys[0] in state else None
 
+    def pair(prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        first, second = (f"{prefix}.{n}.weight" for n in names)
+        return (get(first), get(second)) if first in state else None
+
     layers = []
     for i in range(shape.layers):
         p = f"model.layers.{i}"
@@ -81,6 +85,7 @@ def from_transformers(
                 norm_mid=get(f"{p}.post_attention_layernorm.weight"),
                 gate_up=gate_up,
                 down=get(f"{p}.mlp.down_proj.weight"),
+                head_norms=pair(f"{p}.self_attn", "q_norm", "k_norm"),
             )
         )
     embed = get("model.embed_tokens.weight")

@@ -30,6 +30,8 @@ PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MOST = (4096.0, 3600.0)
+ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))
+"""GiB of DRAM and disk of an instance."""
 OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
 
 
@@ -127,10 +129,7 @@ def figure_12(context: Context) -> Any:
 
 
 def figure_12_two_hours(context: Context) -> Any:
-    """The same for all two hours of A, as the paper's traces are, on four instances.
-
-    One instance is over its capacity there, so that its queue grows for two hours.
-    """
+    """The same for all two hours of A, as the paper's traces are, on four instances."""
     points = Points("A", 4, context, long=True)
     rows = points.paper()
     return {
@@ -140,6 +139,21 @@ def figure_12_two_hours(context: Context) -> Any:
             "distinct_kv_gib": round(footprint(points.work.trace, points.work.engine), 1),
             "extremes": _extremes(points, rows),
         }
+    }
+
+
+def figure_12_one_instance(context: Context) -> Any:
+    """Some sizes beside fixed DRAM for the same two hours on one instance, the paper's regime."""
+    points = Points("A", 1, context, long=True)
+    fixed = points.at(FIXED_GIB, 0.0)
+    rows = {f"{dram} + {disk}": points.at(dram, disk) for dram, disk in ONE_INSTANCE}
+    return {
+        "requests": len(points.work.trace),
+        "fixed": short(fixed),
+        "sizes": {
+            name: {**short(row), "against_fixed": _against(row, fixed)}
+            for name, row in rows.items()
+        },
     }
 
 

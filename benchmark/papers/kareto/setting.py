@@ -19,7 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from overlays import overlay
 from roofline import Device, roofline_profile
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
 
 from canopy_lab.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
 from canopy_lab.plan.space import Configuration
@@ -29,10 +32,7 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.model import ModelShape
 from canopy_lab.sim.system import simulate_system
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 
 TRACES = ("A", "B", "C")

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from artefact import Artefact, Context
 
-from canopy_lab.sim.driver import simulate
 from tail import pictures, program
-from tail.parts import BELIEFS, CHANCES, Parts
 from tail.queued import queued
 from tail.runs import (
     CAPACITIES,
@@ -41,7 +39,7 @@ def tables(
 
     def run(context: Context) -> Any:
         made = bench(context)
-        arms = [_shortest(arm, short) for arm in ONLINE if arm.label != "etlru, floor 0"]
+        arms = [_shortest(arm, short) for arm in ONLINE]
         rows = sweep(made, CAPACITIES, thresholds, slo, arms)
         literal = "canopy-tlru, fixed Q"
         base = next(a.label for a in arms if a.policy == "threshold-lru")
@@ -222,42 +220,6 @@ def theorem_2(context: Context) -> Any:
     return result
 
 
-def floor_0(context: Context) -> Any:
-    """Why ``etlru`` with floor 0 has a worse tail than T-LRU: its factors one at a time."""
-    bench = conversation(context.data)
-    rows = []
-    variants: list[tuple[str, str, dict[str, float]]] = [
-        (belief, chance, {}) for belief in BELIEFS for chance in CHANCES
-    ]
-    own = CHANCES[-1]
-    variants += [
-        ("category", own, {"inside": 0.5}),
-        ("category", own, {"inside": 1.0}),
-        ("category", own, {"steepness": 0.5}),
-        ("recency", CHANCES[2], {"steepness": 0.5}),
-        ("recency", CHANCES[2], {"steepness": 2.0}),
-        ("category", own, {"floor": 0.3}),
-        ("category", own, {"floor": 0.3, "inside": 0.5}),
-    ]
-    for capacity in (0.05, 0.1):
-        for belief, chance, options in variants:
-            policy = Parts(belief, chance, CONVERSATION_SLO, **options)
-            blocks = round(capacity * bench.distinct)
-            result = simulate(bench.trace, policy, blocks, threshold_tokens=CONVERSATION_SLO)
-            rows.append(
-                {
-                    "capacity": capacity,
-                    "belief": belief,
-                    "chance": chance,
-                    **options,
-                    "hit_pct": round(100 * result.block_hit_ratio, 2),
-                    "tel_ktokens": round((result.tel_tokens or 0) / 1e3, 1),
-                    "over": result.slo_violations,
-                }
-            )
-    return rows
-
-
 def milliseconds(context: Context) -> Any:
     """TTFT with queueing, by load."""
     return queued(conversation(context.data), 0.1, CONVERSATION_SLO)
@@ -309,6 +271,5 @@ ARTEFACTS = (
     ),
     Artefact("lemma-1", "the greedy solves the one-step problem", lemma_1, minutes=0.1),
     Artefact("theorem-2", "ET-LRU is optimal in the stochastic model", theorem_2, minutes=0.2),
-    Artefact("floor-0", "ET-LRU's factors, one at a time", floor_0, minutes=2),
     Artefact("milliseconds", "TTFT by policy with requests that queue", milliseconds, minutes=1.5),
 )

@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from canopy_lab.trace.synth import SOURCES
-from canopy_lab.trace.synth_blocks import DrawnRequest, Prompt
-from canopy_lab.trace.synth_draw import draw_tokens
-from canopy_lab.trace.synth_presets import Lengths, Preset
+from synthetic.blocks import DrawnRequest, Prompt
+from synthetic.draw import draw_tokens
+from synthetic.presets import Lengths, Preset
+from synthetic.trace import SOURCES
+
 from sglang_canopy.errors import CanopyError
 
 

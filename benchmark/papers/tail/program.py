@@ -94,7 +94,7 @@ class Model:
 
 
 def silent_posterior(end_rate: float) -> Callable[[float, int], float]:
-    """The belief by Bayes' rule (``canopy trace synth``'s ``still_under_way``), in place of exp(-mu t)."""
+    """The belief by Bayes' rule (``birth_death.py``'s ``still_under_way``), in place of exp(-mu t)."""
 
     def belief(turns: float, age: int) -> float:
         silent = math.exp(-(turns + end_rate) * age)

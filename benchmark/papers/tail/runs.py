@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from synthetic.trace import synthesise
 
 from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
 from canopy_lab.sim.hindsight import hindsight_names, make_hindsight
@@ -16,7 +17,6 @@ from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
 from sglang_canopy.policy.registry import make_policy
 from tail.birth_death import birth_death
 
@@ -49,7 +49,6 @@ ONLINE = (
     Arm("sglang-tlru", "sglang-tlru", fixed_growth=True),
     Arm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
     Arm("canopy-tlru", "canopy-tlru"),
-    Arm("etlru, floor 0", "etlru", {"floor": 0.0}),
     Arm("etlru", "etlru"),
 )
 KNOWING = (

@@ -21,12 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.bench.launch import cpu_arguments, free_port, serving
 from canopy_lab.sim.driver import distinct_blocks
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.trace.synth import synthesise, to_bailian
 from sglang_canopy.bench_serving import replay
 from tail.birth_death import birth_death
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "traces"))
+from synthetic.trace import synthesise, to_bailian
+
+from launch_server import cpu_arguments, free_port, serving
 
 SCALE = Fraction(1, 8)
 RESULT = Path(__file__).parents[1] / "results" / "tail" / "served.json"

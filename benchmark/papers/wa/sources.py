@@ -1,6 +1,6 @@
 """The traces that stand for the paper's two, and three real ones.
 
-Traces A and B cannot be shipped; `trace-a` and `trace-b` of `canopy trace synth` are made to their published
+Traces A and B cannot be shipped; `trace-a` and `trace-b` of `benchmark/traces` are made to their published
 statistics (docs/research/synthetic-traces.md) and say nothing that was put into them.
 """
 
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overlays import overlay
+from synthetic.presets import get_preset
+from synthetic.trace import synthesise
+
 from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.overlay import overlay
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import synthesise
-from canopy_lab.trace.synth_presets import get_preset
 
 DAY_S = 86400.0
 

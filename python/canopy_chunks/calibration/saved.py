@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,24 @@ class Calibrations:
 
 
 def _is_calibration(entry: Any) -> bool:
+    """Whether ``entry`` is what ``put`` writes, and what a server can use."""
     wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
-    return isinstance(entry, dict) and set(entry) == wanted
+    if not isinstance(entry, dict) or set(entry) != wanted:
+        return False
+    names = ("model", "device", "dtype", "backend", "tier")
+    profile = entry["profile"]
+    return (
+        all(isinstance(entry[name], str) for name in names)
+        and type(entry["tp_size"]) is int
+        and all(_is_number(entry[name], most=1.0) for name in ("ratio", "r_min"))
+        and isinstance(profile, dict)
+        and set(profile) == set(CostProfile.__slots__)
+        and all(map(_is_number, profile.values()))
+    )
+
+
+def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= most
 
 
 def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:

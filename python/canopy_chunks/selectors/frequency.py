@@ -21,8 +21,7 @@ def layer_scores(chunk: Chunk, high: bool = False, alpha: float = ALPHA) -> torc
 class Frequency(Offline):
     """Low-frequency energy, averaged over layers, one set for all layers.
 
-    ``alpha`` is the share of the spectrum that counts as low. A set for all layers is what the
-    paper's own code runs.
+    ``alpha`` is the share of the spectrum that counts as low.
     """
 
     name = "frequency"

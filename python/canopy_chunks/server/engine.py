@@ -220,13 +220,16 @@ class ChunkEngine:
                 ids, request, lambda: model_view.row_cache(self.runner, row, len(ids))
             )
 
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start; tokens, bytes, requests."""
+    def counted(self) -> dict[str, Any]:
+        """Counters since the start and the store's sizes, for any thread."""
         counted = {name: self.counts[name] for name in COUNTERS}
         counted["fallbacks"] += self.library.failures
         return {
             **counted,
             "not_fused": dict(self.not_fused),
-            **self.library.stats(),
-            "ratios": dict(self.ratios),
+            "store": self.library.store.stats(),
         }
+
+    def stats(self) -> dict[str, Any]:
+        """All counters since the start; tokens, bytes, requests. For the scheduler's thread."""
+        return {**self.counted(), **self.library.stats(), "ratios": dict(self.ratios)}

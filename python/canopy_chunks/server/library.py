@@ -168,7 +168,6 @@ class Library:
     def stats(self) -> dict[str, Any]:
         """Counters since the start; tokens, bytes."""
         return {
-            "store": self.store.stats(),
             **self.encoder.stats(),
             "pinned_bytes": sum(self.versions.pinned_bytes().values()),
             "pinned_chunks": len(self.versions.pinned_chunks),

@@ -29,7 +29,12 @@ from sglang_canopy.errors import CanopyError
 
 Answer = TypeVar("Answer")
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,6 @@ def served_model(runner: Any) -> Model:
         raise CanopyError(
             "only half-split RoPE over the whole head can be moved; serve without --canopy-chunks"
         )
-    if hasattr(attention, "q_norm"):
-        raise CanopyError("normalised queries and keys are not done; serve without --canopy-chunks")
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
@@ -219,7 +222,20 @@ def _layer(layer: Any, shape: Shape) -> Layer:
         norm_mid=layer.post_attention_layernorm.weight,
         gate_up=mlp.gate_up_proj.weight,
         down=mlp.down_proj.weight,
+        head_norms=_head_norms(attention, shape),
     )
+
+
+def _head_norms(attention: Any, shape: Shape) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    norms = attention.q_norm.weight, attention.k_norm.weight
+    if any(tuple(weight.shape) != (shape.head_dim,) for weight in norms):
+        raise CanopyError(
+            "queries and keys are normalised over more than a head, which chunk reuse cannot run; "
+            "serve without --canopy-chunks"
+        )
+    return norms
 
 
 @dataclass(frozen=True, slots=True)

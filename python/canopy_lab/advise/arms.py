@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +13,8 @@ from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import Hints
+from canopy_lab.sim.workers import Workers
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 
 
@@ -69,31 +66,15 @@ def run_arms(
     progress: Callable[[], object] = lambda: None,
 ) -> dict[Run, Uncached]:
     """Simulate each of ``runs`` once. Raises ``CanopyError`` where a process was killed."""
-    global _requests
     wanted = list(dict.fromkeys(runs))
-    results: dict[Run, Uncached] = {}
+    work = _Work(requests, seed)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(wanted)))
-    _requests = requests
-    try:
-        if jobs == 1:
-            for run in wanted:
-                results[run] = _simulate(run, seed)
-                progress()
-            return results
-        # Forked workers share the sample with this process instead of getting a copy.
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            pending = {pool.submit(_simulate, run, seed): run for run in wanted}
-            for done in as_completed(pending):
-                results[pending[done]] = done.result()
-                progress()
-        return results
-    except BrokenProcessPool:
-        raise CanopyError(
-            "a simulation process was killed, most likely for memory; use a smaller "
-            "--sample-requests or fewer --jobs"
-        ) from None
-    finally:
-        _requests = ()
+    results: dict[Run, Uncached] = {}
+    with Workers(work, jobs) as workers:
+        for at, uncached in workers.map(_simulate, wanted):
+            results[wanted[at]] = uncached
+            progress()
+    return results
 
 
 def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
@@ -101,23 +82,27 @@ def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
-_requests: Sequence[TraceRequest] = ()
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all simulations share."""
+
+    requests: Sequence[TraceRequest]
+    seed: int
 
 
-def _simulate(run: Run, seed: int) -> Uncached:
+def _simulate(work: _Work, run: Run) -> Uncached:
     arm, capacity = run
     options: Mapping[str, object] = dict(arm.config)
     if arm.hindsight:
-        policy = make_hindsight(arm.policy, Future(_requests), {})
+        policy = make_hindsight(arm.policy, Future(work.requests), {})
     else:
         policy = make_policy(arm.policy, options)
-    hints = None if arm.hints is None else Hints(*arm.hints, seed=seed)
     result = simulate(
-        _requests,
+        work.requests,
         policy,
         capacity,
-        placebo_seed=seed if arm.placebo else None,
-        hints=hints,
+        placebo_seed=work.seed if arm.placebo else None,
+        hints=None if arm.hints is None else Hints(*arm.hints, seed=work.seed),
         whole_nodes=arm.whole_nodes,
     )
     return np.array(result.uncached_tokens, np.int64)

@@ -17,7 +17,6 @@ from canopy_lab.characterize.hits import IdealHits, ideal_hits
 from canopy_lab.characterize.lifespan import Lifespan, lifespan
 from canopy_lab.characterize.locality import Locality, locality
 from canopy_lab.characterize.observe import Observation, observe
-from canopy_lab.characterize.published import PublishedStatistic, compare
 from canopy_lab.characterize.reuse_time import ReuseTimes, reuse_times
 from canopy_lab.characterize.skew import Skew, skew
 from canopy_lab.characterize.turns import Turns, turns
@@ -25,7 +24,6 @@ from canopy_lab.sim.model import load_model_shape
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.synth import meta_path
 from sglang_canopy import __version__
 
 
@@ -35,8 +33,6 @@ class Overview:
 
     path: str
     format: str
-    synthetic: bool
-    """A ``.meta.json`` beside the trace says that it was made up."""
     requests: int
     span_s: float
     requests_per_s: float
@@ -65,7 +61,6 @@ class TraceReport:
     lifespan: Lifespan | None = None
     footprint: Footprint | None = None
     capacity: Capacity | None = None
-    published: tuple[PublishedStatistic, ...] = ()
     notes: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
@@ -107,13 +102,12 @@ def characterize(
     *,
     model: str = "qwen2.5-7b",
     skip_bad: int = 0,
-    against: str | None = None,
     work: ReadProgress | None = None,
 ) -> TraceReport:
     """Read a trace once or twice and answer every question that it can answer.
 
-    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``; ``against``
-    names the published statistics to compare with (``trace-a``, ``trace-b``). Raises ``CanopyError`` for what a user can put right.
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``.
+    Raises ``CanopyError`` for what a user can put right.
     """
     work = work or ReadProgress(lambda n: None, lambda n: None)
     shape = load_model_shape(model)
@@ -152,8 +146,6 @@ def characterize(
     lru = lru_curve(work.reading(open_trace(path, format, skip_bad=skip_bad)))
     weight = shape.kv_bytes_per_token()
     report.capacity = capacity(seen, lru, seen.block_tokens * weight)
-    if against is not None:
-        report.published = compare(against, seen)
     return report
 
 
@@ -163,7 +155,6 @@ def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Over
     return Overview(
         path=path.name,
         format=format,
-        synthetic=meta_path(path).exists(),
         requests=seen.requests,
         span_s=seen.span_s,
         requests_per_s=seen.requests / seen.span_s if seen.span_s else 0.0,

@@ -1,10 +1,7 @@
-"""When blocks are used again, and which law predicts it (Section 3.4, Figures 12 to 15).
+"""When blocks are used again (Section 3.4, Figures 12 to 15).
 
-Two laws are fitted for every category (request type and turn of the request that used the block
-last): the exponential of the paper, and the Kaplan-Meier survival curve that ``wa`` ranks by.
-Each is fitted on the first half of the trace's time, from what was known when it ended, and tested
-on the uses of the second half, as the paper fits an hour and applies it to the next (Section 4.2,
-Figure 23; Figures 15 and 29).
+Beside what was observed stand the exponential of the paper and the Kaplan-Meier survival curve that
+``wa`` ranks by; ``benchmark/characterize/laws.py`` tests them on a trace's second half.
 """
 
 from __future__ import annotations
@@ -24,30 +21,9 @@ from sglang_canopy.reuse.bins import BINS, EDGES
 from sglang_canopy.reuse.survival import survival_curve
 
 MOST_CATEGORIES = 8
-LEAN = 20.0
-"""Blocks at risk that the curve of all categories counts for in one category's curve."""
-LEAST_REUSES = 200
-"""Reuses of blocks that a category needs to be fitted."""
-LEAST_IN_A_HALF = 50
-"""And that each half of the trace's time needs."""
 
 _POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
 _UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How well a law fitted on the first half of the trace's time describes the reuse ages of what
-    was used in the second.
-
-    Both among the blocks that were used again; blocks that still wait at a half's end are censored
-    (the exponential of the paper does not look at them)."""
-
-    ks: float
-    """Kolmogorov-Smirnov distance: the largest gap between the two distribution functions, at
-    the edges of the policies' age bins."""
-    log_likelihood: float
-    """Mean natural logarithm of the probability of an age's bin; higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +50,6 @@ class ReuseTime:
     """The same as the survival curve of ``wa`` has it (its own bins)."""
     exponential: tuple[float, ...]
     """The same as the paper's exponential has it, scaled to ``reused_by_end``."""
-    survival_fit: Fit | None
-    exponential_fit: Fit | None
-    """``None`` with fewer than ``LEAST_REUSES`` reuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +60,14 @@ class ReuseTimes:
     within: tuple[tuple[float, float], ...]
     """(seconds, share of all reuses within them)."""
     categories: tuple[ReuseTime, ...]
-    best: str
-    """The law with the higher log-likelihood over the fitted categories, or ``"neither"``."""
 
 
 def reuse_times(seen: Observation) -> ReuseTimes:
     """Answer from the observation."""
-    middle_s = float(seen.time_s[0]) + seen.span_s / 2.0
-    whole = _tally(seen, -np.inf, np.inf)
-    train, test = _tally(seen, -np.inf, middle_s), _tally(seen, middle_s, np.inf)
-    total = _row(seen, "all", whole.of(), train.of(), test.of(), None)
-    coarser = train.of().curve
+    whole = tally(seen, -np.inf, np.inf)
     counts = whole.reuses.sum(1)
     rows = [
-        _row(seen, seen.category_name(int(c)), whole.of(c), train.of(c), test.of(c), coarser)
+        _row(seen, seen.category_name(int(c)), whole.of(c))
         for c in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
         if counts[c] > 0
     ]
@@ -108,21 +75,11 @@ def reuse_times(seen: Observation) -> ReuseTimes:
     below = np.cumsum(merged) / max(merged.sum(), 1)
     marks = (1.0, 10.0, 60.0, 600.0, 3600.0)
     within = tuple((m, float(np.interp(m, _UPPER[:-1], below[:-1]))) for m in marks)
-    fitted = [r for r in rows if r.survival_fit and r.exponential_fit]
-    weight = sum(r.reuses for r in fitted)
-    best = "neither"
-    if weight:
-        gain = sum(
-            r.reuses * (r.survival_fit.log_likelihood - r.exponential_fit.log_likelihood)
-            for r in fitted
-            if r.survival_fit and r.exponential_fit
-        )
-        best = "survival" if gain > 0 else "exponential"
-    return ReuseTimes(all=total, within=within, categories=tuple(rows), best=best)
+    return ReuseTimes(all=_row(seen, "all", whole.of()), within=within, categories=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class _Ages:
+class Ages:
     """Of one category in one stretch of time: reuses and blocks that wait, by fine age bin."""
 
     reuses: np.ndarray
@@ -138,9 +95,7 @@ class _Ages:
     @property
     def curve(self) -> list[float]:
         """The survival curve on the policies' bins."""
-        return survival_curve(
-            _policy_bins(self.reuses).tolist(), _policy_bins(self.waiting).tolist()
-        )
+        return survival_curve(policy_bins(self.reuses).tolist(), policy_bins(self.waiting).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +106,13 @@ class _Tally:
     waiting: np.ndarray
     sum_s: np.ndarray
 
-    def of(self, category: int | None = None) -> _Ages:
+    def of(self, category: int | None = None) -> Ages:
         if category is None:
-            return _Ages(self.reuses.sum(0), self.waiting.sum(0), float(self.sum_s.sum()))
-        return _Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
+            return Ages(self.reuses.sum(0), self.waiting.sum(0), float(self.sum_s.sum()))
+        return Ages(self.reuses[category], self.waiting[category], float(self.sum_s[category]))
 
 
-def _tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
+def tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
     """Uses from ``start_s`` on, and what became of them before ``end_s``."""
     end_s = min(end_s, float(seen.time_s[-1]))
     last = end_s >= float(seen.time_s[-1])
@@ -184,27 +139,13 @@ def _tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
     )
 
 
-def _row(
-    seen: Observation,
-    name: str,
-    whole: _Ages,
-    train: _Ages,
-    test: _Ages,
-    coarser: list[float] | None,
-) -> ReuseTime:
-    """``coarser``: the curve that the survival fit leans on, as ``wa``'s does."""
+def _row(seen: Observation, name: str, whole: Ages) -> ReuseTime:
     reuses, held, mean = whole.reuses, whole.waiting, whole.mean_s
     n = int(reuses.sum())
     observed = _kaplan_meier(reuses, held)
     by_end = float(observed[-1])
     shape = -np.expm1(-FINE_EDGES / mean) if mean > 0 else (FINE_EDGES >= 0).astype(float)
     p50, p80, p90 = (_quantile(reuses, q) for q in (0.5, 0.8, 0.9))
-    fits: tuple[Fit | None, Fit | None] = (None, None)
-    if n >= LEAST_REUSES and min(train.reuses.sum(), test.reuses.sum()) >= LEAST_IN_A_HALF:
-        fits = (
-            _test(_survival_cdf(train, coarser or train.curve), test),
-            _test(_exponential_cdf(train), test),
-        )
     keep = slice(edges_within(seen.span_s))
     return ReuseTime(
         name=name,
@@ -219,8 +160,6 @@ def _row(
         observed=tuple(observed[keep].tolist()),
         survival=tuple(np.interp(FINE_EDGES[keep], EDGES, 1.0 - np.array(whole.curve)).tolist()),
         exponential=tuple((by_end * shape[keep]).tolist()),
-        survival_fit=fits[0],
-        exponential_fit=fits[1],
     )
 
 
@@ -233,7 +172,8 @@ def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
     return 1.0 - np.concatenate([[1.0], np.cumprod(1.0 - np.minimum(hazard, 1.0))[:-1]])
 
 
-def _policy_bins(fine: np.ndarray) -> np.ndarray:
+def policy_bins(fine: np.ndarray) -> np.ndarray:
+    """Counts by the policies' age bins."""
     return np.bincount(_POLICY_BIN, fine, BINS)
 
 
@@ -251,33 +191,3 @@ def _quantile(counts: np.ndarray, q: float) -> float:
     if low <= 0:
         return float(high * inside)
     return float(low * (high / low) ** inside)
-
-
-def _survival_cdf(train: _Ages, coarser: list[float]) -> np.ndarray:
-    """Distribution of the reuse age among the reused at the upper edges of the policies' bins."""
-    curve = survival_curve(
-        _policy_bins(train.reuses).tolist(),
-        _policy_bins(train.waiting).tolist(),
-        prior=coarser,
-        prior_weight=LEAN,
-    )
-    reused = 1.0 - np.array(curve[1:])
-    # Among the reused, like the data; beyond the last edge lies the rest.
-    return np.append(reused / (reused[-1] or 1.0), 1.0)
-
-
-def _exponential_cdf(train: _Ages) -> np.ndarray:
-    """The same of the exponential with the mean of the reuses that were seen."""
-    edges = np.append(EDGES[1:], np.inf)
-    return -np.expm1(-edges / train.mean_s) if train.mean_s > 0 else np.ones(BINS)
-
-
-def _test(cdf: np.ndarray, test: _Ages) -> Fit:
-    """``cdf`` against what was used after the stretch that it was fitted on."""
-    reused = 1.0 - np.array(test.curve[1:])
-    seen = np.append(reused / (reused[-1] or 1.0), 1.0)
-    mass = np.maximum(np.diff(np.concatenate([[0.0], cdf])), 1e-9)
-    share = np.diff(np.concatenate([[0.0], seen]))
-    gap = np.abs(seen - cdf).max()
-    loglik = (share * np.log(mass / mass.sum())).sum()
-    return Fit(ks=float(gap), log_likelihood=float(loglik))

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from canopy_lab.characterize.published import TARGETS
 from canopy_lab.characterize.report import ReadProgress, characterize
 from canopy_lab.report.characterize_text import summary
 from canopy_lab.trace.open import format_names
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's flags."""
-    parser.add_argument("trace", type=Path, help="the trace, may be compressed (.gz, .xz, .zst)")
-    parser.add_argument("--format", required=True, choices=format_names(), help="trace format")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for report.html, report.json and the PNGs"
+@dataclass(frozen=True, slots=True)
+class Options:
+    trace: Path = declare(
+        None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)", parse=Path
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print report.json instead of a summary"
-    )
-    parser.add_argument(
-        "--model-config",
-        default="qwen2.5-7b",
-        metavar="MODEL",
-        help="preset or Hugging Face config.json whose KV bytes are counted (default %(default)s)",
-    )
-    parser.add_argument(
-        "--published",
-        choices=tuple(TARGETS),
-        help="compare with the published statistics of this trace of arXiv 2506.02634",
-    )
-    parser.add_argument(
-        "--skip-bad", type=int, default=0, metavar="N", help="go on past N broken lines"
-    )
+    format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
+    out: Path = declare(
+        None, "--out", "folder for report.html, report.json and the PNGs", metavar="FOLDER",
+        parse=Path, required=True,
+    )  # fmt: skip
+    json: bool = declare(False, "--json", "print report.json instead of a summary")
+    model_config: str = declare(
+        "qwen2.5-7b", "--model-config",
+        "preset or Hugging Face config.json whose KV bytes are counted", metavar="MODEL",
+    )  # fmt: skip
+    skip_bad: int = declare(0, "--skip-bad", "go on past N broken lines", metavar="N", low=0)
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Write the report. Returns the exit status."""
     from canopy_lab.report.characterize_html import write_report
 
@@ -60,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
             args.format,
             model=args.model_config,
             skip_bad=args.skip_bad,
-            against=args.published,
             work=ReadProgress(bar.update, resize),
         )
         if bar.total:

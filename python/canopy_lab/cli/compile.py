@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import time
+from dataclasses import dataclass
 
 from canopy_lab.compiled.build import build, remove
 from canopy_lab.compiled.finder import SWITCH
 from canopy_lab.compiled.modules import MODULES
+from sglang_canopy.declared import declare
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy compile``."""
-    parser.add_argument(
-        "--remove",
-        action="store_true",
-        help="delete what was compiled, of other versions too, and simulate in Python again",
-    )
+@dataclass(frozen=True, slots=True)
+class Options:
+    remove: bool = declare(
+        False, "--remove",
+        "delete what was compiled, of other versions too, and simulate in Python again",
+    )  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Compile, or delete what was compiled."""
     if args.remove:
         count = remove()

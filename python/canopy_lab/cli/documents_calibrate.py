@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.cli.values import out_file
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 STATE = "canopy_chunks"
@@ -14,31 +17,44 @@ MOST_S = 600
 """Seconds that a server may take to encode the documents it is shown."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add = parser.add_argument
-    add("--url", required=True, help="a running server with --canopy-chunks on, idle")
-    add("--out", type=Path, required=True, help="JSON file to save into; others in it are kept")
-    add("--floor", type=float, default=0.15, help="smallest ratio allowed")
-    add("--prompts", type=int, default=6, help="prompts, of random tokens")
-    add("--chunks", type=int, default=6, help="documents per prompt")
-    add("--chunk-tokens", type=int, default=160, help="tokens per document")
-    add("--repeats", type=int, default=3, help="times each prompt is asked at each ratio")
-    add(
-        "--slack",
-        type=float,
-        default=0.02,
-        help="a larger ratio is taken where it costs at most this share more",
+@dataclass(frozen=True, slots=True)
+class Options:
+    url: str = declare(
+        None,
+        "--url",
+        "a running server with --canopy-chunks on, idle",
+        metavar="URL",
+        required=True,
     )
+    out: Path = declare(
+        None, "--out", "JSON file to save into; others in it are kept", metavar="FILE",
+        parse=out_file, required=True,
+    )  # fmt: skip
+    floor: float = declare(0.15, "--floor", "smallest ratio allowed", metavar="R", low=0, high=1)
+    prompts: int = declare(6, "--prompts", "prompts, of random tokens", metavar="N", low=1)
+    chunks: int = declare(6, "--chunks", "documents per prompt", metavar="N", low=1)
+    chunk_tokens: int = declare(160, "--chunk-tokens", "tokens per document", metavar="N", low=1)
+    repeats: int = declare(
+        3, "--repeats", "times each prompt is asked at each ratio", metavar="N", low=1
+    )
+    slack: float = declare(
+        0.02, "--slack", "a larger ratio is taken where it costs at most this share more",
+        metavar="SHARE", low=0,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Time a server's first tokens at ratios from a given floor on, and save the fastest."""
     from canopy_chunks.calibration.saved import Calibrations, Setting
     from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
     from canopy_lab.profiling.client import ProfiledServer
 
-    _check(args)
     server = ProfiledServer(args.url)
     about = server.state(STATE).get("setting")
     if about is None:
@@ -65,16 +81,6 @@ def run(args: argparse.Namespace) -> int:
         f"{setting.device}; serve with --canopy-chunks calibration={args.out}"
     )
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    if not args.out.resolve().parent.is_dir():
-        raise CanopyError(f"--out {args.out}: its folder does not exist; make it first")
-    if not 0 <= args.floor <= 1:
-        raise CanopyError(f"--floor {args.floor}: give a ratio from 0 to 1")
-    for flag in ("prompts", "repeats", "chunks", "chunk_tokens"):
-        if getattr(args, flag) < 1:
-            raise CanopyError(f"--{flag.replace('_', '-')}: give at least 1")
 
 
 def _asking(server: Any) -> Any:

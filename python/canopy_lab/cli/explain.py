@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
+from dataclasses import dataclass
 
+from canopy_lab.cli.shared import ServerOptions
 from canopy_lab.top.explained import fetch, lines
+from sglang_canopy.declared import declare
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--conversation", required=True, metavar="ID", help="as in canopy_conversation"
+@dataclass(frozen=True, slots=True)
+class Options(ServerOptions):
+    conversation: str = declare(
+        None, "--conversation", "as in canopy_conversation", metavar="ID", required=True
     )
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)"
+    extra_key: str | None = declare(
+        None, "--extra-key", "the tenant's, as in its requests", metavar="KEY"
     )
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get("CANOPY_API_KEY"),
-        help="the server's --api-key, or the administrator's to look at every tenant "
-        "(default: $CANOPY_API_KEY)",
+    cache_salt: str | None = declare(
+        None, "--cache-salt", "the tenant's, as in its requests", metavar="SALT"
     )
-    parser.add_argument("--extra-key", metavar="KEY", help="the tenant's, as in its requests")
-    parser.add_argument("--cache-salt", metavar="SALT", help="the tenant's, as in its requests")
-    parser.add_argument("--json", action="store_true", help="the whole answer, for scripts")
+    json: bool = declare(False, "--json", "the whole answer, for scripts")
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Returns 0. Raises ``CanopyError`` for a server that does not answer."""
-    answer = fetch(args.url, args.conversation, args.api_key, args.extra_key, args.cache_salt)
+    answer = fetch(args.url, args.conversation, args.key, args.extra_key, args.cache_salt)
     if args.json:
         json.dump(answer, sys.stdout, indent=1)
         print()

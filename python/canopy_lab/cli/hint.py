@@ -1,12 +1,13 @@
 """``canopy hint``: one hint to every worker behind a gateway, which knows no ``/canopy/hint``.
 
 A gateway spreads a conversation over workers as it likes, so all of them hear the hint; those that
-hold nothing of the conversation ignore it.
+hold nothing of the conversation ignore it. The tenant is read from $CANOPY_EXTRA_KEY and
+$CANOPY_CACHE_SALT, the gateway's secret from $CANOPY_GATEWAY_SECRET or the file
+$CANOPY_GATEWAY_SECRET_FILE.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import urllib.error
@@ -14,8 +15,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, gateway_secret
 from sglang_canopy.request.fields import client_fields
@@ -29,55 +32,52 @@ _TENANT_VARIABLES = {"extra_key": "CANOPY_EXTRA_KEY", "cache_salt": "CANOPY_CACH
 """A tenant's name is a secret, and other users of the machine can read a command line."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("conversation", help="its name, as in the conversation's requests")
-    parser.add_argument(
-        "--workers",
-        required=True,
-        metavar="URL,URL",
-        help="the servers themselves, not the gateway: http://10.0.0.1:30000,http://10.0.0.2:30000",
-    )
-    parser.add_argument("--over", action="store_true", help="nothing continues the conversation")
-    parser.add_argument(
-        "--return-in-s", type=float, metavar="SECONDS", help="when the conversation continues"
-    )
-    parser.add_argument(
-        "--keep-s", type=float, metavar="SECONDS", help="keep it on the device for so long"
-    )
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get("CANOPY_API_KEY"),
-        help="the servers' --admin-api-key, or --api-key (default: $CANOPY_API_KEY)",
-    )
-    parser.epilog = (
-        f"The tenant is read from ${_TENANT_VARIABLES['extra_key']} and "
-        f"${_TENANT_VARIABLES['cache_salt']}, the gateway's secret from $CANOPY_GATEWAY_SECRET or "
-        "the file $CANOPY_GATEWAY_SECRET_FILE. Exit status 1: some worker did not take the hint."
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Returns 0 if every worker took the hint, else 1. Raises ``CanopyError`` for bad arguments."""
-    workers = worker_urls(args.workers)
-    body = _body(args)
-    headers = _headers(args.api_key, os.environ)
-    with ThreadPoolExecutor(min(len(workers), _AT_ONCE)) as pool:
-        answers = list(pool.map(lambda url: send(url, body, headers), workers))
-    for url, trouble in zip(workers, answers):
-        print(f"{url}: {trouble or 'taken'}")
-    return int(any(answers))
-
-
 def worker_urls(text: str) -> list[str]:
     """The addresses in a list with commas. Raises ``CanopyError`` for one that is none."""
     urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
     for url in urls:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise CanopyError(f"--workers must be like http://10.0.0.1:30000, got {url[:80]!r}")
+            raise CanopyError(f"must be like http://10.0.0.1:30000, got {url[:80]!r}")
     if not 1 <= len(urls) <= MAX_WORKERS:
-        raise CanopyError(f"--workers must name 1 to {MAX_WORKERS} servers, got {len(urls)}")
+        raise CanopyError(f"must name 1 to {MAX_WORKERS} servers, got {len(urls)}")
     return list(dict.fromkeys(urls))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    conversation: str = declare(None, "CONVERSATION", "its name, as in the conversation's requests")
+    workers: list[str] = declare(
+        None, "--workers",
+        "the servers themselves, not the gateway: http://10.0.0.1:30000,http://10.0.0.2:30000",
+        metavar="URL,URL", parse=worker_urls, required=True,
+    )  # fmt: skip
+    over: bool = declare(False, "--over", "nothing continues the conversation")
+    return_in_s: float | None = declare(
+        None, "--return-in-s", "when the conversation continues", metavar="SECONDS"
+    )
+    keep_s: float | None = declare(
+        None, "--keep-s", "keep it on the device for so long", metavar="SECONDS"
+    )
+    api_key: str | None = declare(
+        None, "--api-key", "the servers' --admin-api-key, or --api-key", metavar="KEY",
+        shown_default="$CANOPY_API_KEY",
+    )  # fmt: skip
+
+
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
+    """Returns 0 if every worker took the hint, else 1. Raises ``CanopyError`` for bad arguments."""
+    workers = args.workers
+    body = _body(args)
+    headers = _headers(args.api_key or os.environ.get("CANOPY_API_KEY"), os.environ)
+    with ThreadPoolExecutor(min(len(workers), _AT_ONCE)) as pool:
+        answers = list(pool.map(lambda url: send(url, body, headers), workers))
+    for url, trouble in zip(workers, answers):
+        print(f"{url}: {trouble or 'taken'}")
+    return int(any(answers))
 
 
 def send(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
@@ -99,7 +99,7 @@ def send(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str |
     return None
 
 
-def _body(args: argparse.Namespace) -> dict[str, Any]:
+def _body(args: Options) -> dict[str, Any]:
     given = {"over": args.over or None, "return_in_s": args.return_in_s, "keep_s": args.keep_s}
     said = {key: value for key, value in given.items() if value is not None}
     if not said:

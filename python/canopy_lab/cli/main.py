@@ -7,9 +7,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from canopy_lab.compiled.finder import use as use_compiled
-from sglang_canopy import __version__
+from sglang_canopy import __version__, declared
 from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
@@ -22,8 +23,6 @@ COMMANDS = {
     "validate": "what a plan predicted beside what its server's log says, and the error",
     "profile": "measure a live server's costs, for the simulator and the planner",
     "compile": "make plan, simulate system and validate about twice as fast",
-    "trace synth": "make a synthetic trace with published statistics",
-    "trace overlay": "make a multi-tenant trace from single conversations",
     "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "hint": "tell every worker behind a gateway when a conversation ends or goes on",
     "explain": "where a conversation's KV is, when it would go, and why the last of it went",
@@ -51,6 +50,18 @@ def _whole(argv: list[str]) -> list[str]:
     return argv if "--" in argv[:own] else [*argv[:own], "--", *argv[own:]]
 
 
+def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
+    """A command's parser and its module: its options stand under the first words of each group where
+    there are several."""
+    module = importlib.import_module(module_of(name))
+    parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
+    for group in module.OPTIONS:
+        words = (group.__doc__ or "").rstrip(".").lower()
+        several = len(module.OPTIONS) > 1
+        declared.add_flags(parser.add_argument_group(words) if several else parser, group)
+    return parser, module
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -58,14 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         return _overview(argv)
     rest = argv[len(name.split()) :]
-    parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
     if name in SIMULATES:
         use_compiled()
-    module = importlib.import_module(module_of(name))
-    module.add_arguments(parser)
+    parser, module = parser_of(name)
     args = parser.parse_args(_whole(rest) if name in TAKES_THE_REST else rest)
     try:
-        return module.run(args) or 0
+        return module.run(*(declared.read(group, args) for group in module.OPTIONS)) or 0
     except CanopyError as error:
         print(f"canopy {name}: {error}", file=sys.stderr)
         return 2

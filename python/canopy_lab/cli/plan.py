@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 from collections.abc import Iterable, Mapping
@@ -12,15 +11,16 @@ from typing import Any
 from tqdm import tqdm
 
 from canopy_lab.cli.plan_command import PlanCommand, advised, check
-from canopy_lab.cli.plan_options import add_arguments
+from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.plan_questions import compare
 from canopy_lab.cli.validate import read_validation
+from canopy_lab.cli.values import write
 from canopy_lab.plan.cache import default_folder
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.worker import PlanInputs, at_load
-from canopy_lab.report.plan_html import write_figures, write_page, write_private
+from canopy_lab.report.plan_html import write_figures, write_page
 from canopy_lab.report.plan_text import plan_text
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.trace.open import open_trace
@@ -30,14 +30,14 @@ from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
-__all__ = ["add_arguments", "run"]
+OPTIONS = (Reading, Choosing, EngineOptions, Searching, Writing)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Plan, print, write what was asked for."""
-    command = check(args)
+def run(*options: Any) -> int:
+    """Plan, print, write what was asked for. ``options``: an object of each of ``OPTIONS``."""
+    command = check(*options)
     if command.searching.compare:
-        return compare(command, args, read, plan_of, write_outputs)
+        return compare(command, read, plan_of, write_outputs)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
     for line in [about["policy"], *remarks(command, work)]:
@@ -65,12 +65,11 @@ def plan_of(
             command.request,
             work,
             jobs=how.jobs,
-            backend=how.backend,
             cache=cache,
             progress=progress,
         )
     about = {
-        "trace": command.path,
+        "trace": command.reading.trace,
         "format": command.format,
         "requests": len(work.trace),
         "load": command.reading.load,
@@ -100,17 +99,17 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     if command.format == "sglang" and _logs_tokens(command):
         ids = SERVER_HASH
         source = read_as_server(
-            command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad
+            command.reading.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad
         )
     else:
-        source = open_trace(command.path, command.format, skip_bad=args.skip_bad)
+        source = open_trace(command.reading.trace, command.format, skip_bad=args.skip_bad)
     if args.last_hours is not None:
         source = last_hours(source, args.last_hours)
     if args.requests:
         source = (r for at, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
-        raise CanopyError(f"{command.path!r} has no requests; give a trace that has")
+        raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace that has")
     return trace, ids
 
 
@@ -118,7 +117,9 @@ def _logs_tokens(command: PlanCommand) -> bool:
     """Whether a server's log has token ids, so that its own block ids can be made."""
     args = command.reading
     try:
-        log = read_as_server(command.path, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        log = read_as_server(
+            command.reading.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad
+        )
         return next(log, None) is not None
     except CanopyError:
         return False  # prompts as text: the plain reader estimates their lengths
@@ -157,7 +158,7 @@ def write_outputs(
     args = command.writing
     if args.json:
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)
-        write_private(Path(args.json), text + "\n")
+        write(args.json, text + "\n")
     if args.html:
         write_page(args.html, plan, about, work.prices.currency)
     if args.figures:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from canopy_lab.advise.advice import advised_policy
@@ -21,8 +19,7 @@ from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
-from canopy_lab.trace.open import format_names, open_trace
-from sglang_canopy import declared
+from canopy_lab.trace.guess import guess_format
 from sglang_canopy.config.server_settings import ServerSettings, chunk_of
 from sglang_canopy.errors import CanopyError
 
@@ -36,10 +33,10 @@ DEVICE_GIB = 40.0
 class PlanCommand:
     """The command line, checked."""
 
-    path: str
     format: str
     reading: Reading
     choosing: Choosing
+    engine_options: EngineOptions
     searching: Searching
     writing: Writing
     request: PlanRequest
@@ -49,18 +46,18 @@ class PlanCommand:
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def check(args: argparse.Namespace) -> PlanCommand:
-    """Every option. Raises ``CanopyError`` naming the first that is wrong."""
-    choosing, engine_options = declared.read(Choosing, args), declared.read(EngineOptions, args)
-    reading, searching = declared.read(Reading, args), declared.read(Searching, args)
-    writing = declared.read(Writing, args)
+def check(
+    reading: Reading,
+    choosing: Choosing,
+    engine_options: EngineOptions,
+    searching: Searching,
+    writing: Writing,
+) -> PlanCommand:
+    """Every option beside the others. Raises ``CanopyError`` naming the first that is wrong."""
     if choosing.confidence and searching.no_checks:
         raise CanopyError("--confidence needs the checks; leave out --no-checks")
     if writing.validation:
         read_validation(writing.validation)
-    for out in (writing.json, writing.html, writing.output):
-        if out and not Path(out).resolve().parent.is_dir():
-            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
     profile = load_profile(engine_options.profile, engine_options.model)
     request = _request(choosing, engine_options, searching)
     prices = _prices(choosing.prices, profile, engine_options.gpus_per_instance)
@@ -70,9 +67,18 @@ def check(args: argparse.Namespace) -> PlanCommand:
     for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
-    form = reading.format or _guess(args.trace)
+    form = reading.format or guess_format(reading.trace)
     return PlanCommand(
-        args.trace, form, reading, choosing, searching, writing, request, profile, engine, prices
+        form,
+        reading,
+        choosing,
+        engine_options,
+        searching,
+        writing,
+        request,
+        profile,
+        engine,
+        prices,
     )
 
 
@@ -143,26 +149,10 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
     return replace(command, request=request, policy_configs={name: config} if config else {}), why
 
 
-def for_profile(args: argparse.Namespace, name: str, usd: float | None) -> PlanCommand:
+def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanCommand:
     """The same command line for another engine profile, at ``usd`` a GPU-hour."""
-    found = check(argparse.Namespace(**{**vars(args), "profile": name}))
+    engine = replace(command.engine_options, profile=name)
+    found = check(command.reading, command.choosing, engine, command.searching, command.writing)
     if usd is None:
         return found
     return replace(found, prices=replace(found.prices, gpu_per_hour=usd))
-
-
-def _guess(path: str) -> str:
-    """The format whose reader takes the first request."""
-    if not Path(path).exists():
-        raise CanopyError(f"no trace at {path!r}; give the path of an existing file")
-    for name in format_names():
-        try:
-            first = next(iter(open_trace(path, name)), None)
-        except CanopyError:
-            continue
-        if first is not None:
-            return name
-    raise CanopyError(
-        f"{path!r} is empty or in no known format; give a trace with requests and its --format: "
-        f"{', '.join(format_names())}"
-    )

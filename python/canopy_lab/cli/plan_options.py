@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from canopy_lab.plan.backend import NAMES as BACKENDS
+from canopy_lab.cli.values import out_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
 from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS, PlanRequest
@@ -136,6 +136,7 @@ def _policy(text: str) -> PolicyOption:
 class Reading:
     """What is read."""
 
+    trace: str = declare(None, "TRACE", "the trace: a file, or a server's own log")
     format: str | None = declare(
         None,
         "--format",
@@ -330,7 +331,6 @@ class Searching:
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
     )
-    backend: str = declare("local", "--backend", "where simulations run", choices=BACKENDS)
     cache: str | None = declare(
         None,
         "--cache",
@@ -348,14 +348,16 @@ class Searching:
 class Writing:
     """What is written."""
 
-    output: str | None = declare(
-        None, "--output", "the plan file for --canopy-plan", metavar="PLAN"
+    output: Path | None = declare(
+        None, "--output", "the plan file for --canopy-plan", metavar="PLAN", parse=out_file
     )
-    html: str | None = declare(None, "--html", "the report with figures", metavar="OUT")
+    html: Path | None = declare(
+        None, "--html", "the report with figures", metavar="OUT", parse=out_file
+    )
     figures: str | None = declare(
         None, "--figures", "the report's figures as PNG", metavar="FOLDER"
     )
-    json: str | None = declare(None, "--json", "everything as JSON", metavar="OUT")
+    json: Path | None = declare(None, "--json", "everything as JSON", metavar="OUT", parse=out_file)
     disk_path: str | None = declare(
         None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
     )
@@ -363,14 +365,3 @@ class Writing:
         None, "--validation", "errors that canopy validate found on your traffic, to be printed with the plan",
         metavar="FILE",
     )  # fmt: skip
-
-
-GROUPS: tuple[type, ...] = (Reading, Choosing, EngineOptions, Searching, Writing)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the trace and every option to ``parser``."""
-    parser.add_argument("trace", metavar="TRACE", help="the trace: a file, or a server's own log")
-    for group in GROUPS:
-        words = (group.__doc__ or "").rstrip(".").lower()
-        declared.add_flags(parser.add_argument_group(words), group)

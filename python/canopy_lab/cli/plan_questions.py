@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ Plan = Callable[[PlanCommand, CompactTrace, str], tuple[Any, Any, dict[str, Any]
 
 def compare(
     asked: PlanCommand,
-    args: argparse.Namespace,
     read: Read,
     plan: Plan,
     write: Callable[..., None],
@@ -28,7 +26,7 @@ def compare(
     """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
     made, trace = [], read(asked)
     for name, usd in asked.searching.compare:
-        command = for_profile(args, name, usd)
+        command = for_profile(asked, name, usd)
         made.append((command, *plan(command, *trace)))
     rows = []
     for command, found, _, _ in made:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.report.table import bytes_text, text_table
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.sim.ttl import path_snapshot
 from canopy_lab.trace.open import format_names, open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import read_as_server
+from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
-from sglang_canopy.errors import CanopyError
+from sglang_canopy.declared import declare
 from sglang_canopy.ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, in_hindsight, learn
 from sglang_canopy.ttl.path_log import PathSnapshot
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
@@ -28,66 +30,52 @@ from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 _SHOWN = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy plan ttl``."""
-    add = parser.add_argument
-    add(
-        "trace", metavar="TRACE", help="trace file; a server's own log makes a plan for that server"
+@dataclass(frozen=True, slots=True)
+class Options:
+    trace: str = declare(
+        None, "TRACE", "trace file; a server's own log makes a plan for that server"
     )
-    add("--format", required=True, help=f"trace format: {', '.join(format_names())}")
-    add(
-        "--budget-gb",
-        type=float,
+    format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
+    budget_gb: float = declare(
+        None, "--budget-gb", "average GB (1e9 bytes) on the disk", metavar="X", parse=above_zero,
         required=True,
-        metavar="X",
-        help="average GB (1e9 bytes) on the disk",
+    )  # fmt: skip
+    groups: int = declare(
+        64, "--groups", "prefix subtrees that get a TTL of their own", metavar="K"
     )
-    add(
-        "--groups",
-        type=int,
-        default=64,
-        metavar="K",
-        help="prefix subtrees that get a TTL of their own (default 64)",
+    categories: bool = declare(
+        False, "--categories", "also a TTL by category, outside all subtrees"
     )
-    add("--categories", action="store_true", help="also a TTL by category, outside all subtrees")
-    add(
-        "--model",
-        default="llama-3.1-8b",
+    model: str = declare(
+        "llama-3.1-8b", "--model", f"whose KV bytes are counted: {', '.join(PRESETS)} or a config.json",
         metavar="NAME",
-        help=f"whose KV bytes are counted: {', '.join(PRESETS)} or a config.json",
+    )  # fmt: skip
+    refresh_s: float = declare(
+        600.0, "--refresh-s",
+        "how long the plan will be in force: what is new by then gets the residual TTL", metavar="S",
+    )  # fmt: skip
+    block_tokens: int = declare(
+        64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
+        high=65536,
+    )  # fmt: skip
+    hindsight: bool = declare(
+        False, "--hindsight", "fit the trace itself: what groups could win at best, not a plan"
     )
-    add(
-        "--refresh-s",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="how long the plan will be in force: what is new by then gets the residual TTL",
+    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    output: Path | None = declare(
+        None, "--output", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
     )
-    add(
-        "--block-tokens",
-        type=int,
-        default=64,
-        metavar="N",
-        help="the server's block_tokens (format sglang)",
-    )
-    add(
-        "--hindsight",
-        action="store_true",
-        help="fit the trace itself: what groups could win at best, not a plan",
-    )
-    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
-    add("--output", type=Path, metavar="PLAN.json", help="write the plan file (mode 0600)")
-    add("--all", action="store_true", help=f"print every group, not the {_SHOWN} with most hits")
+    all: bool = declare(False, "--all", f"print every group, not the {_SHOWN} with most hits")
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Learn the TTLs, print the table, write the plan."""
-    if not 0 < args.budget_gb < math.inf:
-        raise CanopyError(f"--budget-gb must be a positive number, got {args.budget_gb}")
-    if not 1 <= args.block_tokens <= 65536:
-        raise CanopyError(f"--block-tokens must be from 1 to 65536, got {args.block_tokens}")
-    if args.output and not args.output.resolve().parent.is_dir():
-        raise CanopyError(f"cannot write {str(args.output)!r}: its folder does not exist")
     kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
     learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()
@@ -112,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _records(args: argparse.Namespace) -> Iterator[TraceRequest]:
+def _records(args: Options) -> Iterator[TraceRequest]:
     if args.format == "sglang":
         return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
     return open_trace(args.trace, args.format, skip_bad=args.skip_bad)
@@ -164,7 +152,7 @@ def _seconds(ttl_s: float) -> str:
     return "no expiry" if math.isinf(ttl_s) else f"{ttl_s:.4g} s"
 
 
-def _made_by(args: argparse.Namespace) -> dict[str, Any]:
+def _made_by(args: Options) -> dict[str, Any]:
     digest = blake2b(digest_size=16)
     if Path(args.trace).is_file():
         with open(args.trace, "rb") as file:

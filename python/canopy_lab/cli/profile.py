@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.cli import profile_tables
+from canopy_lab.cli.values import out_file
 from canopy_lab.profiling.client import ProfiledServer
 from canopy_lab.profiling.measure import Limits, Measurer
 from canopy_lab.profiling.tiers import measure_tiers
 from canopy_lab.sim.model import load_model_shape
 from canopy_lab.sim.system.engine_profile import MEASURED, Bandwidth, EngineProfile
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy profile``."""
-    add = parser.add_argument
-    add(
-        "--url",
-        metavar="URL",
-        help="the server; it must serve no other requests meanwhile",
+@dataclass(frozen=True, slots=True)
+class Options:
+    url: str = declare(
+        None, "--url", "the server; it must serve no other requests meanwhile", metavar="URL",
+        required=True,
+    )  # fmt: skip
+    output: Path = declare(
+        None, "--output", "where the profile goes, JSON", metavar="FILE", parse=out_file,
+        required=True,
+    )  # fmt: skip
+    name: str | None = declare(
+        None, "--name", "what the profile is called", metavar="NAME",
+        shown_default="the model and the device",
+    )  # fmt: skip
+    device: str | None = declare(
+        None, "--device", "what the server runs on, in words", metavar="WORDS"
     )
-    add("--output", required=True, metavar="FILE", help="where the profile goes, JSON")
-    add("--name", help="what the profile is called; by default the model and the device")
-    add("--device", help="what the server runs on, in words")
-    add("--max-prompt", type=int, default=8192, metavar="N", help="longest prompt, in tokens")
-    add("--max-context", type=int, default=16384, metavar="N", help="longest cached prefix")
-    add("--max-batch", type=int, default=64, metavar="N", help="most requests that decode together")
-    add(
-        "--repeats",
-        type=int,
-        default=3,
-        metavar="N",
-        help="every figure is the median of N answers",
+    max_prompt: int = declare(8192, "--max-prompt", "longest prompt, in tokens", metavar="N", low=1)
+    max_context: int = declare(16384, "--max-context", "longest cached prefix", metavar="N", low=0)
+    max_batch: int = declare(
+        64, "--max-batch", "most requests that decode together", metavar="N", low=1
     )
-    add(
-        "--kv-bytes-per-token",
-        type=int,
-        metavar="N",
-        help="KV bytes of a token, if the model's config is not on this machine",
+    repeats: int = declare(
+        3, "--repeats", "every figure is the median of N answers", metavar="N", low=1
     )
-    add("--seed", type=int, default=0, metavar="K", help="seed of the random prompts")
-    profile_tables.add_arguments(parser)
+    kv_bytes_per_token: int | None = declare(
+        None, "--kv-bytes-per-token",
+        "KV bytes of a token, if the model's config is not on this machine", metavar="N", low=1,
+    )  # fmt: skip
+    seed: int = declare(0, "--seed", "seed of the random prompts", metavar="K")
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Measure, check, write."""
-    out = Path(args.output)
-    if not out.resolve().parent.is_dir():
-        raise CanopyError(f"cannot write {args.output!r}: its folder does not exist; make it first")
-    for option in ("max_prompt", "max_batch", "repeats"):
-        if getattr(args, option) < 1:
-            raise CanopyError(f"--{option.replace('_', '-')} must be 1 or more")
-    if bool(args.url) == bool(args.aiconfigurator):
-        raise CanopyError(
-            "give one of --url, a server to measure, and --aiconfigurator, published kernel times"
-        )
-    profile = profile_tables.profile_of(args) if args.aiconfigurator else measure(args)
-    out.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+    profile = measure(args)
+    args.output.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
     print(f"{args.output}: {profile.name}")
     for new in profile.attention_new_tokens:
         print(f"  prefill of {new:>6g} tokens {profile.prefill_s(new) * 1000:10.1f} ms")
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace) -> EngineProfile:
+def measure(args: Options) -> EngineProfile:
     """The profile of the server at ``args.url``."""
     server = ProfiledServer(args.url)
     facts = server.facts
@@ -135,7 +134,7 @@ def measure(args: argparse.Namespace) -> EngineProfile:
     )  # fmt: skip
 
 
-def _shape(args: argparse.Namespace, facts: dict[str, Any]) -> tuple[int, int]:
+def _shape(args: Options, facts: dict[str, Any]) -> tuple[int, int]:
     """KV bytes a token, and layers."""
     given = args.kv_bytes_per_token
     try:

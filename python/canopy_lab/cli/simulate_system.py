@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
 from canopy_lab.cli.system_loads import parse_loads, run_loads
+from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.latency.report import WARM_UP_SHARE
-from canopy_lab.latency.slo import parse_slo
+from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.report.table import bytes_text
 from canopy_lab.sim.system import (
     SystemConfig,
@@ -22,303 +24,276 @@ from canopy_lab.sim.system import (
 )
 from canopy_lab.sim.system.arrivals import Arrivals, ClosedLoop, OpenLoop, TurnsWait
 from canopy_lab.sim.system.config import PREFETCH_POLICIES, ROUTINGS
-from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, profile_names
+from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
 from canopy_lab.sim.system.gate import SESSION_GATES
 from canopy_lab.sim.system.loads import LoadedSystem
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
-from canopy_lab.trace.open import format_names, open_trace
+from canopy_lab.trace.open import open_trace
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy simulate system``."""
-    add = parser.add_argument
-    add("--trace", required=True, metavar="PATH", help="trace file")
-    add("--format", required=True, help=f"trace format: {', '.join(format_names())}")
-    add(
-        "--profile",
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines."""
+
+    profile: str = declare(None, "--profile", PROFILE_HELP, metavar="NAME", required=True)
+    model: str | None = declare(
+        None, "--model", "stop if the profile is of another model", metavar="NAME"
+    )
+    device_tokens: int = declare(
+        None, "--device-tokens", "KV pool of one instance, in tokens", metavar="N", low=1,
         required=True,
-        help=f"costs of the engine: a file, or one of: {', '.join(profile_names())}",
+    )  # fmt: skip
+    instances: int = declare(1, "--instances", "number of servers", metavar="N", low=1)
+    host_gb: float = declare(
+        0.0, "--host-gb", "host memory of one instance, in GB", metavar="G", low=0
     )
-    add("--model", metavar="NAME", help="stop if the profile is of another model")
-    add(
-        "--device-tokens",
-        type=int,
-        required=True,
-        metavar="N",
-        help="KV pool of one instance, in tokens",
+    host_gb_per_s: float | None = declare(
+        None, "--host-gb-per-s", "its bandwidth", metavar="G", shown_default="the profile's"
     )
-    add(
-        "--host-gb", type=float, default=0.0, metavar="G", help="host memory of one instance, in GB"
+    disk_gb: float = declare(
+        0.0, "--disk-gb", "size of the disk, one for all instances, in GB", metavar="G", low=0
     )
-    add("--host-gb-per-s", type=float, metavar="G", help="its bandwidth (default: the profile's)")
-    add(
-        "--disk-gb",
-        type=float,
-        default=0.0,
-        metavar="G",
-        help="size of the disk, one for all instances, in GB",
+    disk_read_gb_per_s: float | None = declare(
+        None, "--disk-read-gb-per-s", "its read bandwidth", metavar="G",
+        shown_default="the profile's",
+    )  # fmt: skip
+    disk_write_gb_per_s: float | None = declare(
+        None, "--disk-write-gb-per-s", "its write bandwidth", metavar="G",
+        shown_default="as for reads",
+    )  # fmt: skip
+    disk_per_instance: bool = declare(
+        False, "--disk-per-instance", "each instance has a disk of its own"
     )
-    add(
-        "--disk-read-gb-per-s",
-        type=float,
-        metavar="G",
-        help="its read bandwidth (default: the profile's)",
+    shared_channel: bool = declare(
+        False, "--shared-channel", "the disk's reads and writes share its bandwidth"
     )
-    add(
-        "--disk-write-gb-per-s",
-        type=float,
-        metavar="G",
-        help="its write bandwidth (default: as for reads)",
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the servers."""
+
+    policy: str = declare("lru", "--policy", "eviction policy of every tier", metavar="NAME")
+    ttl_s: float | None = declare(
+        None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
     )
-    add("--disk-per-instance", action="store_true", help="each instance has a disk of its own")
-    add(
-        "--shared-channel",
-        action="store_true",
-        help="the disk's reads and writes share its bandwidth",
+    routing: str = declare(
+        ROUTINGS[0], "--routing", "how requests are spread over instances", choices=ROUTINGS
     )
-    add("--ttl-s", type=float, metavar="S", help="TTL of everything on host and disk, in seconds")
-    add("--instances", type=int, default=1, metavar="N", help="number of servers")
-    add(
-        "--routing", default=ROUTINGS[0], choices=ROUTINGS, help="how requests are spread over them"
-    )
-    add("--policy", default="lru", help="eviction policy of every tier")
-    add(
-        "--write-policy",
-        default="write_through",
+    write_policy: str = declare(
+        "write_through", "--write-policy", "SGLang's --hicache-write-policy",
         choices=tuple(WRITE_POLICIES),
-        help="as SGLang's --hicache-write-policy",
-    )
-    add(
-        "--prefetch-policy",
-        default=PREFETCH_POLICIES[0],
+    )  # fmt: skip
+    prefetch_policy: str = declare(
+        PREFETCH_POLICIES[0], "--prefetch-policy", "SGLang's --hicache-storage-prefetch-policy",
         choices=PREFETCH_POLICIES,
-        help="as SGLang's --hicache-storage-prefetch-policy",
+    )  # fmt: skip
+    schedule_policy: str = declare(
+        "fcfs", "--schedule-policy", "SGLang's: order of the queue", choices=tuple(QUEUE_ORDERS)
     )
-    add(
-        "--max-running",
-        type=int,
-        default=256,
-        metavar="N",
-        help="requests that decode at the same time",
+    schedule_conservativeness: float = declare(
+        1.0, "--schedule-conservativeness", "SGLang's", metavar="X"
     )
-    add(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help="tokens that clients allow an answer, which the server reserves a share of (default: "
-        "what each generates)",
+    chunked_prefill_tokens: int = declare(
+        8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N"
     )
-    add(
-        "--fixed-outputs",
-        action="store_true",
-        help="clients fix the length of their answers (ignore_eos): all of it is reserved",
+    max_running: int = declare(
+        256, "--max-running", "requests that decode at the same time", metavar="N"
     )
-    add(
-        "--schedule-conservativeness",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="as SGLang's",
+    session_gate: str = declare(
+        "none", "--session-gate", "which sessions may join the queue", choices=tuple(SESSION_GATES)
     )
-    add(
-        "--chunked-prefill-tokens",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="most tokens of one prefill step",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="K",
-        help="seed of the routing's ties, of spread stamps and of sessions' starts",
-    )
-    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
-    add(
-        "--keep-stamps",
-        action="store_true",
-        help="let requests of one time stamp come at once; else, where a trace notes times in "
-        "steps, they are spread over the step (see --seed)",
-    )
-    loop = parser.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--turns-wait",
-        action="store_true",
-        help="send a turn only after the answer to the one before it",
-    )
-    loop.add_argument(
-        "--closed-loop",
-        action="store_true",
-        help="agents: send a turn after the answer to the one before it and the time to think "
-        "that the trace says, or the gap between the two",
-    )
-    add(
-        "--sessions-per-hour",
-        type=float,
-        metavar="N",
-        help="of a closed loop: sessions that begin in an hour (default: as in the trace)",
-    )
-    add(
-        "--think-cap-s",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="of a closed loop: longest time to think",
-    )
-    add(
-        "--schedule-policy",
-        default="fcfs",
-        choices=tuple(QUEUE_ORDERS),
-        help="order of the queue, as SGLang's --schedule-policy",
-    )
-    add(
-        "--session-gate",
-        default="none",
-        choices=tuple(SESSION_GATES),
-        help="which sessions may join the queue",
-    )
-    add(
-        "--waiting-prefixes",
-        default="by-place",
+    waiting_prefixes: str = declare(
+        "by-place", "--waiting-prefixes",
+        "what waiting does to a request's cached prefix: by-place as Canopy's tree, awaited as that "
+        "with --canopy-protect-waiting off, touched as SGLang's own lru",
         choices=tuple(WAITING_PREFIXES),
-        help="what waiting does to a request's cached prefix: by-place as Canopy's tree, awaited "
-        "as that with --canopy-protect-waiting off, touched as SGLang's own lru",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic(TraceOptions):
+    """Traffic."""
+
+    requests: int | None = declare(
+        None, "--requests", "only the first N of the trace", metavar="N", low=1
     )
-    add(
-        "--loads",
-        metavar="SHARES",
-        help="run several loads, as shares of the saturation, which is found: 0.6,0.8,0.95,1.1",
+    max_new_tokens: int | None = declare(
+        None, "--max-new-tokens",
+        "tokens that clients allow an answer, which the server reserves a share of", metavar="N",
+        shown_default="what each generates",
+    )  # fmt: skip
+    fixed_outputs: bool = declare(
+        False, "--fixed-outputs", "clients fix the length of their answers: all of it is reserved"
     )
-    add(
-        "--saturation",
-        type=float,
-        metavar="RATE",
-        help="with --loads: take this as the saturation, in requests a second or, in a closed "
-        "loop, sessions an hour; to compare settings at the same loads",
+    keep_stamps: bool = declare(
+        False, "--keep-stamps",
+        "let requests of one time stamp come at once; else they are spread over the trace's step",
+    )  # fmt: skip
+    turns_wait: bool = declare(
+        False, "--turns-wait", "send a turn only after the answer to the one before it"
     )
-    add("--seeds", type=int, default=1, metavar="N", help="with --loads: runs of each, from --seed")
-    add(
-        "--slo",
-        metavar="TARGET",
-        help="with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
+    closed_loop: bool = declare(
+        False, "--closed-loop",
+        "agents: send a turn after the answer to the one before it and the time to think",
+    )  # fmt: skip
+    sessions_per_hour: float | None = declare(
+        None, "--sessions-per-hour", "of a closed loop: sessions that begin in an hour",
+        metavar="N", shown_default="as in the trace",
+    )  # fmt: skip
+    think_cap_s: float = declare(
+        120.0, "--think-cap-s", "of a closed loop: longest time to think", metavar="S"
     )
-    add(
-        "--warm-up-share",
-        type=float,
-        default=WARM_UP_SHARE,
+    seed: int = declare(
+        0, "--seed", "of routing's ties, spread stamps, sessions' starts", metavar="K"
+    )
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+        if self.turns_wait and self.closed_loop:
+            raise CanopyError("give --turns-wait or --closed-loop, not both")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Loads and results."""
+
+    loads: tuple[float, ...] | None = declare(
+        None, "--loads",
+        "run several loads, as shares of the saturation, which is found: 0.6,0.8,0.95,1.1",
+        metavar="SHARES", parse=parse_loads,
+    )  # fmt: skip
+    saturation: float | None = declare(
+        None, "--saturation",
+        "with --loads: take this as the saturation, in requests a second or, in a closed loop, "
+        "sessions an hour", metavar="RATE", parse=above_zero,
+    )  # fmt: skip
+    seeds: int = declare(
+        1, "--seeds", "with --loads: runs of each, from --seed", metavar="N", low=1
+    )
+    slo: SLO | None = declare(
+        None, "--slo",
+        "with --loads: a target such as p99_ttft<2s; the highest load that meets it is found",
+        metavar="TARGET", parse=parse_slo,
+    )  # fmt: skip
+    warm_up_share: float = declare(
+        WARM_UP_SHARE, "--warm-up-share", "with --loads: leave out this share, the first requests",
         metavar="S",
-        help="with --loads: leave out this share of the requests, the first",
+    )  # fmt: skip
+    json: Path | None = declare(
+        None, "--json", "write the result as JSON", metavar="OUT", parse=out_file
     )
-    add("--requests", type=int, metavar="N", help="only the first N of the trace")
-    add("--json", metavar="OUT", help="write the result as JSON")
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+        for name in ("slo", "saturation"):
+            if self.loads is None and getattr(self, name) is not None:
+                raise CanopyError(f"--{name} is for several loads; give --loads as well")
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = (Machines, Settings, Traffic, Question)
+
+
+def run(machines: Machines, settings: Settings, traffic: Traffic, asked: Question) -> None:
     """Simulate, print, write what was asked for."""
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise CanopyError(f"cannot write {args.json!r}: its folder does not exist; make it first")
-    profile = load_profile(args.profile, args.model)
-    ttl = {"ttl": args.ttl_s, "policy": args.policy}
+    profile = load_profile(machines.profile, machines.model)
+    config = _system(machines, settings, traffic, profile)
+    if asked.loads is not None:
+        _loads(traffic, asked, config, profile)
+        return
+    workload = _workload(traffic)
+    arrivals = _arrivals(traffic, workload)
+    result = simulate_system(workload, config, profile, seed=traffic.seed, arrivals=arrivals)
+    print(summary(result, f"{profile.name} ({profile.source})"))
+    if asked.json:
+        asked.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+
+
+def _system(
+    machines: Machines, settings: Settings, traffic: Traffic, profile: EngineProfile
+) -> SystemConfig:
+    tier: dict[str, Any] = {"ttl": settings.ttl_s, "policy": settings.policy}
     host = disk = None
-    if args.host_gb:
-        speed = _speed(args.host_gb_per_s, None, profile.host, "--host-gb-per-s")
-        host = _tier(args.host_gb, speed, ttl)
-    if args.disk_gb:
-        given = (args.disk_read_gb_per_s, args.disk_write_gb_per_s)
+    if machines.host_gb:
+        speed = _speed(machines.host_gb_per_s, None, profile.host, "--host-gb-per-s")
+        host = TierSpec(machines.host_gb * 1e9, *speed, **tier)
+    if machines.disk_gb:
+        given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
         speed = _speed(*given, profile.disk, "--disk-read-gb-per-s")
-        disk = _tier(args.disk_gb, speed, {**ttl, "shared_channel": args.shared_channel})
-    config = SystemConfig(
-        device_tokens=args.device_tokens,
-        instances=args.instances,
-        routing=args.routing,
-        device_policy=args.policy,
+        disk = TierSpec(
+            machines.disk_gb * 1e9, *speed, shared_channel=machines.shared_channel, **tier
+        )
+    of_settings = (
+        *("routing", "write_policy", "prefetch_policy", "schedule_policy", "session_gate"),
+        *("schedule_conservativeness", "chunked_prefill_tokens", "max_running"),
+        "waiting_prefixes",
+    )
+    return SystemConfig(
+        device_tokens=machines.device_tokens,
+        instances=machines.instances,
+        device_policy=settings.policy,
         host=host,
         disk=disk,
-        disk_per_instance=args.disk_per_instance,
-        max_running=args.max_running,
-        max_new_tokens=args.max_new_tokens,
-        fixed_outputs=args.fixed_outputs,
-        schedule_conservativeness=args.schedule_conservativeness,
-        chunked_prefill_tokens=args.chunked_prefill_tokens,
-        write_policy=args.write_policy,
-        prefetch_policy=args.prefetch_policy,
-        schedule_policy=args.schedule_policy,
-        session_gate=args.session_gate,
-        waiting_prefixes=args.waiting_prefixes,
-    )
-    if args.loads is not None:
-        return _loads(args, config, profile)
-    for option in ("slo", "saturation"):
-        if getattr(args, option) is not None:
-            raise CanopyError(f"--{option} is for several loads; give --loads as well")
-    workload = _workload(args)
-    result = simulate_system(
-        workload, config, profile, seed=args.seed, arrivals=_arrivals(args, workload)
-    )
-    print(summary(result, f"{profile.name} ({profile.source})"))
-    if args.json:
-        Path(args.json).write_text(json.dumps(result.to_json(), indent=1) + "\n")
-    return 0
-
-
-def _workload(args: argparse.Namespace) -> Workload:
-    if args.requests is not None and args.requests < 1:
-        raise CanopyError(f"--requests must be 1 or more, got {args.requests}")
-    trace = open_trace(args.trace, args.format, skip_bad=args.skip_bad)
-    return Workload(
-        itertools.islice(trace, args.requests), keep_stamps=args.keep_stamps, seed=args.seed
+        disk_per_instance=machines.disk_per_instance,
+        max_new_tokens=traffic.max_new_tokens,
+        fixed_outputs=traffic.fixed_outputs,
+        **{name: getattr(settings, name) for name in of_settings},
     )
 
 
-def _loads(args: argparse.Namespace, config: SystemConfig, profile: EngineProfile) -> int:
+def _workload(traffic: Traffic) -> Workload:
+    trace = open_trace(traffic.trace, traffic.format, skip_bad=traffic.skip_bad)
+    requests = itertools.islice(trace, traffic.requests)
+    return Workload(requests, keep_stamps=traffic.keep_stamps, seed=traffic.seed)
+
+
+def _loads(traffic: Traffic, asked: Question, config: SystemConfig, profile: EngineProfile) -> None:
     """Several loads instead of one run."""
-    if args.sessions_per_hour is not None:
+    assert asked.loads is not None
+    if traffic.sessions_per_hour is not None:
         raise CanopyError("--sessions-per-hour is for one run; leave out it or --loads")
-    if args.seeds < 1:
-        raise CanopyError(f"--seeds must be 1 or more, got {args.seeds}")
-    if args.saturation is not None and not 0 < args.saturation < math.inf:
-        raise CanopyError(f"--saturation must be a rate above 0, got {args.saturation}")
-    loads = parse_loads(args.loads)
-    slo = None if args.slo is None else parse_slo(args.slo)
     system = LoadedSystem(
-        _workload(args),
+        _workload(traffic),
         config,
         profile,
-        loop="closed" if args.closed_loop else "turns-wait" if args.turns_wait else "open",
-        think_cap_s=args.think_cap_s,
-        warm_up_share=args.warm_up_share,
-        keep_stamps=args.keep_stamps,
+        loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
+        think_cap_s=traffic.think_cap_s,
+        warm_up_share=asked.warm_up_share,
+        keep_stamps=traffic.keep_stamps,
     )
     made = run_loads(
         system,
-        loads,
-        range(args.seed, args.seed + args.seeds),
-        unit="sessions/h" if args.closed_loop else "requests/s",
-        saturation=args.saturation,
-        slo=slo,
+        asked.loads,
+        range(traffic.seed, traffic.seed + asked.seeds),
+        unit="sessions/h" if traffic.closed_loop else "requests/s",
+        saturation=asked.saturation,
+        slo=asked.slo,
     )
     print(f"profile      {profile.name} ({profile.source})")
     print(made.text())
-    if args.json:
-        Path(args.json).write_text(json.dumps(made.to_json(), indent=1) + "\n")
-    return 0
+    if asked.json:
+        asked.json.write_text(json.dumps(made.to_json(), indent=1) + "\n")
 
 
-def _arrivals(args: argparse.Namespace, workload: Workload) -> Arrivals:
-    if args.closed_loop:
+def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
+    if traffic.closed_loop:
         return ClosedLoop(
             workload,
-            sessions_per_hour=args.sessions_per_hour,
-            think_cap_s=args.think_cap_s,
-            seed=args.seed,
+            sessions_per_hour=traffic.sessions_per_hour,
+            think_cap_s=traffic.think_cap_s,
+            seed=traffic.seed,
         )
-    if args.sessions_per_hour is not None:
+    if traffic.sessions_per_hour is not None:
         raise CanopyError("--sessions-per-hour is for agents; give --closed-loop as well")
-    return TurnsWait(workload) if args.turns_wait else OpenLoop(workload)
+    return TurnsWait(workload) if traffic.turns_wait else OpenLoop(workload)
 
 
 def summary(result: SystemResult, profile: str) -> str:
@@ -354,7 +329,3 @@ def _speed(
     if known is None:
         raise CanopyError(f"the profile has no bandwidth for this tier; give {option}")
     return known.read_bytes_per_s, known.write_bytes_per_s if write is None else write * 1e9
-
-
-def _tier(size_gb: float, speed: tuple[float, float], others: dict) -> TierSpec:
-    return TierSpec(size_gb * 1e9, *speed, **others)

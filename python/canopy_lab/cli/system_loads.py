@@ -113,7 +113,7 @@ class Loads:
         return rows
 
 
-def parse_loads(text: str) -> list[float]:
+def parse_loads(text: str) -> tuple[float, ...]:
     """``0.6,0.8,0.95,1.1`` as ascending shares of the saturation. Raises ``CanopyError``."""
     try:
         loads = [float(part) for part in text.split(",")]
@@ -121,10 +121,10 @@ def parse_loads(text: str) -> list[float]:
         loads = []
     if not loads or not all(0 < load <= 10 for load in loads):
         raise CanopyError(
-            f"--loads takes shares of the saturation above 0 and up to 10, like 0.6,0.8,0.95,1.1; "
+            f"must be shares of the saturation above 0 and up to 10, like 0.6,0.8,0.95,1.1; "
             f"got {text!r}"
         )
-    return sorted(set(loads))
+    return tuple(sorted(set(loads)))
 
 
 def run_loads(

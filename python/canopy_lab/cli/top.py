@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.cli.shared import ServerOptions
 from canopy_lab.top.source import fetch_all
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 WIDTH = 132
@@ -19,34 +22,30 @@ WIDTH = 132
 MIN_INTERVAL_S = 0.2
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:30000",
-        metavar="URL,URL",
-        help="the server, or the workers of a gateway, added up (default: %(default)s)",
+@dataclass(frozen=True, slots=True)
+class Options(ServerOptions):
+    """``url`` may be several, of the workers of a gateway, which are added up."""
+
+    interval: float = declare(
+        2.0, "--interval", "between two frames", metavar="SECONDS", low=MIN_INTERVAL_S
     )
-    parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="between two frames (2)"
-    )
-    parser.add_argument("--once", action="store_true", help="one frame, also without a terminal")
-    parser.add_argument("--json", action="store_true", help="one status as JSON, for scripts")
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="one frame as a picture, written to FILE"
-    )
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get("CANOPY_API_KEY"),
-        help="the server's --api-key (default: $CANOPY_API_KEY)",
+    once: bool = declare(False, "--once", "one frame, also without a terminal")
+    json: bool = declare(False, "--json", "one status as JSON, for scripts")
+    svg: Path | None = declare(
+        None, "--svg", "one frame as a picture, written to FILE", metavar="FILE", parse=Path
     )
 
+    def __post_init__(self) -> None:
+        declared.check(self)
 
-def run(args: argparse.Namespace) -> int:
+
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
     """Returns 0. Raises ``CanopyError`` for a server that cannot be shown."""
-    if not args.interval >= MIN_INTERVAL_S:
-        raise CanopyError(f"--interval must be at least {MIN_INTERVAL_S} s, got {args.interval:g}")
     urls = [url.strip() for url in args.url.split(",") if url.strip()]
-    status = fetch_all(urls, args.api_key)
+    status = fetch_all(urls, args.key)
     if args.json:
         json.dump(status, sys.stdout, indent=1)
         print()
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return _live(args, urls, console, status)
 
 
-def _live(args: argparse.Namespace, urls: list[str], console: Any, status: dict[str, Any]) -> int:
+def _live(args: Options, urls: list[str], console: Any, status: dict[str, Any]) -> int:
     from rich.live import Live
 
     from canopy_lab.top.frame import frame
@@ -87,7 +86,7 @@ def _live(args: argparse.Namespace, urls: list[str], console: Any, status: dict[
             time.sleep(args.interval)
             trouble = None
             try:
-                status = fetch_all(urls, args.api_key)
+                status = fetch_all(urls, args.key)
                 answered = time.monotonic()
             except CanopyError as error:  # the server may come back
                 trouble = f"no news for {time.monotonic() - answered:.0f} s: {error}"

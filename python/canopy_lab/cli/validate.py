@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from canopy_lab.plan.limits import LIMITS, parse_limits
+from canopy_lab.cli.values import above_zero, out_file, write
 from canopy_lab.plan.prices import MIB
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.validate import HITS, METRICS, Validation, recalibrate, validate
 from canopy_lab.plan.validate import system_of_plan as system
-from canopy_lab.report.plan_html import write_private
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.config import SystemConfig
@@ -20,44 +19,51 @@ from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import HOW, REPORT, read_served
 from canopy_lab.trace.sglang_log import last_flush, read_as_server
+from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 FORMAT = "canopy-validation"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``canopy validate``."""
-    add = parser.add_argument
-    add("log", metavar="LOG", help=f"the server's log, of {HOW} {REPORT}")
-    add("--plan", required=True, metavar="FILE", help="the plan file that the server runs")
-    add("--profile", required=True, help="engine profile that the plan was made with")
-    add(
-        "--last-hours",
-        type=float,
-        default=1.0,
-        metavar="H",
-        help="of the log (default %(default)s)",
+@dataclass(frozen=True, slots=True)
+class Options:
+    log: str = declare(None, "LOG", f"the server's log, of {HOW} {REPORT}")
+    plan: str = declare(
+        None, "--plan", "the plan file that the server runs", metavar="FILE", required=True
     )
-    add("--device-tokens", type=int, metavar="N", help="KV pool (default: the plan's)")
-    add("--disk-mib-s", type=float, metavar="X", help="the disk's bandwidth, if not the profile's")
-    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken lines")
-    add("--recalibrate", metavar="PROFILE", help="write a profile whose mean TTFT is right")
-    add("--json", metavar="OUT", help="write the errors, for canopy plan --validation")
-    add(
-        "--limits",
-        metavar="TTFT,TOKENS,HITS",
-        help="exit status 1 where errors are larger, in percent of mean TTFT and throughput and in "
-        f"points of hits, such as {LIMITS}",
+    profile: str = declare(
+        None, "--profile", "engine profile that the plan was made with", metavar="NAME",
+        required=True,
+    )  # fmt: skip
+    last_hours: float = declare(1.0, "--last-hours", "of the log", metavar="H")
+    device_tokens: int | None = declare(
+        None, "--device-tokens", "KV pool", metavar="N", low=1, shown_default="the plan's"
     )
+    disk_mib_s: float | None = declare(
+        None, "--disk-mib-s", "the disk's bandwidth, if not the profile's", metavar="X",
+        parse=above_zero,
+    )  # fmt: skip
+    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    recalibrate: Path | None = declare(
+        None, "--recalibrate", "write a profile whose mean TTFT is right", metavar="PROFILE",
+        parse=out_file,
+    )  # fmt: skip
+    json: Path | None = declare(
+        None, "--json", "write the errors, for canopy plan --validation", metavar="OUT",
+        parse=out_file,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Compare, print, write. Returns 1 where ``--limits`` are missed, else 0."""
-    limits = None if args.limits is None else parse_limits(args.limits)
-    for out in (args.json, args.recalibrate):
-        if out and not Path(out).resolve().parent.is_dir():
-            raise CanopyError(f"cannot write {out!r}: its folder does not exist; make it first")
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> None:
+    """Compare, print, write."""
     plan, profile = read_plan(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
     source = _requests(args.log, plan, args.skip_bad)
@@ -72,14 +78,10 @@ def run(args: argparse.Namespace) -> int:
         factor, better, held_out = recalibrate(trace, served, config, profile)
         print(f"\nStep times x {factor:.3g}, found on the first half; on the second half then:")
         print(table(held_out))
-        _write(args.recalibrate, better)
+        write(args.recalibrate, json.dumps(better.to_json(), indent=1) + "\n")
         document["recalibrated"] = {"factor": factor, **held_out.to_json()}
     if args.json:
-        write_private(Path(args.json), json.dumps(document, indent=1, allow_nan=False) + "\n")
-    missed = [] if limits is None else limits.missed(found)
-    for miss in missed:
-        print(f"Missed: {miss}")
-    return int(bool(missed))
+        write(args.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
@@ -95,8 +97,6 @@ def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRe
 def _system(
     plan: ServerPlan, profile: EngineProfile, device_tokens: int | None, disk_mib_s: float | None
 ) -> SystemConfig:
-    if disk_mib_s is not None and not 0 < disk_mib_s < float("inf"):
-        raise CanopyError(f"--disk-mib-s must be above 0, got {disk_mib_s}")
     speed = None if disk_mib_s is None else Bandwidth(disk_mib_s * MIB, disk_mib_s * MIB)
     return system(plan, profile, device_tokens=device_tokens, disk=speed)
 
@@ -142,7 +142,3 @@ def _block(plan: ServerPlan) -> int:
         return plan.ttl.block_tokens
     page = (plan.server.page_size if plan.server else None) or 1
     return max(page, 16)
-
-
-def _write(path: str, profile: EngineProfile) -> None:
-    write_private(Path(path), json.dumps(profile.to_json(), indent=1) + "\n")

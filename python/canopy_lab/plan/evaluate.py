@@ -1,4 +1,4 @@
-"""Evaluate configurations: from the cache, or by simulation on a backend."""
+"""Evaluate configurations: from the cache, or by simulation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from canopy_lab.plan.backend import Backend, Done, Item, make_backend
+from canopy_lab.compiled.finder import use as use_compiled
 from canopy_lab.plan.cache import Cache, code_digest, digest, trace_digest
 from canopy_lab.plan.objective import Row
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import least_cost, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_in_full, simulated
 from canopy_lab.sim.system.result import SystemResult
+from canopy_lab.sim.workers import Done, Item, Workers
 
 REQUESTS_KEPT = 2_000_000
 """Of the last simulations each request's figures are at hand, so many in all."""
@@ -28,23 +29,20 @@ class Evaluator:
         work: PlanInputs,
         *,
         jobs: int = 1,
-        backend: str = "local",
         cache: Path | str | None = None,
         seed: int = 0,
     ) -> None:
-        self.work, self._jobs, self._backend_name, self._seed = work, jobs, backend, seed
+        self.work, self._seed = work, seed
         self._kv_bytes = work.engine.profile.kv_bytes_per_token
         self.simulated = 0
         self.from_cache = 0
-        self._backend: Backend | None = None
+        self._workers = Workers(work, jobs, use_compiled)
         self._results: dict[str, SystemResult] = {}
         """The last ones, of each request."""
         profile = work.engine.profile.to_json()
         self.trace_hash = trace_digest(work.trace)
         self._context = digest([self.trace_hash, profile, code_digest()])
         self._cache = Cache(cache, self._context)
-        if backend != "local":
-            self._start()  # a missing package is said before anything long is done
 
     def __enter__(self) -> Evaluator:
         return self
@@ -55,8 +53,7 @@ class Evaluator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._backend is not None:
-            self._backend.close()
+        self._workers.__exit__(kind, error, trace)
         self._cache.close()
 
     def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[Row]:
@@ -88,7 +85,7 @@ class Evaluator:
         self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
     ) -> Iterator[tuple[int, Done]]:
         """``(index, run(work, item))`` as they come, on the processes that simulate."""
-        return self._start().map(run, items)
+        return self._workers.map(run, items)
 
     def result(self, configuration: Configuration) -> SystemResult:
         """Each request's figures, simulated again where that was long ago."""
@@ -101,11 +98,6 @@ class Evaluator:
     def known(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """What the search may know without simulating."""
         return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
-
-    def _start(self) -> Backend:
-        if self._backend is None:
-            self._backend = make_backend(self._backend_name, self.work, self._jobs)
-        return self._backend
 
     def _key(self, configuration: Configuration, load: float) -> str:
         work = self.work

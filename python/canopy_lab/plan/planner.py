@@ -182,7 +182,6 @@ def make_plan(
     work: PlanInputs,
     *,
     jobs: int = 1,
-    backend: str = "local",
     cache: Path | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CapacityPlan:
@@ -198,12 +197,12 @@ def make_plan(
         if progress is not None:
             progress(stage, done, most)
 
-    with Evaluator(work, jobs=jobs, backend=backend, cache=cache) as evaluate:
+    with Evaluator(work, jobs=jobs, cache=cache) as evaluate:
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(work.trace)):
             part = work.with_trace(busiest(work.trace, request.sample_requests))
             target = Target(objectives, request.constraints, request.minimise, request.options)
-            with Evaluator(part, jobs=jobs, backend=backend, cache=cache) as on_part:
+            with Evaluator(part, jobs=jobs, cache=cache) as on_part:
                 found = sampled_search(space, target, on_part, evaluate, [fixed], say)
         elif request.grid:
             found = full_grid(grid, evaluate)

@@ -80,12 +80,6 @@ class PlanInputs:
             self._served[load] = Workload(at_load(self.trace, load))
         return self._served[load]
 
-    def forget(self) -> None:
-        """Free what was made of the trace."""
-        self._windows.clear()
-        self._tables.clear()
-        self._served.clear()
-
 
 def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
     """One simulation, and the group TTLs that it had."""

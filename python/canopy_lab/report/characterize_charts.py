@@ -253,14 +253,6 @@ def _reuse(report: TraceReport) -> Figure:
                     name, (0.03, 0.96 - 0.1 * k), xycoords="axes fraction", fontsize=8,
                     color=colour, va="top", fontweight="bold",
                 )  # fmt: skip
-        if r.survival_fit and r.exponential_fit:
-            for k, (fit, colour) in enumerate(
-                ((r.survival_fit, BLUE), (r.exponential_fit, ORANGE))
-            ):
-                one.annotate(
-                    f"KS {fit.ks:.2f}", (0.98, 0.14 - 0.1 * k), xycoords="axes fraction",
-                    fontsize=8, color=colour, ha="right",
-                )  # fmt: skip
     for one in list(axes.flat)[len(shown) :]:
         one.set_visible(False)
     return figure

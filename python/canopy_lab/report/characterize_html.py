@@ -37,12 +37,6 @@ _ABSENT = {
     "conversations": "Conversations",
     "kinds": "Request types",
 }
-_FITS = (
-    "Both laws are fitted on one half of the requests and tested on the other, both ways round. "
-    "KS is the largest gap between predicted and observed share (lower is better), the "
-    "log-likelihood is per reuse (higher is better). Blocks that still wait at the end count as "
-    "waiting, not as never reused."
-)
 
 
 def write_report(report: TraceReport, out: Path) -> None:
@@ -71,10 +65,8 @@ def page(report: TraceReport, pictures: dict[str, bytes]) -> str:
         block_tokens=overview.block_tokens,
         distinct_blocks=count(overview.distinct_blocks),
         kinds=overview.kinds,
-        synthetic=overview.synthetic,
         notes=report.notes,
         sections=_sections(report, found, pictures),
-        published=report.published,
         absent=[(_ABSENT.get(name, name), why) for name, why in report.absent.items()],
         version=__version__,
     )
@@ -111,20 +103,14 @@ def _tables(report: TraceReport) -> dict[str, HtmlTable]:
         )
     if report.reuse:
         made["reuse"] = HtmlTable(
-            ("last user", "reuses", "P50", "P80", "P90", "ever reused", "exponential mean",
-             "KS survival", "KS exponential", "log-lik. survival", "log-lik. exponential"),
+            ("last user", "reuses", "P50", "P80", "P90", "ever reused", "exponential mean"),
             [
                 (
                     r.name, count(r.reuses), seconds(r.p50_s), seconds(r.p80_s), seconds(r.p90_s),
                     percent(r.reused_by_end), seconds(r.mean_s),
-                    f"{r.survival_fit.ks:.3f}" if r.survival_fit else "-",
-                    f"{r.exponential_fit.ks:.3f}" if r.exponential_fit else "-",
-                    f"{r.survival_fit.log_likelihood:.3f}" if r.survival_fit else "-",
-                    f"{r.exponential_fit.log_likelihood:.3f}" if r.exponential_fit else "-",
                 )
                 for r in (report.reuse.all, *report.reuse.categories)
             ],
-            notes=[_FITS],
         )  # fmt: skip
     if report.footprint:
         made["footprint"] = HtmlTable(

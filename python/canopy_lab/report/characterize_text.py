@@ -106,18 +106,8 @@ def findings(report: TraceReport) -> dict[str, str]:
         a = report.reuse.all
         answers["reuse"] = (
             f"Of the reuses, half come within {seconds(a.p50_s)} of the last use, 80 % within "
-            f"{seconds(a.p80_s)}, 90 % within {seconds(a.p90_s)}. "
+            f"{seconds(a.p80_s)}, 90 % within {seconds(a.p90_s)}."
         )
-        laws = {
-            "survival": "The survival curve predicts reuse ages of unseen requests better than "
-            "the exponential",
-            "exponential": "The exponential predicts reuse ages of unseen requests better than "
-            "the survival curve",
-        }
-        if report.reuse.best in laws:
-            answers["reuse"] += laws[report.reuse.best] + " (log-likelihood, weighted by reuses)."
-        else:
-            answers["reuse"] += "There are too few reuses to tell which law fits."
     if report.locality:
         p = report.locality
         answers["locality"] = (
@@ -156,14 +146,10 @@ def summary(report: TraceReport, out: Path) -> str:
     """What the terminal says when the report is written."""
     answers = findings(report)
     lines = [
-        f"{report.overview.path}" + (" (synthetic)" if report.overview.synthetic else ""),
+        f"{report.overview.path}",
         *(f"  {name.replace('_', ' ')}: {sentence}" for name, sentence in answers.items()),
         *(f"  note: {note}" for note in report.notes),
         *(f"  not answered, {name}: {why}" for name, why in report.absent.items()),
     ]
-    for row in report.published:
-        got = "-" if row.got is None else f"{row.got:.4g}"
-        mark = {True: "ok", False: "off", None: "not in this trace"}[row.met]
-        lines.append(f"  published {row.name}: {row.published}; here {got} ({mark})")
     lines.append(f"report: {out / 'report.html'}")
     return "\n".join(lines)

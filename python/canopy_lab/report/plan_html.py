@@ -29,7 +29,10 @@ def write_page(
     path: Path | str, plan: CapacityPlan, about: Mapping[str, Any], currency: str
 ) -> None:
     """Write the page, for its owner alone, whole or not at all. Raises ``CanopyError``."""
-    write_private(Path(path), page(plan, about, currency))
+    try:
+        replace_file(path, page(plan, about, currency))
+    except OSError as error:
+        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None:
@@ -58,14 +61,6 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
         facts="; ".join(f"{k}: {v}" for k, v in about.items() if k != "price_sources"),
         version=__version__,
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write ``text`` with mode 0600, whole or not at all. Raises ``CanopyError``."""
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
 def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.report.table import bytes_text, short_number, text_table
+from canopy_lab.report.table import short_number, text_table
 
 Row = Mapping[str, Any]
 BASE, BOUND = "lru", "belady"
@@ -37,10 +37,8 @@ def sweep_table(rows: Sequence[Row]) -> str:
     """The rows of a sweep as text, with the gap to hindsight closed where that can be said."""
     cells = by_cell(rows)
     with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
-    with_model = rows[0]["kv_bytes_saved"] is not None
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
-    header += ["uncached p50", "p90", "p95", "p99", "TEL", "over"]
-    header += ["KV saved", "FLOPs saved %"] * with_model + ["s"]
+    header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
     lines = []
     for (label, at), group in cells.items():
         hits = [100 * row["block_hit_ratio"] for row in group]
@@ -56,9 +54,6 @@ def sweep_table(rows: Sequence[Row]) -> str:
         line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
         line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
         line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
-        if with_model:
-            line += [bytes_text(mean(group, "kv_bytes_saved"))]
-            line += [f"{100 * mean(group, 'prefill_flops_saved_ratio'):.2f}"]
         lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
     return text_table(header, lines)
 
@@ -71,7 +66,7 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
     above = f"{least:.0f}" if least == most else f"LRU's P90 ({least:.0f} to {most:.0f})"
     notes = [
         f"{first['requests']} requests, {first['distinct_blocks']} distinct blocks of "
-        f"{first['block_tokens']} tokens" + (" (first seed)" if seeds > 1 else "")
+        f"{first['block_tokens']} tokens"
     ]
     if seeds > 1:
         notes.append(f"means over {seeds} seeds, ± half the range")

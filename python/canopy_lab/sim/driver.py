@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canopy_lab.sim.model import ModelShape
 from canopy_lab.sim.requests import Hints, to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
@@ -42,11 +41,6 @@ class SimResult:
     seconds). ``None`` without a threshold."""
     slo_violations: int | None
     """Requests with more uncached tokens than the threshold."""
-    kv_bytes_saved: int | None
-    """Bytes of KV that hits did not have to compute and write. ``None`` without a model."""
-    flops_saved: int | None
-    flops_saved_ratio: float | None
-    """Prefill FLOPs that hits saved, of those without a cache."""
     evictions: int
     evicted_blocks: int
     resident_blocks: int
@@ -69,11 +63,8 @@ def simulate(
     capacity_blocks: int,
     *,
     threshold_tokens: float | None = None,
-    model: ModelShape | None = None,
     placebo_seed: int | None = None,
     hints: Hints | None = None,
-    slo_ms: float | None = None,
-    ttft_model: tuple[float, float] | None = None,
     quantum_tokens: int = 1,
     whole_nodes: bool = False,
     optional_caching: bool = False,
@@ -83,8 +74,7 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    The result's tail is measured against ``threshold_tokens``; ``slo_ms`` and ``ttft_model`` go to
-    the policy. With ``optional_caching`` a request need not be cached (``policy/block_tree.py``).
+    The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request need not be cached (``policy/block_tree.py``).
     ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
     n > 0 recounts the whole tree every n requests (slow; for tests).
 
@@ -92,12 +82,9 @@ def simulate(
     """
     started = time.perf_counter()
     tree: RadixTree | None = None
-    blocks = block_hits = tokens = token_hits = flops = flops_saved = 0
+    blocks = block_hits = tokens = token_hits = 0
     uncached = array("q")
-    requests = to_requests(
-        trace, placebo_seed=placebo_seed, hints=hints, slo_ms=slo_ms, ttft_model=ttft_model
-    )
-    for request in requests:
+    for request in to_requests(trace, placebo_seed=placebo_seed, hints=hints):
         if tree is None:
             tree = RadixTree(
                 policy,
@@ -121,9 +108,6 @@ def simulate(
         tokens += prompt
         token_hits += hit_tokens
         uncached.append(prompt - hit_tokens)
-        if model is not None:
-            flops += model.prefill_flops(prompt)
-            flops_saved += model.prefill_flops(hit_tokens)
         if on_request is not None:
             on_request(request, hit_tokens)
         if verify_every and len(uncached) % verify_every == 0:
@@ -153,9 +137,6 @@ def simulate(
         threshold_tokens=threshold_tokens,
         tel_tokens=tel,
         slo_violations=violations,
-        kv_bytes_saved=None if model is None else token_hits * model.kv_bytes_per_token(),
-        flops_saved=None if model is None else flops_saved,
-        flops_saved_ratio=None if model is None else flops_saved / max(flops, 1),
         evictions=tree.evictions,
         evicted_blocks=tree.evicted_blocks,
         resident_blocks=tree.used_blocks,

@@ -47,16 +47,13 @@ def to_requests(
     *,
     placebo_seed: int | None = None,
     hints: Hints | None = None,
-    slo_ms: float | None = None,
-    ttft_model: tuple[float, float] | None = None,
     times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
     """The trace as policies see it, in order.
 
     A record that shares its time with the one before (Mooncake stamps in steps of 3 s) gets
     the next representable float: two requests never tie, and order is that of the trace.
-    The trace is streamed, unless a placebo or hints need to see all of it first. ``slo_ms`` and
-    ``ttft_model`` (s/token, s) are written on every request, as a server would. ``times``, in
+    The trace is streamed, unless a placebo or hints need to see all of it first. ``times``, in
     ascending order, stand in for the trace's.
 
     Raises ``CanopyError`` where time runs backwards.
@@ -93,8 +90,6 @@ def to_requests(
             tenant=record.user,
             over=over,
             return_in_s=return_in_s,
-            slo_ms=slo_ms,
-            ttft_model=ttft_model,
         )
 
 

@@ -7,7 +7,7 @@ Three things are read, told apart by their content:
   their own, timed from it;
 - a tar archive (compressed or not) or a folder of such files. They have no common clock, so they
   are read one after the other in archive order, each from where the one before it ended;
-  ``canopy trace overlay`` makes them run side by side;
+  ``benchmark/traces/make_overlay.py`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
   ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
   plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and
@@ -23,7 +23,6 @@ block, has no id. They are local to a file, so the reader renumbers them file by
 from __future__ import annotations
 
 import heapq
-import json
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -234,35 +233,6 @@ def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
     )
     turn = lines.count(record, "turn", least=1) if "turn" in record else 1
     return _parse_request(record, lines.number(record, "t"), turn, agent)
-
-
-def flat_line(request: TraceRequest) -> str:
-    """``request`` as one line of an overlay; ``read`` gives the same request back."""
-    record: dict[str, Any] = {
-        "t": request.time_s,
-        "in": request.input_tokens,
-        "out": request.output_tokens,
-        "stop": request.stop or "",
-        "block_size": request.block_tokens,
-        "category": request.category,
-        "turn": request.turn,
-    }
-    if request.conversation is not None:
-        record["conversation"] = request.conversation
-    if request.user is not None:
-        record["user"] = request.user
-    said: dict[str, Any] = {
-        "think_time": request.think_s,
-        "api_time": request.api_s,
-        "model": request.model,
-        "input_types": request.input_types or None,
-        "output_types": request.output_types or None,
-        "tool_tokens": request.tool_tokens or None,
-        "system_tokens": request.system_tokens or None,
-    }
-    record.update((name, value) for name, value in said.items() if value is not None)
-    record["hash_ids"] = request.blocks
-    return json.dumps(record, separators=(",", ":"))
 
 
 def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:

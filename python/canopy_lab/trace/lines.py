@@ -104,30 +104,6 @@ def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
     )
 
 
-@contextlib.contextmanager
-def open_for_writing(path: Path) -> Iterator[IO[str]]:
-    """A text stream into ``path``, compressed by its suffix. Raises ``CanopyError``."""
-    try:
-        if path.suffix == ".gz":
-            # Not gzip.open: the header would carry the time, and equal traces differ in bytes.
-            with (
-                path.open("wb") as raw,
-                gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed,
-                io.TextIOWrapper(packed, encoding="utf-8") as out,
-            ):
-                yield out
-        elif path.suffix == ".xz":
-            with lzma.open(path, "wt", preset=1, encoding="utf-8") as out:
-                yield out
-        elif path.suffix == ".zst":
-            raise CanopyError(f"cannot write {str(path)!r}: write .jsonl, .jsonl.gz or .jsonl.xz")
-        else:
-            with path.open("w", encoding="utf-8") as out:
-                yield out
-    except OSError as error:
-        raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
-
-
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(1-based line number, line)`` of every line that is not blank."""
     with open_binary(path) as stream:

@@ -34,6 +34,10 @@ class Footprints:
         self.horizon_s = horizon_s
         self.charged = 0.0
         """Sum of the sessions' own charges."""
+        self.growth = 0.0
+        """The part of it that they do not have yet."""
+        self.working = 0.0
+        """The part of ``charged`` that is of sessions with a request under way."""
         self.shared_blocks = 0
         """Blocks that two active sessions or more run through."""
         self.block_tokens = 1
@@ -50,6 +54,16 @@ class Footprints:
         """What all active sessions need."""
         return self.charged + self.shared_blocks * self.block_tokens
 
+    @property
+    def held_tokens(self) -> float:
+        """What they need now, without what their next turns will add."""
+        return self.tokens - self.growth
+
+    @property
+    def share_working(self) -> float:
+        """Of what is charged, what is of sessions that wait for the server, and do not think."""
+        return min(1.0, self.working / self.charged) if self.charged > _NOTHING else 0.0
+
     def need(self, session: Session) -> float:
         """What a session that is not active would add."""
         uses = self._uses
@@ -63,7 +77,7 @@ class Footprints:
 
     def leave(self, session: Session, now: float) -> None:
         """``session`` needs nothing any more."""
-        self._charge(session, 0.0)
+        self._charge(session, 0.0, 0.0)
         self.of_tenant = {t: tokens for t, tokens in self.of_tenant.items() if tokens > _NOTHING}
         blocks, session.blocks = session.blocks, ()
         del self._sessions[session.number]
@@ -84,9 +98,12 @@ class Footprints:
         """Charge ``session`` as of ``now``."""
         uses = self._uses
         shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
-        own = max(0, session.tokens - shared * self.block_tokens) + self._growth(session)
+        own = max(0, session.tokens - shared * self.block_tokens)
         returns = self.return_probability(session, now)
-        self._charge(session, own * returns if returns >= _LIKELY else 0.0)
+        if returns < _LIKELY:
+            self._charge(session, 0.0, 0.0)
+        else:
+            self._charge(session, own * returns, self._growth(session) * returns)
 
     def answered(self, output_tokens: int) -> None:
         """Learn from an answer of so many tokens."""
@@ -114,11 +131,15 @@ class Footprints:
         turns = most if again >= 1.0 else again * (1.0 - again**most) / (1.0 - again)
         return self.mean_output + turns * (mean_growth(category) + self.mean_output)
 
-    def _charge(self, session: Session, charge: float) -> None:
-        more = charge - session.charge
+    def _charge(self, session: Session, has: float, growth: float) -> None:
+        more = has + growth - session.charge
+        working = 0.0 if session.ticket is None else has + growth
+        self.working += working - session.working
+        session.working = working
+        self.growth += growth - session.growth
         self.charged += more
         self.of_tenant[session.tenant] = self.of_tenant.get(session.tenant, 0.0) + more
-        session.charge = charge
+        session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:
         for number in sorted(numbers):  # sums of floats depend on the order

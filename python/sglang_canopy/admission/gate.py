@@ -1,44 +1,39 @@
-"""The session gate: new sessions start while the footprints of those under way fit.
+"""The session gate: while agents thrash, their sessions start only as fast as their KV fits.
 
 When sessions need more memory than there is, each turn evicts the prefix of the next one's, and
-everything is computed again. The gate keeps the number of sessions under way below that: a request
-of an admitted session always passes, the first one of a new session waits until its footprint
-fits. The server and the simulator drive the same object. It reads no clock and draws nothing:
-equal calls give equal answers on every rank.
+everything is computed again. While that is measured (``arming.py``) the gate keeps the number of
+agents' sessions (``agents.py``) under way below it: the first request of a new one waits until its
+footprint fits, and sessions under way that outgrow the memory are paused (``places.py``). While it
+is not armed everybody passes.
+
+The server and the simulator drive the same object. It reads no clock and draws nothing: equal
+calls give equal answers on every rank.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from itertools import islice
 from typing import Any
 
-from sglang_canopy.admission.budget import Budget
-from sglang_canopy.admission.footprint import Footprints, common_blocks
+from sglang_canopy.admission.agents import Agents
+from sglang_canopy.admission.arming import Arming
+from sglang_canopy.admission.counts import GateCounts
+from sglang_canopy.admission.footprint import common_blocks
 from sglang_canopy.admission.index import SessionIndex
 from sglang_canopy.admission.line import Line
+from sglang_canopy.admission.places import Places, of_largest_tenant
 from sglang_canopy.admission.session import Session
-from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.admission.settings import REJECT, GateSettings
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import ReuseModel
 
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
-"""Charges are brought up to date this often while sessions wait, and while none do."""
-_GONE = 0.02
-"""A session that was silent for the horizon, and whose probability of return is below this, is
-over. Until then it keeps its place, however little it is charged."""
-_RAW_CAPACITIES = 4
-"""Tokens of sessions that think, whole, in capacities: beyond that the most silent are over."""
-_ENTERED = struct.Struct("<qdd")
+"""Charges are brought up to date this often while it matters, and otherwise."""
 _TRIES = 64
 """Waiting sessions looked at for one place."""
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 120.0
-_FIRST_INTERVAL_S = 5.0
-_NEWEST = 0.2
 
 
 class SessionGate:
@@ -46,48 +41,29 @@ class SessionGate:
 
     Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` when it has ended,
     and ask ``holds`` before it is scheduled. Times are in seconds on the requests' clock.
+
+    Nobody is held for good: every ``over_age_s`` the session whose turn it is starts without room,
+    so the n-th in the line starts after at most n times as long, and four minutes if sessions were
+    refused before it.
     """
 
     def __init__(self, settings: GateSettings, capacity_tokens: int) -> None:
         self.settings = settings
-        self.capacity_tokens = capacity_tokens
         self.now = 0.0
         self.model = ReuseModel(max_samples=20_000, max_blocks=250_000)
-        self.footprints = Footprints(self.model, settings.horizon_s, settings.turns_ahead)
-        self.budget = Budget(settings.share * capacity_tokens, settings.excess)
+        self.places = Places(settings, capacity_tokens, self.model)
+        self.footprints = self.places.footprints
+        self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always, settings.few)
+        self.agents = Agents()
         self.line = Line()
         self.index = SessionIndex()
-        self.admitted = 0
-        """Sessions admitted since the start."""
-        self.delayed = 0
-        """Of them, those that waited."""
-        self.refused = 0
-        """Requests refused."""
-        self.revoked = 0
-        """Sessions of tenants above their share that lost their place to another tenant's."""
-        self.forgotten = 0
-        """Sessions that were taken for over: silent for too long, or too many to remember."""
-        self.wait_sum_s = 0.0
-        """Waits of all that were admitted."""
+        self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
-        self._active: OrderedDict[int, Session] = OrderedDict()
-        """By number; the one whose request came last is at the end."""
-        self._of_tenant: Counter[str | None] = Counter()
-        self._over: Session | None = None
-        """The session that was admitted without room."""
-        self._order = (0, 0)
         self._numbers = 0
-        self._refreshed = -math.inf
+        self._exceeded = self._refreshed = -math.inf
         self._changed = False
-        self._interval_s = _FIRST_INTERVAL_S
-        self._last_admitted: float | None = None
 
     # ---- what is asked ----
-
-    @property
-    def budget_tokens(self) -> float:
-        """What the footprints may add up to."""
-        return self.budget.tokens
 
     @property
     def pressed(self) -> bool:
@@ -104,6 +80,11 @@ class SessionGate:
         found = self._by_ticket.get(ticket)
         return found is not None and not found[0].active
 
+    def refuses(self, ticket: Hashable) -> bool:
+        """Whether to call ``refuse``: sessions that were paused wait in any case."""
+        rejects = self.settings.held == REJECT and self.holds(ticket)
+        return rejects and not self._by_ticket[ticket][0].answered
+
     def seniority(self, ticket: Hashable) -> int:
         """Lower is older: the order of requests inside the gate. An unknown one comes first."""
         found = self._by_ticket.get(ticket)
@@ -113,21 +94,21 @@ class SessionGate:
         """When a refused client may try again: how long the sessions before it will take."""
         session = self._by_ticket[ticket][0]
         before = sum(number < session.number for number in self.line.sessions)
-        wait_s = self._interval_s * (1 + before)
+        wait_s = self.counts.interval_s * (1 + before)
         return float(math.ceil(min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)))
 
     # ---- what happens ----
 
     def advance(self, now: float) -> None:
         """Time passes; it never goes back. Sessions may be admitted."""
-        self.now = max(self.now, now)
-        if self._changed or (self.line and self.now >= self._refreshed + _REFRESH_S):
+        self._pass_time(now)
+        if self._changed or (self.line and self.now >= self.refresh_due_s):
             self._admit()
 
     def arrive(self, ticket: Hashable, request: Request) -> None:
         """A request came. ``ticket`` names it from now on."""
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
-        self.now = max(self.now, request.time)
+        self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
         session = self.index.find(request)
         label = self.model.arrive(request)
@@ -137,17 +118,16 @@ class SessionGate:
             session = Session(
                 self._numbers, request.tenant, request.conversation, self.now, category
             )
+        session.left = self._left(session, request)
         session.ticket, session.category, session.seen = ticket, category, self.now
         session.expires = None
-        session.left = _left(session, request)
         self._by_ticket[ticket] = session, request
         self.index.describe(session, request, request.prompt_tokens)
         if session.active:
-            self._active.move_to_end(session.number)
+            self.places.active.move_to_end(session.number)
             self.footprints.moved(session, self.now)
-        elif session.number not in self.line.sessions:
-            session.waits_since = self.now
-            self.line.add(session)
+        else:
+            self._ask_in(session, request)
         self._changed = True
         self._admit()
 
@@ -158,12 +138,10 @@ class SessionGate:
         assert not session.active, "only a request that is held is refused"
         session.ticket = None
         session.expires = self.now + 2.0 * retry_s
-        self.refused += 1
+        self.counts.refused += 1
         absent = [s for s in self.line.sessions.values() if s.ticket is None]
-        if len(absent) > self.settings.max_refused:
-            held = Counter(s.tenant for s in absent)
-            most = held.most_common(1)[0][0]
-            self._forget(max((s for s in absent if s.tenant == most), key=lambda s: s.number))
+        if len(absent) > self.settings.max_absent:
+            self._forget(of_largest_tenant(absent))
 
     def finish(self, ticket: Hashable, request: Request) -> None:
         """A request was answered; ``request`` says how it ended. Unknown tickets are ignored."""
@@ -174,17 +152,16 @@ class SessionGate:
         label = self.model.finish(request)
         self.model.gap_begins(request, self.now)
         session.category = self.model.categories.get(label)
+        self.agents.answered(session, request)
+        self._measure(session, request)
         session.ticket, session.answered, session.seen = None, True, self.now
-        if session.left and request.cached_tokens is not None:
-            self.budget.found(request.cached_tokens, session.left, bool(self.line))
         self.footprints.answered(request.output_tokens)
         self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
         if session.over or request.over:
             self._forget(session)
-        else:
+        elif session.active:
             self.footprints.moved(session, self.now)
-            self._bound()
-        self._changed = True
+        self._settle()
 
     def leave(self, ticket: Hashable) -> None:
         """A request is gone without an answer: aborted or timed out, waiting or under way."""
@@ -193,11 +170,14 @@ class SessionGate:
             return
         session, _ = found
         session.ticket = None
-        if session.active and session.answered and not session.over:
-            self.footprints.moved(session, self.now)
-        else:
+        if not session.answered or session.over:
             self._forget(session)
-        self._changed = True
+        elif session.active:
+            self.footprints.moved(session, self.now)
+        else:  # it was paused before
+            self.line.discard(session)
+            self.places.pause(session, self.now)
+        self._settle()
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
         """A client says that a conversation is over."""
@@ -213,74 +193,121 @@ class SessionGate:
         """Counts since the start, and what is now; tokens and seconds."""
         return {
             "mode": self.settings.mode,
+            "armed": self.arming.armed,
+            "times_armed": self.arming.times_armed,
+            "times_in_vain": self.arming.times_in_vain,
+            "thrash_share": round(self.arming.thrash.share, 4),
             "waiting_sessions": len(self.line),
-            "active_sessions": len(self._active),
+            "active_sessions": len(self.places.active),
+            "paused_sessions": len(self.places.paused),
             "footprint_tokens": round(self.footprints.tokens),
-            "budget_tokens": round(self.budget_tokens),
-            "admitted_sessions": self.admitted,
-            "delayed_sessions": self.delayed,
-            "refused_requests": self.refused,
-            "revoked_sessions": self.revoked,
-            "forgotten_sessions": self.forgotten,
-            "wait_seconds": round(self.wait_sum_s, 3),
+            "capacity_tokens": self.places.capacity_tokens,
+            **self.counts.stats(),
             "clock_s": round(self.now, 3),
         }
 
     def agreement(self) -> dict[str, Any]:
-        """How many sessions were admitted, and a digest of which and when: equal on all ranks."""
-        count, digest = self._order
-        return {"gate_admitted": count, "gate_digest": f"{digest:08x}"}
+        """How many sessions were admitted and paused, and a digest of which and when: equal on all
+        ranks."""
+        return self.counts.agreement()
+
+    # ---- arming ----
+
+    def _left(self, session: Session, request: Request) -> int:
+        """Tokens that ``request`` should find: what the last turn of its session left, if the
+        session counted until now."""
+        if session.number in self.places.paused:
+            return min(session.tokens, request.prompt_tokens) if self.arming.armed else 0
+        if not (session.active and session.calls_tools):
+            return 0
+        self.footprints.update(session, self.now)
+        if not session.charge:
+            return 0
+        shared = common_blocks(session.path, request.path) * request.block_tokens
+        return min(shared, session.tokens, request.prompt_tokens)
+
+    def _measure(self, session: Session, request: Request) -> None:
+        """What of the prompt was computed, and what of that once more."""
+        found = request.cached_tokens
+        if found is not None:
+            computed = request.prompt_tokens - found
+            lost = min(computed, max(0, session.left - found))
+            self.arming.answered(lost, computed, self.footprints.share_working)
+
+    def _pass_time(self, now: float) -> None:
+        was = self.arming.armed
+        self.now = max(self.now, now)
+        self.arming.passed(self.now, bool(self.line))
+        if was and not self.arming.armed:
+            for session in [*self.line.sessions.values()]:
+                if session.ticket is None:
+                    self._forget(session)
+                else:
+                    self._enter(session)
+
+    def _settle(self) -> None:
+        """A request has ended: arm and pause as what is left demands."""
+        self._changed = True
+        surplus = self.places.too_many()
+        if surplus is not None:
+            self._forget(surplus)
+            self.counts.forgotten += 1
+        acts = self.arming.armed or self.arming.may_arm(self.now, self.places.fitting)
+        if not acts or not self.places.outgrown:
+            return
+        if self.now >= self.refresh_due_s:
+            self._refresh()
+        if not self.places.outgrown:
+            return
+        if not self.arming.armed:
+            self.arming.arm(self.now)
+        while self.places.outgrown and self._pause_one(self.places.active.values()):
+            pass
 
     # ---- sessions ----
+
+    def _ask_in(self, session: Session, request: Request) -> None:
+        """A session that is not under way wants to be."""
+        if session.number in self.line.sessions:  # it was refused, and is back
+            return
+        session.waits_since = self.now
+        gated = self.settings.always or self.agents.is_one(session, request)
+        if self.arming.armed and gated:
+            self.line.add(session)
+        else:
+            self._enter(session)
+
+    def _enter(self, session: Session) -> None:
+        self.counts.admit(session, self.now)
+        self.line.discard(session)
+        self.line.took_turn(session, self.places.of_tenant)
+        self.places.enter(session, self.now)
 
     def _forget(self, session: Session) -> None:
         """``session`` is over, as far as the gate is concerned."""
         self.index.hide(session)
         self.line.discard(session)
-        if session.active:
-            self._drop_active(session)
+        self.places.leave(session, self.now)
 
-    def _drop_active(self, session: Session) -> None:
-        self.footprints.leave(session, self.now)
-        session.active = False
-        del self._active[session.number]
-        self._of_tenant[session.tenant] -= 1
-        if not self._of_tenant[session.tenant]:
-            del self._of_tenant[session.tenant]
-        if self._over is session:
-            self._over = None
-
-    def _bound(self) -> None:
-        """Sessions that think are remembered up to a number, and up to so many whole tokens."""
-        if len(self._active) > self.settings.max_sessions:
-            most = self._of_tenant.most_common(1)[0][0]
-            for session in self._active.values():
-                if session.ticket is None and session.tenant == most:
-                    self._forget(session)
-                    self.forgotten += 1
-                    return
+    def _pause_one(self, wanted: Any) -> bool:
+        session = self.places.to_pause(wanted)
+        if session is None:
+            return False
+        self.places.pause(session, self.now)
+        self.counts.pause(session, self.now)
+        return True
 
     # ---- admission ----
 
     def _refresh(self) -> None:
         """Bring all charges up to date, and forget who will hardly return."""
         self._refreshed = self.now
-        raw, limit = 0, _RAW_CAPACITIES * self.capacity_tokens
-        for session in [*reversed(self._active.values())]:
-            self.footprints.update(session, self.now)
-            if session.ticket is not None:
-                continue
-            raw += session.tokens
-            gone = self.now - session.seen > self.settings.horizon_s
-            gone = gone and self.footprints.return_probability(session, self.now) < _GONE
-            if gone or raw > limit:
-                self._forget(session)
-                self.forgotten += 1
+        for session in self.places.refresh(self.now):
+            self._forget(session)
+            self.counts.forgotten += 1
         for session in [*self.line.sessions.values()]:
             if session.expires is not None and session.expires <= self.now:
                 self._forget(session)
-        if self._over is not None and self.footprints.tokens <= self.budget_tokens:
-            self._over = None
 
     def _admit(self) -> None:
         """Admit whom there is room for, in turn."""
@@ -297,15 +324,15 @@ class SessionGate:
 
     def _admit_next(self) -> bool:
         """Whether one of the waiting sessions was admitted."""
-        for session in islice(self.line.in_turn(self._of_tenant), _TRIES):
+        for session in islice(self.line.in_turn(self.places.of_tenant), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
             if session.ticket is None:
                 # Refused, and soon back: what is free is kept for it if it is aged.
-                if aged and self._active:
+                if aged and self.places.active:
                     return False
                 continue
             if (
-                self._fits(session)
+                self.places.fits(session)
                 or (aged and self._make_room(session))
                 or self._may_exceed(session)
             ):
@@ -318,62 +345,27 @@ class SessionGate:
     def _waited_s(self, session: Session) -> float:
         return self.now - session.waits_since
 
-    def _fits(self, session: Session) -> bool:
-        need = self.footprints.need(session)
-        return not self._active or self.footprints.tokens + need <= self.budget_tokens
-
     def _may_exceed(self, session: Session) -> bool:
         """Whether ``session`` has waited so long that it starts without room, one at a time."""
-        if self._over is not None or self._waited_s(session) < self.settings.over_age_s:
+        patience = self.settings.over_age_s
+        if self._waited_s(session) < patience or self.now < self._exceeded + patience:
             return False
-        self._over = session
+        self._exceeded = self.now
         return True
 
     def _make_room(self, session: Session) -> bool:
-        """Take room for an aged session of a tenant below its share from one above its own: its
-        youngest sessions that think have to wait when they return."""
-        parties = len({*self._of_tenant, session.tenant})
-        if parties < 2:
-            return False
-        share = self.budget_tokens / parties
+        """Pause sessions of tenants above their share for an aged one of a tenant below its own."""
+        charged = self.footprints.of_tenant
+        share = self.places.capacity_tokens / len({*self.places.of_tenant, session.tenant})
         need = self.footprints.need(session)
-        if self.footprints.of_tenant.get(session.tenant, 0.0) + need > share:
+        if charged.get(session.tenant, 0.0) + need > share:
             return False
-        kept = max(share, self.settings.tenant_floor * self.budget_tokens)
-        for other in sorted(self._active.values(), key=lambda s: -s.number):
-            charge = self.footprints.of_tenant.get(other.tenant, 0.0)
-            if other.ticket is not None or charge - other.charge < kept or not other.charge:
-                continue
-            self._forget(other)
-            self.revoked += 1
-            if self._fits(session):
-                return True
-        return False
-
-    def _enter(self, session: Session) -> None:
-        self.line.discard(session)
-        self.line.took_turn(session, self._of_tenant)
-        session.active = True
-        self._active[session.number] = session
-        self._of_tenant[session.tenant] += 1
-        self.footprints.enter(session, self.now)
-        waited_s = self._waited_s(session)
-        self.admitted += 1
-        entered = _ENTERED.pack(session.number, self.now, waited_s)
-        self._order = (self.admitted, zlib.crc32(entered, self._order[1]))
-        if waited_s > 0.0:
-            self.delayed += 1
-            self.wait_sum_s += waited_s
-            if self._last_admitted is not None:
-                gap_s = self.now - self._last_admitted
-                self._interval_s += _NEWEST * (gap_s - self._interval_s)
-        self._last_admitted = self.now
-
-
-def _left(session: Session, request: Request) -> int:
-    """Tokens that ``request`` should find: what the last turn of its session left, if the session
-    was charged for it."""
-    if not (session.active and session.answered and session.charge):
-        return 0
-    shared = common_blocks(session.path, request.path) * request.block_tokens
-    return min(shared, session.tokens, request.prompt_tokens)
+        while not self.places.fits(session):
+            above = (
+                s
+                for s in self.places.active.values()
+                if charged.get(s.tenant, 0.0) - s.charge >= share
+            )
+            if not self._pause_one(above):
+                return False
+        return True

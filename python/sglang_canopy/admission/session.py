@@ -14,14 +14,15 @@ class Session:
         "active",
         "answered",
         "blocks",
+        "calls_tools",
         "category",
         "charge",
         "ends",
         "expires",
+        "growth",
         "left",
         "number",
         "over",
-        "over_budget",
         "path",
         "seen",
         "tenant",
@@ -29,6 +30,7 @@ class Session:
         "tokens",
         "waits_since",
         "who",
+        "working",
     )
 
     def __init__(
@@ -55,8 +57,6 @@ class Session:
         self.answered = False
         """Whether any request of it has been."""
         self.over = False
-        self.over_budget = False
-        """Whether it was admitted without room."""
         self.tokens = 0
         """Of its last request: the prompt, and the output once that is there."""
         self.path: Sequence[int] = ()
@@ -65,6 +65,12 @@ class Session:
         """The part of ``path`` that is counted among the blocks in use, while it is active."""
         self.charge = 0.0
         """Tokens that it is charged now, shared prefixes left out."""
+        self.growth = 0.0
+        """The part of ``charge`` that it does not have yet."""
+        self.working = 0.0
+        """``charge``, while a request is under way."""
+        self.calls_tools = False
+        """Whether its last answer ended in a tool call."""
         self.ends: tuple[int, ...] = ()
         """Hashes of the blocks in which its last prompt, and the answer to it, end."""
         self.left = 0

@@ -28,7 +28,7 @@ def arguments_of_plan(path: str, argv: Sequence[str]) -> tuple[list[str], list[s
     if plan.server is not None:
         more, others = _server(plan, plan.server, argv)
         added, overruled = added + more, overruled + others
-    if plan.host_bytes is not None and _typed(argv, "--hicache-size", "--hicache-ratio"):
+    if plan.host_bytes is not None and typed(argv, "--hicache-size", "--hicache-ratio"):
         overruled.append(f"host_bytes {plan.host_bytes}: the host pool's size was given")
     return added, overruled
 
@@ -36,15 +36,15 @@ def arguments_of_plan(path: str, argv: Sequence[str]) -> tuple[list[str], list[s
 def _policies(plan: ServerPlan, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     added, overruled = [], []
     if plan.radix_eviction is not None:
-        if _typed(argv, "--radix-eviction", "--radix-eviction-policy"):
+        if typed(argv, "--radix-eviction", "--radix-eviction-policy"):
             overruled.append(f"radix_eviction {plan.radix_eviction!r}: --radix-eviction was given")
         else:
             added += ["--radix-eviction-policy", plan.radix_eviction]
-            if plan.radix_eviction_config and not _typed(argv, "--radix-eviction-policy-config"):
+            if plan.radix_eviction_config and not typed(argv, "--radix-eviction-policy-config"):
                 added += ["--radix-eviction-policy-config", json.dumps(plan.radix_eviction_config)]
     for tier in ("host", "disk"):
         name = getattr(plan, f"{tier}_eviction")
-        if name is not None and _typed(argv, f"--canopy-{tier}-eviction"):
+        if name is not None and typed(argv, f"--canopy-{tier}-eviction"):
             overruled.append(f"{tier}_eviction {name!r}: --canopy-{tier}-eviction was given")
     return added, overruled
 
@@ -54,7 +54,7 @@ def _server(
 ) -> tuple[list[str], list[str]]:
     added, overruled = [], []
     for flag, words in settings.arguments().items():
-        if not _typed(argv, flag, *_ALSO.get(flag, ())):
+        if not typed(argv, flag, *_ALSO.get(flag, ())):
             added += words
         elif words[1:] != [_value(argv, flag)]:
             overruled.append(f"server: {' '.join(words)}: {flag} was given")
@@ -77,7 +77,8 @@ def _server(
     return added, overruled
 
 
-def _typed(argv: Sequence[str], *flags: str) -> bool:
+def typed(argv: Sequence[str], *flags: str) -> bool:
+    """Whether one of ``flags`` is among the words of a command line."""
     return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
 
 

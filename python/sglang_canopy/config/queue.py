@@ -20,11 +20,9 @@ class QueueFlags:
     queue_order: str = declare(
         SGLANG,
         FLAG,
-        "Who is let in next: as --schedule-policy says, or the request whose prefill takes least, in "
-        "predicted seconds of computing what is not cached and of loading what is on the host, as "
-        "long as nobody is passed for more than its budget (--canopy-max-wait-factor). Shorter ones "
-        "share the steps of a long prompt. Keeps SGLang's priorities and shares time between "
-        "tenants.",
+        "Who is let in next: as --schedule-policy says, or the request whose prefill takes least "
+        "seconds, as long as nobody is passed for more than its budget (--canopy-max-wait-factor). "
+        "Keeps SGLang's priorities; tenants share time.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )
@@ -32,8 +30,8 @@ class QueueFlags:
         MAX_WAIT_FACTOR,
         "--canopy-max-wait-factor",
         "With bounded-shortest: how many times as long as first come, first served a request may "
-        "wait because of shorter ones that came later. To this come five times its own prefill, and "
-        "two seconds.",
+        "wait because of shorter ones that came later. To this come ten times its own prefill, and "
+        "two seconds. 1: its wait depends on how long it is itself, and on how much came before it.",
         metavar="FACTOR",
         low=1.0,
         high=1000.0,

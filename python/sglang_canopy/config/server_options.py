@@ -6,6 +6,7 @@ and rank. Secrets are not in it: SGLang logs its arguments and shows them to cli
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,20 +36,17 @@ class RequestOptions:
     client_hints: str = declare(
         client_hints.ON,
         client_hints.FLAG,
-        "Whose hints change what is evicted (POST /canopy/hint, and the fields canopy_over, "
-        "canopy_return_in_s, canopy_keep_s, canopy_ttl_s, canopy_pin_s and canopy_parent of "
-        "requests): everybody's, nobody's, or only those with the admin key or from a gateway that "
-        f"sends the secret of ${client_hints.SECRET_VARIABLE} (or of the file "
-        f"${client_hints.SECRET_FILE_VARIABLE}) as the header {client_hints.GATEWAY_HEADER}.",
+        "Whose hints change what is evicted: everybody's, nobody's, or only those with the admin "
+        f"key or the gateway's secret (${client_hints.SECRET_VARIABLE}; "
+        f"${client_hints.SECRET_FILE_VARIABLE}), sent as {client_hints.GATEWAY_HEADER}.",
         choices=client_hints.MODES,
         hidden=True,
     )
     identity_sources: tuple[str, ...] = declare(
         identity.sources_of(identity.SESSIONS),
         identity.FLAG,
-        "Which fields and headers of clients, agents and gateways name the conversation of a "
-        "request, beside canopy_conversation: sessions (those that name one conversation), all "
-        "(those that name a user, too), none, or some of them with commas between.",
+        "Which fields and headers name a request's conversation, beside canopy_conversation: "
+        "sessions (those that name one), all (those that name a user, too), none, or a list.",
         metavar="LIST",
         parse=identity.sources_of,
         shown_default=identity.SESSIONS,
@@ -57,28 +55,27 @@ class RequestOptions:
     require_tenant: str = declare(
         owner.OFF,
         owner.FLAG,
-        "What becomes of a generation request that names no tenant (cache_salt, extra_key), which a "
-        "gateway may have dropped: off warns once if other requests name one, warn warns once in "
-        "any case, on answers 400.",
+        "A request that names no tenant (cache_salt, extra_key): off warns once if others name "
+        "one, warn warns once in any case, on answers 400.",
         choices=owner.MODES,
         hidden=True,
     )
     carriers: str = declare(
         owner.NO_CARRIERS,
         owner.CARRIERS_FLAG,
-        "Where else a generation request may name its tenant, for gateways that drop the body's own "
-        f"fields: metadata ({owner.METADATA['cache_salt']}, {owner.METADATA['extra_key']}, and our "
-        f"other keys too), headers ({owner.HEADERS['cache_salt']}, {owner.HEADERS['extra_key']}), or "
-        "both. Your outermost gateway must overwrite those places.",
+        "Where else a request may name its tenant, behind gateways that drop the body's fields: "
+        f"metadata ({owner.METADATA['cache_salt']}, {owner.METADATA['extra_key']}, and our other "
+        f"keys), headers ({owner.HEADERS['cache_salt']}, {owner.HEADERS['extra_key']}), or both. "
+        "Your outermost gateway must overwrite those places.",
         choices=owner.CARRIERS,
         hidden=True,
     )
     session_gate: GateSettings = declare(
         GateSettings(mode=OFF),
         GATE_FLAG,
-        "What becomes of the first request of a session for which there is no room beside those "
-        "under way: it waits in the queue (queue), or is refused with status 429 and Retry-After "
-        "(reject). For agents that thrash.",
+        "While agents evict each other's KV, let their sessions start, and go on, only as fast as "
+        "their KV fits (auto). Everybody else, and everybody at all other times, is served as "
+        "without it.",
         metavar="MODE[,KEY=VALUE...]",
         parse=keyed(GateSettings, head="mode"),
         shown_default=OFF,
@@ -95,6 +92,8 @@ class ServerOptions:
     tiers: TierOptions = field(default_factory=TierOptions)
     meter: MeterOptions | None = None
     """``None`` without a what-if meter."""
+    auto: Mapping[str, str] | None = None
+    """With ``--radix-eviction auto``: its parts that this server cannot have, and why."""
 
     @property
     def gate(self) -> GateSettings | None:

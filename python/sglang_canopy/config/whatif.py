@@ -64,10 +64,10 @@ class MeterOptions:
         high=1 << 20,
         shown_default="all, and half of them whenever that is too much work for 1 % of a core",
     )
-    guard: str = declare_key(
+    floor: str = declare_key(
         "on",
-        "Go back to canopy-lru when the meter is sure that it hits more than the running policy. "
-        "Policies that aim at the tail are left alone.",
+        "Let canopy-lru rank while the policy is behind it by more than .05 points and a fiftieth of "
+        "the cache, by the meter's own caches. Policies that aim at the tail are left alone.",
         choices=("on", "off"),
     )
     observe: bool = False

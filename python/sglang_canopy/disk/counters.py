@@ -40,7 +40,7 @@ class StoreCounters:
 
     written: int = 0
     written_bytes: int = 0
-    """Bytes that went into segment files (after compression)."""
+    """Bytes that went into segment files."""
     present: int = 0
     """Offered for writing and on disk already."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -73,17 +73,17 @@ class StoreCounters:
     dropped_at_start: int = 0
     """Index rows that were not usable: no prefix, or no data behind them."""
 
-    def left(self, reason: str, stored_bytes: int, stay_s: float) -> None:
+    def left(self, reason: str, page_bytes: int, stay_s: float) -> None:
         """A page left the disk after ``stay_s`` seconds."""
         self.evicted[reason] += 1
-        self.evicted_bytes[reason] += stored_bytes
+        self.evicted_bytes[reason] += page_bytes
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
-    def all_left(self, reason: str, stored_bytes: Any, stays_s: Any) -> None:
-        """``left`` for many pages at once: arrays of their bytes and their seconds here."""
+    def all_left(self, reason: str, page_bytes: int, stays_s: Any) -> None:
+        """``left`` for many pages at once: an array of their seconds here."""
         self.evicted[reason] += len(stays_s)
-        self.evicted_bytes[reason] += int(stored_bytes.sum())
+        self.evicted_bytes[reason] += page_bytes * len(stays_s)
         self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
         buckets = np.bincount(
             np.searchsorted(RESIDENCY_EDGES_S, stays_s), minlength=len(self.residency_s)

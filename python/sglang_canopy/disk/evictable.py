@@ -37,12 +37,14 @@ class EvictablePages:
         self,
         index: PageIndex,
         policy: Policy,
+        page_bytes: int,
         quotas: Mapping[str, int],
         pin_bytes: int,
         pin_tenant_bytes: int,
     ) -> None:
         self.index = index
         self.policy = policy
+        self.page_bytes = page_bytes
         self.quotas = dict(quotas)
         self._by_digest = any(name.startswith("#") for name in quotas)
         self.pin_bytes = pin_bytes
@@ -120,13 +122,11 @@ class EvictablePages:
         twin = self._twins.get(tenant)
         return None if twin is None else self._victim_of(twin, now)
 
-    def page_removed(
-        self, row: int, leaf: PageLeaf | None, stored_bytes: int, *, chosen: bool
-    ) -> None:
+    def page_removed(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
         """``row`` is leaving the index. ``chosen``: by the policy, which is notified."""
         self.unpin(row)
         self._locked.pop(row, None)
-        self.refund_tenant(self.index.label("tenant", row), stored_bytes)
+        self.refund_tenant(self.index.label("tenant", row))
         if chosen and leaf is not None:
             self.policy.evicted(leaf, leaf.length)
 
@@ -145,16 +145,16 @@ class EvictablePages:
         self.pinned_by_tenant.clear()
         self.pinned_bytes = 0
 
-    def charge_tenant(self, tenant: str | None, stored_bytes: int) -> None:
+    def charge_tenant(self, tenant: str | None) -> None:
         """A page of ``tenant`` came onto the disk."""
         if tenant is not None:
-            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + stored_bytes
+            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + self.page_bytes
 
-    def refund_tenant(self, tenant: str | None, stored_bytes: int) -> None:
-        """A page of ``tenant`` left, or did not come after all."""
+    def refund_tenant(self, tenant: str | None, pages: int = 1) -> None:
+        """Pages of ``tenant`` left, or did not come after all."""
         if tenant is None:
             return
-        left = self.tenant_bytes.get(tenant, 0) - stored_bytes
+        left = self.tenant_bytes.get(tenant, 0) - pages * self.page_bytes
         if left > 0:
             self.tenant_bytes[tenant] = left
         else:
@@ -193,7 +193,7 @@ class EvictablePages:
                 break
             path.append(row)
             if row not in self._pins:
-                size += index.stored[row]
+                size += self.page_bytes
             row = index.parent[row]
         used = self.pinned_by_tenant.get(tenant, 0)
         if self.pinned_bytes + size > self.pin_bytes or used + size > self.pin_tenant_bytes:
@@ -211,9 +211,9 @@ class EvictablePages:
     def unpin(self, row: int) -> None:
         if self._pins.pop(row, None) is None:
             return
-        stored, tenant = self.index.stored[row], self._pin_tenants.pop(row)
-        self.pinned_bytes -= stored
-        left = self.pinned_by_tenant[tenant] - stored
+        tenant = self._pin_tenants.pop(row)
+        self.pinned_bytes -= self.page_bytes
+        left = self.pinned_by_tenant[tenant] - self.page_bytes
         if left:
             self.pinned_by_tenant[tenant] = left
         else:
@@ -267,16 +267,16 @@ class EvictablePages:
         assert {id(leaf) for leaf in self.policy.leaves()} == {
             id(leaf) for leaf in self._leaves.values()
         }
-        assert self.pinned_bytes == sum(index.stored[row] for row in self._pins)
+        assert self.pinned_bytes == self.page_bytes * len(self._pins)
         pinned: dict[str | None, int] = {}
-        for row, tenant in self._pin_tenants.items():
-            pinned[tenant] = pinned.get(tenant, 0) + index.stored[row]
+        for tenant in self._pin_tenants.values():
+            pinned[tenant] = pinned.get(tenant, 0) + self.page_bytes
         assert pinned == self.pinned_by_tenant, (pinned, self.pinned_by_tenant)
         tenants: dict[str, int] = {}
         for row in index.rows.values():
             tenant = index.label("tenant", row)
             if tenant is not None:
-                tenants[tenant] = tenants.get(tenant, 0) + index.stored[row]
+                tenants[tenant] = tenants.get(tenant, 0) + self.page_bytes
         assert tenants == self.tenant_bytes, (tenants, self.tenant_bytes)
 
     def __len__(self) -> int:

@@ -49,27 +49,27 @@ class Eviction:
                 rows = self._forget_pages(state.clock())
             self._index_writer.erase(rows)
 
-    def make_room(self, count: int, now: float) -> bool:
-        """Evict until ``count`` units are free; false where nothing more may go."""
+    def make_room(self, now: float) -> bool:
+        """Evict until a page fits; false where nothing more may go."""
         state = self._state
-        if state.units.available >= count:
+        if state.units.available:
             return True
         if not 0 <= now - self._last_expiry_scan < _EXPIRE_EVERY_S:
             self._remove_expired(now, SWEEP_PAGES)
-        while state.units.available < count:
+        while not state.units.available:
             victim = state.evictable.victim(now)
             if victim is None:
                 return False
             self.remove(victim[0], "trim" if victim[1] else "capacity", now, chosen=True)
         return True
 
-    def fit_quota(self, tenant: str | None, size: int, now: float) -> bool:
-        """Evict among the tenant's own pages until ``size`` more bytes fit its quota."""
+    def fit_quota(self, tenant: str | None, now: float) -> bool:
+        """Evict among the tenant's own pages until one more fits its quota."""
         evictable = self._state.evictable
         quota = evictable.quota(tenant)
         if quota is None or tenant is None:
             return True
-        while evictable.tenant_bytes.get(tenant, 0) + size > quota:
+        while evictable.tenant_bytes.get(tenant, 0) + evictable.page_bytes > quota:
             victim = evictable.victim_of(tenant, now)
             if victim is None:
                 return False
@@ -80,11 +80,10 @@ class Eviction:
         """A leaf page goes; ``chosen``: by the policy. Returns its parent's row, which may be a
         leaf page now."""
         state, index = self._state, self._state.index
-        stored = index.stored[row]
         leaf = state.evictable.withdraw(row)
-        state.evictable.page_removed(row, leaf, stored, chosen=chosen)
-        state.counters.left(reason, stored, now - index.written[row])
-        state.units.free(index.units(row))
+        state.evictable.page_removed(row, leaf, chosen=chosen)
+        state.counters.left(reason, state.content.page_bytes, now - index.written[row])
+        state.units.free((index.unit[row],))
         parent = index.remove(row)
         self._index_writer.mark_removed(row)
         if parent != NO_ROW:
@@ -136,15 +135,13 @@ class Eviction:
         state, index = self._state, self._state.index
         rows = list(index.rows.values())
         at = np.asarray(rows, np.int64)
-        stored = index.array["stored"][at].astype(np.int64)
-        state.counters.all_left("cleared", stored, now - index.array["written"][at])
+        stays_s = now - index.array["written"][at]
+        state.counters.all_left("cleared", state.content.page_bytes, stays_s)
         numbers = index.array["tenant"][at]
         for number, tenant in list(index.labels["tenant"].items()):
-            state.evictable.refund_tenant(tenant, int(stored[numbers == number].sum()))
+            state.evictable.refund_tenant(tenant, int((numbers == number).sum()))
         state.evictable.clear()
         state.units.free(index.array["unit"][at].tolist())
-        for more in index.more_units.values():
-            state.units.free(more)
         index.clear()
         self._index_writer.forget()
         return rows

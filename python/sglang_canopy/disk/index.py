@@ -8,15 +8,16 @@ index file as well, and is used again after the page is gone.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang_canopy.disk.labels import NO_LABEL, Labels
 from sglang_canopy.disk.page import FIELDS, LABELS, OPTIONAL, PageMeta
 from sglang_canopy.records import LeafRecord
 
 NO_ROW = -1
+NO_LABEL = -1
 Column = Any
 """A memoryview over one of the arrays; its values are plain ints, floats or bools."""
 
@@ -24,7 +25,6 @@ _OF_STORE = {
     "parent": "i4",
     "children": "i4",
     "unit": "i8",
-    "stored": "u4",
     "check_high": "u8",
     "check_low": "u8",
     "written": "f8",
@@ -33,6 +33,66 @@ _OF_STORE = {
 COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
 _AS_THEY_ARE = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
 _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
+
+
+class Labels:
+    """Categories, conversations and tenants as small numbers, each kept while a row uses it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._values: list[Any] = []
+        self._uses: list[int] = []
+        self._free: list[int] = []
+
+    def __getitem__(self, number: int) -> Any:
+        return self._values[number]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def capacity(self) -> int:
+        """Numbers are below this."""
+        return len(self._values)
+
+    def take(self, value: Hashable) -> int:
+        number = self._numbers.get(value)
+        if number is None:
+            if self._free:
+                number = self._free.pop()
+                self._values[number] = value
+            else:
+                number = len(self._values)
+                self._values.append(value)
+                self._uses.append(0)
+            self._numbers[value] = number
+        self._uses[number] += 1
+        return number
+
+    def number(self, value: Hashable) -> int:
+        """The number of a value in use; ``NO_LABEL`` if it is not."""
+        return self._numbers.get(value, NO_LABEL)
+
+    def move(self, before: Any, number: int) -> None:
+        """Uses of the labels in the array ``before`` become uses of ``number``."""
+        old, counts = np.unique(before, return_counts=True)
+        self._uses[number] += len(before)
+        for each, count in zip(old.tolist(), counts.tolist()):
+            self._uses[each] -= count - 1
+            self.drop(each)
+
+    def drop(self, number: int) -> None:
+        self._uses[number] -= 1
+        if self._uses[number] == 0:
+            del self._numbers[self._values[number]]
+            self._values[number] = None
+            self._free.append(number)
+
+    def uses(self) -> dict[Any, int]:
+        """How many rows each value is in."""
+        return {value: self._uses[number] for value, number in self._numbers.items()}
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        return ((number, value) for value, number in self._numbers.items())
 
 
 class PageIndex:
@@ -49,8 +109,6 @@ class PageIndex:
     def __init__(self) -> None:
         self.rows: dict[bytes, int] = {}
         self.keys: list[bytes | None] = []
-        self.more_units: dict[int, tuple[int, ...]] = {}
-        """Units after the first, of pages that have several."""
         self.labels = {name: Labels() for name in LABELS}
         self.array: dict[str, Any] = {name: np.zeros(0, t) for name, t in COLUMNS.items()}
         self._free: list[int] = []
@@ -64,7 +122,7 @@ class PageIndex:
         """Rows are below this number."""
         return len(self.keys)
 
-    def insert(self, key: bytes, parent: int, units: tuple[int, ...], row: int = NO_ROW) -> int:
+    def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:
         """A new page below ``parent`` (a row, or ``NO_ROW``). Its metadata is yet to be ``put``."""
         assert key not in self.rows, key
         if row == NO_ROW:
@@ -80,7 +138,7 @@ class PageIndex:
         self.children[row] = 0
         if parent != NO_ROW:
             self.children[parent] += 1
-        self.set_units(row, units)
+        self.unit[row] = unit
         for name in LABELS:
             getattr(self, name)[row] = NO_LABEL
         return row
@@ -92,7 +150,6 @@ class PageIndex:
         assert self.children[row] == 0, (row, self.children[row])
         del self.rows[key]
         self.keys[row] = None
-        self.more_units.pop(row, None)
         self._drop_labels(row)
         self._free.append(row)
         self.expires[row] = math.inf
@@ -105,7 +162,6 @@ class PageIndex:
         """Every page goes. Row numbers stay: a reader or writer may still come back with one."""
         self.rows.clear()
         self.keys = [None] * len(self.keys)
-        self.more_units.clear()
         self.labels = {name: Labels() for name in LABELS}
         self.array["children"][:] = 0
         self.array["category"][:] = NO_LABEL
@@ -122,15 +178,6 @@ class PageIndex:
     def key_at(self, row: int) -> bytes | None:
         """The key in a row; ``None`` for a free row, or one that never was."""
         return self.keys[row] if row < len(self.keys) else None
-
-    def units(self, row: int) -> tuple[int, ...]:
-        return (self.unit[row], *self.more_units.get(row, ()))
-
-    def set_units(self, row: int, units: tuple[int, ...]) -> None:
-        """The page lies elsewhere from now on, in as many units."""
-        self.unit[row] = units[0]
-        if len(units) > 1:
-            self.more_units[row] = units[1:]
 
     def checksum(self, row: int) -> int:
         return (self.check_high[row] << 64) | self.check_low[row]

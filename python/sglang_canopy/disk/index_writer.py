@@ -6,8 +6,7 @@ import itertools
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from sglang_canopy.disk.journal import damaged, kind_of
-from sglang_canopy.disk.records import record
+from sglang_canopy.disk.journal import damaged, kind_of, record
 from sglang_canopy.disk.state import StoreState
 
 _ENDS_A_COMMIT = 256

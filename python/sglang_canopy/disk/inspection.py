@@ -18,7 +18,7 @@ def stats(state: StoreState) -> dict[str, Any]:
         return {
             "unavailable": state.unavailable,
             "pages": len(index),
-            "bytes": state.units.used * state.content.unit_bytes,
+            "bytes": state.units.used * state.content.page_bytes,
             "capacity_bytes": state.capacity_bytes,
             "tips": len(evictable),
             "pinned_bytes": evictable.pinned_bytes,
@@ -66,9 +66,8 @@ def _recount(state: StoreState) -> None:
         if parent != NO_ROW:
             assert index.keys[parent] is not None, f"page {row} without its prefix"
             children[parent] = children.get(parent, 0) + 1
-        page_units = set(index.units(row))
-        assert not page_units & used, f"units {page_units & used} hold two pages"
-        used |= page_units
+        assert index.unit[row] not in used, f"unit {index.unit[row]} holds two pages"
+        used.add(index.unit[row])
     for row in index.rows.values():
         assert index.children[row] == children.get(row, 0), row
     rows = index.rows.values()
@@ -81,14 +80,12 @@ def _recount(state: StoreState) -> None:
     unused = units.unused_units()
     assert not used & unused
     assert len(used) + len(unused) == units.top, (len(used), len(unused), units.top)
-    assert units.used * state.content.unit_bytes <= state.capacity_bytes
+    assert units.used * state.content.page_bytes <= state.capacity_bytes
     state.evictable.check()
 
 
 def _page_is_good(state: StoreState, key: bytes, row: int) -> bool:
     index, content = state.index, state.content
     target = [memoryview(bytearray(content.page_bytes))]
-    stored = content.read_buffers(index.stored[row], target)
-    errors = state.segments.read(content.extents(index.units(row), stored))
-    good = not any(errors) and content.decode(stored, target)
-    return good and content.checksum(key, target) == index.checksum(row)
+    errors = state.segments.read([(index.unit[row], target)])
+    return not any(errors) and content.checksum(key, target) == index.checksum(row)

@@ -9,21 +9,85 @@ that did not reach the disk has a wrong checksum and is absent.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from sglang_canopy.disk.records import FIELDS, Row
+from sglang_canopy.disk import page
+from sglang_canopy.disk.index import PageIndex
+from sglang_canopy.disk.page import Kind, PageMeta
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import set_aside
+from sglang_canopy.ttl.table import TTLTable
 
 FILE = "index.sqlite"
-VERSION = 2
+VERSION = 3
+
+_OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
+"""``id`` is a row number, ``parent`` another or -1; ``unit``: where the page lies."""
+FIELDS = (*_OF_STORE, *page.FIELDS)
+"""Columns of the index file. A page's group is written as the id of the group's root, in bytes."""
+
+Row = tuple[Any, ...]
 
 _NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
 _CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
 _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
+
+
+def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
+    """The row as ``FIELDS``."""
+    meta = index.meta(row)
+    values = {name: getattr(meta, name) for name in page.FIELDS}
+    listed = 0 <= meta.group < len(ttl.groups)
+    values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if listed else None
+    return (
+        row,
+        index.keys[row],
+        index.parent[row],
+        index.unit[row],
+        index.checksum(row).to_bytes(16, "little"),
+        index.written[row],
+        *values.values(),
+    )
+
+
+def is_sound(row: Row) -> bool:
+    """Whether the row's number, parent, unit and checksum are of one of our pages."""
+    number, key, parent, unit, checksum, written = row[: len(_OF_STORE)]
+    return (
+        type(number) is int
+        and 0 <= number < 1 << 31
+        and isinstance(key, bytes)
+        and len(key) == 32
+        and type(parent) is int
+        and parent != number
+        and type(unit) is int
+        and 0 <= unit < 1 << 40
+        and isinstance(checksum, bytes)
+        and len(checksum) == 16
+        and isinstance(written, float)
+        and math.isfinite(written)
+    )
+
+
+def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
+    """The row's metadata; ``None`` where a field is out of range. ``roots``: groups by root."""
+    values = dict(zip(page.FIELDS, row[len(_OF_STORE) :], strict=True))
+    root = values["group"]
+    number = int.from_bytes(root, "little") if isinstance(root, bytes) else None
+    values["group"] = -1 if number is None else roots.get(number, -1)
+    for name, kind in page.FIELDS.items():
+        if kind is Kind.FLAG and values[name] in (0, 1):
+            values[name] = bool(values[name])
+    try:
+        return PageMeta.from_json(values)
+    except CanopyError:
+        return None
 
 
 class Journal:

@@ -10,7 +10,6 @@ from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import kind_of
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.segments import Extent
 from sglang_canopy.disk.state import StoreState
 
 
@@ -21,10 +20,8 @@ class _PageRead:
     key: bytes
     row: int
     checksum: int
-    unit_count: int
+    unit: int
     target: list[memoryview]
-    stored: list[memoryview]
-    """Where its stored bytes go; ``target`` itself, or a buffer to decompress from."""
 
 
 class PageReader:
@@ -72,12 +69,11 @@ class PageReader:
             return [False] * len(keys)
         raw = [raw_key(key) for key in keys]
         now = state.clock()
-        units: list[int] = []
-        extents: list[Extent] = []
         with state.lock:
-            batch = self._locate(raw, into, units, extents)
+            batch = self._locate(raw, into)
+            units = [page.unit for page in batch]
             state.units.begin_read(units)
-        errors = state.segments.read(extents)
+        errors = state.segments.read([(page.unit, page.target) for page in batch])
         good, error = self._count_good(batch, errors)
         with state.lock:
             state.units.end_read(units)
@@ -88,41 +84,25 @@ class PageReader:
             self._index_writer.flush()
         return [i < good for i in range(len(keys))]
 
-    def _locate(
-        self,
-        raw: Sequence[bytes],
-        into: Sequence[PageBuffers],
-        units: list[int],
-        extents: list[Extent],
-    ) -> list[_PageRead]:
-        """The leading pages that are here; adds their units and where to read them to."""
-        index, content = self._state.index, self._state.content
+    def _locate(self, raw: Sequence[bytes], into: Sequence[PageBuffers]) -> list[_PageRead]:
+        """The leading pages that are here."""
+        index = self._state.index
         batch = []
-        for i, key in enumerate(raw):
+        for key, buffers in zip(raw, into):
             row = index.rows.get(key)
             if row is None:
                 break
-            target = content.views(into[i])
-            stored = content.read_buffers(index.stored[row], target)
-            page_units = index.units(row)
-            units.extend(page_units)
-            extents.extend(content.extents(page_units, stored))
-            batch.append(_PageRead(key, row, index.checksum(row), len(page_units), target, stored))
+            target = self._state.content.views(buffers)
+            batch.append(_PageRead(key, row, index.checksum(row), index.unit[row], target))
         return batch
 
     def _count_good(
         self, batch: Sequence[_PageRead], errors: Sequence[OSError | None]
     ) -> tuple[int, OSError | None]:
         """How many leading pages are right, and the disk's error in the one after them."""
-        content, at = self._state.content, 0
-        for good, page in enumerate(batch):
-            error = first_error(errors, at, page.unit_count)
-            at += page.unit_count
-            if (
-                error is not None
-                or not content.decode(page.stored, page.target)
-                or content.checksum(page.key, page.target) != page.checksum
-            ):
+        content = self._state.content
+        for good, (page, error) in enumerate(zip(batch, errors, strict=True)):
+            if error is not None or content.checksum(page.key, page.target) != page.checksum:
                 return good, error
         return len(batch), None
 
@@ -153,8 +133,3 @@ class PageReader:
             error or f"page {key[:16]}... does not match its checksum",
         )
         self._eviction.remove_subtree(page.row, "corrupt", now)
-
-
-def first_error(errors: Sequence[OSError | None], at: int, count: int) -> OSError | None:
-    """The first error among ``count`` extents from ``at`` on: those of one page."""
-    return next((e for e in errors[at : at + count] if e is not None), None)

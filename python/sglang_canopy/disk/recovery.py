@@ -12,9 +12,8 @@ from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import Journal, damaged, kind_of
+from sglang_canopy.disk.journal import Journal, Row, damaged, decode_meta, is_sound, kind_of
 from sglang_canopy.disk.lifetimes import Lifetimes
-from sglang_canopy.disk.records import Row, decode_meta, is_sound, unpack_units
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
@@ -62,7 +61,7 @@ class Recovery:
         try:
             self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
             self.path = self.claim.path
-            state.segments = SegmentFiles(self.path, state.content.unit_bytes)
+            state.segments = SegmentFiles(self.path, state.content.page_bytes)
             state.journal = Journal(self.path)
             with state.lock:
                 self._load()
@@ -116,7 +115,7 @@ class Recovery:
         state = self._state
         for row in state.index.rows.values():
             state.evictable.withdraw(row)
-            state.evictable.page_removed(row, None, state.index.stored[row], chosen=False)
+            state.evictable.page_removed(row, None, chosen=False)
         state.replace_index()
         state.units = UnitAllocator(state.units.limit)
         self._index_writer.forget()
@@ -140,19 +139,19 @@ class Recovery:
             self._index_writer.mark_changed(*state.index.rows.values())
         self._shrink_to_capacity(now)
         cut = state.segments.trim(state.units.top)
-        state.counters.orphans += cut // state.content.unit_bytes
+        state.counters.orphans += cut // state.content.page_bytes
 
     def _load_rows(self, now: float) -> bool:
         """Fill an empty store from its index file, leaving out whatever is not sound.
 
-        A page comes back only below its prefix, in units that no other page claims and that
+        A page comes back only below its prefix, in a unit that no other page claims and that
         the files are long enough for. Returns whether rows got new numbers.
         """
         state = self._state
         rows: dict[int, Row] = {}
         unsound = []
         for row in state.journal.rows():
-            if is_sound(row, state.content) and self._data_present(row):
+            if is_sound(row) and state.segments.present(row[3]):
                 rows[row[0]] = row
             else:
                 unsound.append(row[0])
@@ -180,11 +179,6 @@ class Recovery:
             state.faults.note("clock", f"{count} pages were used in the future", count)
         return renumber
 
-    def _data_present(self, row: Row) -> bool:
-        state, units, stored = self._state, unpack_units(row[3]), row[4]
-        last_bytes = stored - (len(units) - 1) * state.content.unit_bytes
-        return all(state.segments.present(unit, last_bytes) for unit in units)
-
     def _enter_rows(self, rows: dict[int, Row], renumber: bool, now: float) -> _LoadedRows:
         """Insert the rows into the index, parents first."""
         state, index = self._state, self._state.index
@@ -197,20 +191,19 @@ class Recovery:
         while order:
             number, parent = order.pop()
             row = rows[number]
-            units = unpack_units(row[3])
+            _, key, _, unit, checksum, written = row[:6]
             meta = decode_meta(row, roots)
-            if meta is None or loaded.units.intersection(units) or row[1] in index.rows:
+            if meta is None or unit in loaded.units or key in index.rows:
                 continue
-            loaded.units.update(units)
-            loaded.in_future += meta.last_access > now or row[6] > now
+            loaded.units.add(unit)
+            loaded.in_future += meta.last_access > now or written > now
             meta.last_access = min(meta.last_access, now)
             meta.created = min(meta.created, now)
-            at = index.insert(row[1], parent, units, NO_ROW if renumber else number)
-            index.stored[at] = row[4]
-            index.set_checksum(at, int.from_bytes(row[5], "little"))
-            index.written[at] = min(row[6], now)
+            at = index.insert(key, parent, unit, NO_ROW if renumber else number)
+            index.set_checksum(at, int.from_bytes(checksum, "little"))
+            index.written[at] = min(written, now)
             index.put(at, meta)
-            state.evictable.charge_tenant(meta.tenant, row[4])
+            state.evictable.charge_tenant(meta.tenant)
             loaded.rows.append(at)
             order.extend((child, at) for child in below.get(number, ()))
         return loaded
@@ -239,19 +232,15 @@ class Recovery:
                 break
             self._eviction.remove(pinned, "capacity", now)
         units.shrink()
-        self._move_down(
-            [row for row in index.rows.values() if max(index.units(row), default=0) >= units.limit]
-        )
+        self._move_down([row for row in index.rows.values() if index.unit[row] >= units.limit])
 
     def _move_down(self, rows: Iterable[int]) -> None:
         """Copy these pages into free units."""
         state, index, content = self._state, self._state.index, self._state.content
         for row in rows:
-            old = index.units(row)
-            new = sorted(state.units.allocate(len(old)))
-            buffers = [memoryview(bytearray(index.stored[row]))]
-            state.segments.read(content.extents(old, buffers))
-            state.segments.write(content.extents(new, buffers))
-            state.units.retire(old)
-            index.set_units(row, tuple(new))
+            new, buffers = state.units.allocate(), [memoryview(bytearray(content.page_bytes))]
+            state.segments.read([(index.unit[row], buffers)])
+            state.segments.write([(new, buffers)])
+            state.units.retire()
+            index.unit[row] = new
             self._index_writer.mark_changed(row)

@@ -1,14 +1,13 @@
-"""Fixed-size units in a few large files: batched positional I/O on them.
+"""Units, each of one page, in a few large files: batched positional I/O on them.
 
-A page is one unit, or, where pages are compressed, as many of a sixteenth of a page as it
-needs. Neighbouring units of a batch become one ``pwritev`` or ``preadv``.
+Neighbouring units of a batch become one ``pwritev`` or ``preadv``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SEGMENT_BYTES = 1 << 30
@@ -35,12 +34,12 @@ class SegmentFiles:
         """Fill buffers from units. A short file leaves a buffer as it was, without an error."""
         return self._transfer(extents, _read_all, create=False)
 
-    def present(self, unit: int, size: int) -> bool:
-        """Whether a file is long enough to hold ``size`` bytes of ``unit``."""
+    def present(self, unit: int) -> bool:
+        """Whether a file is long enough to hold ``unit``."""
         segment, index = divmod(unit, self.per_segment)
         try:
             fd = self._open(segment, create=False)
-            return os.fstat(fd).st_size >= index * self.unit_bytes + size
+            return os.fstat(fd).st_size >= (index + 1) * self.unit_bytes
         except OSError:
             return False
 
@@ -86,9 +85,13 @@ class SegmentFiles:
             undone = first
             try:
                 fd, position = self._place(extents[first][0], create=create)
-                for done, buffers, at in self._groups(extents, first, last, position):
-                    move(fd, buffers, at)
-                    undone = done
+                # Portions of whole pages, so that an error is that of as few as may be.
+                step = max(1, _IOV_MAX // len(extents[first][1]))
+                for begin in range(first, last, step):
+                    end = min(begin + step, last)
+                    buffers = [view for _, views in extents[begin:end] for view in views]
+                    move(fd, buffers, position + (begin - first) * self.unit_bytes)
+                    undone = end
             except OSError as error:
                 outcome[undone:last] = [error] * (last - undone)
         return outcome
@@ -105,30 +108,6 @@ class SegmentFiles:
                     runs.append((first, i))
                 first = i
         return runs
-
-    def _groups(
-        self,
-        extents: Sequence[Extent],
-        first: int,
-        last: int,
-        position: int,
-    ) -> Iterable[tuple[int, list[memoryview], int]]:
-        """A run in portions of at most IOV_MAX buffers, none of which leaves a gap behind it.
-
-        Yields the end of the portion, its buffers, and its place in the file.
-        """
-        buffers: list[memoryview] = []
-        begin = first
-        for i in range(first, last):
-            views = extents[i][1]
-            at_end = sum(len(b) for b in views) < self.unit_bytes
-            buffers.extend(views)
-            following = len(extents[i + 1][1]) if i + 1 < last else _IOV_MAX
-            if at_end or len(buffers) + following > _IOV_MAX:
-                yield i + 1, buffers, position + (begin - first) * self.unit_bytes
-                buffers, begin = [], i + 1
-        if buffers:
-            yield last, buffers, position + (begin - first) * self.unit_bytes
 
     def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
         segment, index = divmod(unit, self.per_segment)

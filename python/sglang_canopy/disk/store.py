@@ -34,7 +34,6 @@ from sglang_canopy.disk.reader import PageReader
 from sglang_canopy.disk.recovery import Recovery
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
-from sglang_canopy.disk.usage import UsageRecorder
 from sglang_canopy.disk.writer import PageWriter
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -61,7 +60,6 @@ class DiskStore:
         quotas: Mapping[str, int] | None = None,
         pin_bytes: int | None = None,
         pin_tenant_bytes: int | None = None,
-        compress: bool = False,
         now: Callable[[], float] | None = None,
         namespace: str = "",
         temporary: bool = False,
@@ -78,27 +76,31 @@ class DiskStore:
         pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
         pin_tenant_bytes = pin_bytes * 2 // 5 if pin_tenant_bytes is None else pin_tenant_bytes
         _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
-        namespace = f"{namespace}|page_bytes={page_bytes}|compress={compress}"
-        content = Content(page_bytes, compress=compress, namespace=namespace)
+        # The last fact names the folder that stores of other versions use, so that it is taken over.
+        namespace = f"{namespace}|page_bytes={page_bytes}|compress=False"
         index = PageIndex()
-        counters = counters or StoreCounters()
+        self.capacity_bytes, self.policy = capacity_bytes, policy
+        self.content = content = Content(page_bytes, namespace)
+        self.counters = counters = counters or StoreCounters()
+        self.clock = now or SteadyClock()
         self.state = state = StoreState(
             capacity_bytes=capacity_bytes,
-            clock=now or SteadyClock(),
+            clock=self.clock,
             content=content,
             counters=counters,
             faults=Faults(counters, str(folder)),
             index=index,
-            evictable=EvictablePages(index, policy, quotas or {}, pin_bytes, pin_tenant_bytes),
-            units=UnitAllocator(capacity_bytes // content.unit_bytes),
+            evictable=EvictablePages(
+                index, policy, page_bytes, quotas or {}, pin_bytes, pin_tenant_bytes
+            ),
+            units=UnitAllocator(capacity_bytes // page_bytes),
             ttl=ttl or TTLTable(),
         )
         self._index_writer = records = IndexWriter(state)
         self._lifetimes = lifetimes = Lifetimes(state, records)
         self._eviction = eviction = Eviction(state, records)
-        self._usage = usage = UsageRecorder(state, records, lifetimes)
         self._reader = PageReader(state, records, lifetimes, eviction)
-        self._writer = PageWriter(state, records, lifetimes, eviction, usage, monotonic)
+        self._writer = PageWriter(state, records, lifetimes, eviction, monotonic)
         self._recovery = Recovery(
             state,
             records,
@@ -119,26 +121,6 @@ class DiskStore:
     def path(self) -> Path:
         """The namespace's own folder, once it was taken."""
         return self._recovery.path
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self.state.capacity_bytes
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self.state.clock
-
-    @property
-    def content(self) -> Content:
-        return self.state.content
-
-    @property
-    def counters(self) -> StoreCounters:
-        return self.state.counters
-
-    @property
-    def policy(self) -> Policy:
-        return self.state.evictable.policy
 
     @property
     def ttl(self) -> TTLTable:
@@ -211,7 +193,7 @@ class DiskStore:
 
         ``meta.hits`` is the true number of uses where it is not 0; else this is one more.
         """
-        return self._usage.touch(keys, meta)
+        return self._lifetimes.touch(keys, meta)
 
     def clear(self) -> None:
         """Remove every page, in one pass: a caller may be the thread that schedules requests."""

@@ -1,4 +1,4 @@
-"""Which fixed-size units of the segment files are free."""
+"""Which units of the segment files are free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class UnitAllocator:
-    """Which units are free. Not thread-safe: the store's lock guards it."""
+    """Each holds one page. Not thread-safe: the store's lock guards it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -28,18 +28,14 @@ class UnitAllocator:
         fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
         return len(self._free) + fresh
 
-    def allocate(self, count: int) -> list[int]:
-        """Exactly ``count`` units; the caller checked ``available``."""
-        assert count <= self.available, (count, self.available)
-        allocated = []
-        for _ in range(count):
-            if self._free:
-                allocated.append(self._free.pop())
-            else:
-                allocated.append(self.top)
-                self.top += 1
-        self.used += count
-        return allocated
+    def allocate(self) -> int:
+        """A unit; the caller checked ``available``."""
+        assert self.available, "no unit is free"
+        self.used += 1
+        if self._free:
+            return self._free.pop()
+        self.top += 1
+        return self.top - 1
 
     def free(self, units: Iterable[int]) -> None:
         """Free these. One that is being read is handed out again only after ``end_read``."""
@@ -50,11 +46,10 @@ class UnitAllocator:
             else:
                 self._free.append(unit)
 
-    def disk_full(self, units: Iterable[int]) -> None:
-        """The disk is full: these could not be written, and no new ones can be."""
-        for unit in units:
-            self.used -= 1
-            self._missing.append(unit)
+    def disk_full(self, unit: int) -> None:
+        """The disk is full: this one could not be written, and no new ones can be."""
+        self.used -= 1
+        self._missing.append(unit)
         self.growth_allowed = False
 
     def allow_growth(self) -> None:
@@ -92,9 +87,9 @@ class UnitAllocator:
         self._free = [u for u in self._free if u < self.limit]
         self.top = min(self.top, self.limit)
 
-    def retire(self, units: Iterable[int]) -> None:
-        """Pages moved out of units beyond the limit."""
-        self.used -= len(list(units))
+    def retire(self) -> None:
+        """A page moved out of a unit beyond the limit."""
+        self.used -= 1
 
     def unused_units(self) -> set[int]:
         """For checks."""

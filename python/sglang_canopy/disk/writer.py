@@ -13,12 +13,9 @@ from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import kind_of
-from sglang_canopy.disk.lifetimes import Lifetimes
+from sglang_canopy.disk.lifetimes import Lifetimes, on_store_clock
 from sglang_canopy.disk.page import PageMeta
-from sglang_canopy.disk.reader import first_error
-from sglang_canopy.disk.segments import Extent
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.disk.usage import UsageRecorder, on_store_clock
 
 GROWTH_RETRY_S = 30.0
 """How long a full disk is left alone before the files may grow again."""
@@ -35,21 +32,15 @@ class _PageWrite:
     parent: bytes | None
     meta: PageMeta
     views: list[memoryview] = field(default_factory=list)
-    encoded: list[memoryview] = field(default_factory=list)
     """Empty where the page was on disk when the batch came."""
-    units: list[int] = field(default_factory=list)
-
-    @property
-    def stored_bytes(self) -> int:
-        return sum(len(view) for view in self.encoded)
+    unit: int = -1
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Pages that got units; no lock is held while their data is written."""
+    """Pages that got a unit; no lock is held while their data is written."""
 
     placed: list[_PageWrite] = field(default_factory=list)
-    extents: list[Extent] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     locked_parents: list[int] = field(default_factory=list)
 
@@ -63,14 +54,12 @@ class PageWriter:
         index_writer: IndexWriter,
         lifetimes: Lifetimes,
         eviction: Eviction,
-        usage: UsageRecorder,
         monotonic: Callable[[], float],
     ) -> None:
         self._state = state
         self._index_writer = index_writer
         self._lifetimes = lifetimes
         self._eviction = eviction
-        self._usage = usage
         self._monotonic = monotonic
         self._full_until = 0.0
 
@@ -94,14 +83,13 @@ class PageWriter:
             absent = [i for i, page in enumerate(offered) if page.key not in state.index.rows]
         for i in absent:
             offered[i].views = content.views(pages[i])
-            offered[i].encoded = content.encode(offered[i].views)
         now = state.clock()
         batch = _Batch()
         with state.lock:
             self._retry_growth()
             self._use_present(offered, now)
             here = [self._is_here_or_placed(page, batch, now) for page in offered]
-        errors = state.segments.write(batch.extents)
+        errors = state.segments.write([(page.unit, page.views) for page in batch.placed])
         checksums = [content.checksum(page.key, page.views) for page in batch.placed]
         with state.lock:
             self._enter_batch(batch, errors, checksums, now)
@@ -118,26 +106,25 @@ class PageWriter:
         for _, group in itertools.groupby(present, lambda page: _path_metadata(page.meta)):
             same = list(group)
             path = list(dict.fromkeys(rows[page.key] for page in same))
-            self._usage.use(path, same[0].meta, now, count=False)
+            self._lifetimes.use(path, same[0].meta, now, count=False)
 
     def _is_here_or_placed(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
-        """True for a page that is on disk. Gives any other units, where it may have them."""
+        """True for a page that is on disk. Gives any other a unit, where it may have one."""
         state = self._state
         if page.key in state.index.rows:
             return True
         if page.key in batch.keys:
             return False  # the same page twice in one batch
-        if not page.encoded:
+        if not page.views:
             state.counters.refused["no-prefix"] += 1  # it went while we looked
             return False
         if self._place(page, batch, now):
             batch.keys.add(page.key)
             batch.placed.append(page)
-            batch.extents.extend(state.content.extents(page.units, page.encoded))
         return False
 
     def _place(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
-        """Allocate units for a page, evicting for them; false where it is not to be written."""
+        """Allocate a unit for a page, evicting for it; false where it is not to be written."""
         state, counters = self._state, self._state.counters
         meta = page.meta
         counters.by_category(counters.misses, meta.category)
@@ -148,16 +135,14 @@ class PageWriter:
                 return False
             state.evictable.lock_parent(row)
             batch.locked_parents.append(row)
-        size = page.stored_bytes
-        if not self._eviction.fit_quota(meta.tenant, size, now):
+        if not self._eviction.fit_quota(meta.tenant, now):
             counters.refused["quota"] += 1
             return False
-        count = state.content.units_for(size)
-        if not self._eviction.make_room(count, now):
+        if not self._eviction.make_room(now):
             counters.refused["capacity"] += 1
             return False
-        state.evictable.charge_tenant(meta.tenant, size)
-        page.units = sorted(state.units.allocate(count))
+        state.evictable.charge_tenant(meta.tenant)
+        page.unit = state.units.allocate()
         return True
 
     def _enter_batch(
@@ -169,19 +154,17 @@ class PageWriter:
     ) -> None:
         """The data is written, apart from ``errors``: put the pages into the index."""
         state = self._state
-        at, entered = 0, []
-        for page, checksum in zip(batch.placed, checksums, strict=True):
-            error = first_error(errors, at, len(page.units))
-            at += len(page.units)
+        entered = []
+        for page, checksum, error in zip(batch.placed, checksums, errors, strict=True):
             if error is None:
                 row = self._enter(page, checksum, now)
                 if row != NO_ROW:
                     entered.append(row)
                     continue
-                state.units.free(page.units)
+                state.units.free((page.unit,))
             else:
-                self._write_failed(error, page.units)
-            state.evictable.refund_tenant(page.meta.tenant, page.stored_bytes)
+                self._write_failed(error, page.unit)
+            state.evictable.refund_tenant(page.meta.tenant)
         for row in entered:
             state.evictable.refresh(row, now)
         for row in batch.locked_parents:
@@ -194,8 +177,7 @@ class PageWriter:
         parent = NO_ROW if page.parent is None else index.rows.get(page.parent)
         if page.key in index.rows or parent is None:
             return NO_ROW
-        row = index.insert(page.key, parent, tuple(page.units))
-        index.stored[row] = page.stored_bytes
+        row = index.insert(page.key, parent, page.unit)
         index.set_checksum(row, checksum)
         index.written[row] = now
         index.put(row, on_store_clock(state.clock, page.meta, now))
@@ -203,19 +185,19 @@ class PageWriter:
         self._lifetimes.pin_if_asked(row, now)
         self._index_writer.mark_changed(row)
         state.counters.written += 1
-        state.counters.written_bytes += page.stored_bytes
+        state.counters.written_bytes += state.content.page_bytes
         return row
 
-    def _write_failed(self, error: OSError, units: list[int]) -> None:
+    def _write_failed(self, error: OSError, unit: int) -> None:
         state = self._state
         kind = kind_of(error)
         state.faults.note(kind, error)
         state.counters.refused[kind] += 1
         if kind == "full":
-            state.units.disk_full(units)
+            state.units.disk_full(unit)
             self._full_until = self._monotonic() + GROWTH_RETRY_S
         else:
-            state.units.free(units)
+            state.units.free((unit,))
 
     def _retry_growth(self) -> None:
         if not self._state.units.growth_allowed and self._monotonic() >= self._full_until:

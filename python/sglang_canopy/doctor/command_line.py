@@ -17,7 +17,7 @@ from sglang_canopy.config.setups import PARTS, untested
 from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server import documents
 
 HIDDEN = "***"
@@ -116,7 +116,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def asked_for(given: argparse.Namespace) -> list[str]:
     """The features, of those in ``refusals``, that a command line asks for."""
     asked = {
-        refusals.POLICIES: given.radix_eviction_policy in live_names(),
+        refusals.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
         refusals.CHUNKS: documents.is_asked_for(given),
         refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",

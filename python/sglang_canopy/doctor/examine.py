@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_canopy.doctor import command_line, machine
-from sglang_canopy.doctor.finding import STOPS, Finding
+from sglang_canopy.doctor.finding import NOTE, STOPS, Finding
 from sglang_canopy.errors import CanopyError
 
 
@@ -69,8 +69,23 @@ def examine(words: Sequence[str]) -> Report:
     first = command_line.stopped(arguments)
     if first is not None and not any(_says(one, first) for one in refused):
         refused.insert(0, first)
-    report.findings += [*refused, *command_line.untried(given), *_places(given)]
+    report.findings += [*refused, *command_line.untried(given), *_places(given), *_slow(given)]
     return report
+
+
+def _slow(given: argparse.Namespace) -> list[Finding]:
+    """Settings that cost time where another of SGLang's does not."""
+    storage = given.enable_hierarchical_cache and given.hicache_storage_backend is not None
+    if not storage or given.hicache_storage_prefetch_policy != "best_effort":
+        return []
+    return [
+        Finding(
+            NOTE,
+            "--hicache-storage-prefetch-policy best_effort: a request takes what has been read by "
+            "its turn, and computes the rest; where queues are short that is most of it. timeout, "
+            "SGLang's default, waits for a bounded time",
+        )
+    ]
 
 
 def _says(one: Finding, other: Finding) -> bool:

@@ -52,6 +52,9 @@ class Policy(abc.ABC):
     takes_tail_target: ClassVar[bool] = False
     """Whether it aims at a tail: one of the options ``TAIL_TARGETS``."""
 
+    learns: bool = False
+    """Whether it learns from requests. A server announces them to those that do; a twin of one that
+    does may not."""
     admits_alike: ClassVar[bool] = False
     """Whether a leaf that is dropped and admitted again, unchanged, ranks as before: then the order
     of eviction can be looked at without a trace."""

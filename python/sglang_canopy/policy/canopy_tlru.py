@@ -64,12 +64,12 @@ class TailOptimizedLRU(Policy):
     name: ClassVar[str] = "canopy-tlru"
     Config: ClassVar[type] = Config
     takes_tail_target: ClassVar[bool] = True
+    learns: bool = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.model = ReuseModel(own_gaps=False)
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
-        self._learns = True
         self._planned = self._versions()
         self._allowance = 0
         """Tokens that the request now served may still take from others (optional caching)."""
@@ -77,10 +77,10 @@ class TailOptimizedLRU(Policy):
         self._needed = EndQueue()
 
     def arrive(self, request: Request) -> str:
-        return self.model.arrive(request) if self._learns else super().arrive(request)
+        return self.model.arrive(request) if self.learns else super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        if not self._learns:
+        if not self.learns:
             return super().finish(request)
         label = self.model.finish(request)
         self.target.observe(request)
@@ -91,7 +91,7 @@ class TailOptimizedLRU(Policy):
     def twin(self) -> Policy:
         """The same policy for another tier: it plans with what this one learns."""
         other = type(self)(self.config)
-        other.model, other.target, other._learns = self.model, self.target, False
+        other.model, other.target, other.learns = self.model, self.target, False
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:

@@ -61,7 +61,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
 
     def finish(self, request: Request) -> str:
         label = super().finish(request)
-        if self._learns:
+        if self.learns:
             self.target.observe(request)
         return label
 

@@ -30,6 +30,9 @@ _SIMULATED = {
 }
 """What the simulator compares with, and no server runs."""
 
+AUTO = "auto"
+"""Taken by ``--radix-eviction`` beside the policies' names (``config/auto.py``)."""
+
 _MODULES = {**{name: module for name, (_, module) in _SERVED.items()}, **_SIMULATED}
 _LIVE = {live: name for name, (live, _) in _SERVED.items()}
 
@@ -78,6 +81,12 @@ def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
     """
     made = policy_class(name)
     return made(parse_config(name, made.Config, config or {}))
+
+
+def options_of(policy: Policy) -> dict[str, Any]:
+    """The options with which a policy was made, for ``make_policy``; its profile left out."""
+    fields = getattr(type(policy.config), "__dataclass_fields__", {})
+    return {name: getattr(policy.config, name) for name in fields if name != "profile"}
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:

@@ -102,6 +102,7 @@ class WorkloadAware(Policy):
 
     name: ClassVar[str] = "wa"
     Config: ClassVar[type] = Config
+    learns: bool = True
     admits_alike: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
@@ -126,17 +127,16 @@ class WorkloadAware(Policy):
         """By whose word it is, since each one's hints come true at a rate of their own."""
         self._kept = EndQueue()
         self._ranked_version = 0
-        self._learns = True
         if config.profile is not None:
             saved = saved_curves.read(config.profile)
             if saved is not None:
                 self.restore(saved)
 
     def arrive(self, request: Request) -> str:
-        return self.model.arrive(request) if self._learns else super().arrive(request)
+        return self.model.arrive(request) if self.learns else super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        return self.model.finish(request) if self._learns else super().finish(request)
+        return self.model.finish(request) if self.learns else super().finish(request)
 
     def hinted(
         self,
@@ -146,40 +146,52 @@ class WorkloadAware(Policy):
         over: bool,
         return_in_s: float | None,
     ) -> None:
-        if self._learns:
+        if self.learns:
             self.model.hinted(conversation, source, now, over, return_in_s)
 
     def twin(self) -> Policy:
         """The same policy for another tier: it ranks by what this one learns, and as it does."""
         other = type(self)(dataclasses.replace(self.config, profile=None))
         other.model = self.model
-        other._learns = False
+        other.learns = False
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:
         until = leaf.protected_until()
         if until > now:
             leaf.slot = (self._kept, self._kept.push(leaf, until))
-        elif leaf.over and self.model.hints.over_trusted(_speaker(leaf)):
-            leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
-        elif self._returns_at(leaf) > now and self._trusts_return(leaf):
-            assert leaf.return_at is not None
-            who = self.model.hints.key(_speaker(leaf))
-            queue = self._returning.setdefault(who, ReturnQueue())
-            entry = queue.push_until(leaf, leaf.return_at, self._returns_at(leaf))
-            leaf.slot = (queue, entry)
+            return
+        if leaf.over or leaf.return_at is not None:
+            hinted = self._admit_hinted(leaf, now)
+            if leaf.slot is not None:
+                return
         else:
-            category = self._category(leaf)
-            bucket = self._bucket(leaf, category)
-            # What one that is not trusted outright said to be over ranks lower, by how often that
-            # came true. Where it tells nothing it splits no cell: a cell is known by its ends.
-            who = self.model.hints.key(_speaker(leaf))
-            hinted = (who,) if leaf.over and self.model.hints.over_weight(who) < 1.0 else ()
-            self._cells.push(
-                (category.label, bucket, *hinted),
-                leaf,
-                lambda: (category, self._weight(category, bucket) * self._over_weight(hinted)),
-            )
+            hinted = ()
+        category = self._category(leaf)
+        bucket = self._bucket(leaf, category)
+        self._cells.push(
+            (category.label, bucket, *hinted),
+            leaf,
+            lambda: (category, self._weight(category, bucket) * self._over_weight(hinted)),
+        )
+
+    def _admit_hinted(self, leaf: Leaf, now: float) -> tuple[Hashable, ...]:
+        """Queue a leaf whose hints are acted on outright. Else: who said that it is over, if that
+        counts a little: then it ranks lower, by how often that came true."""
+        hints, who = self.model.hints, speaker(leaf.tenant, leaf.source)
+        if leaf.over and hints.over_trusted(who):
+            leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
+            return ()
+        key = hints.key(who)
+        if leaf.return_at is not None:
+            # The time after which a hinted return no longer counts.
+            until = leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
+            if until > now and hints.return_trusted(who):
+                queue = self._returning.setdefault(key, ReturnQueue())
+                leaf.slot = (queue, queue.push_until(leaf, leaf.return_at, until))
+                return ()
+        # What tells nothing splits no cell: a cell is known by its ends.
+        return (key,) if leaf.over and hints.over_weight(key) < 1.0 else ()
 
     def _over_weight(self, hinted: tuple[Any, ...]) -> float:
         return self.model.hints.over_weight(hinted[0]) if hinted else 1.0
@@ -204,17 +216,18 @@ class WorkloadAware(Policy):
     # rank(leaf) = reuse per second of space that its category wins from its age on, G_w(age)
     # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
-        self._release(now)
+        if self._kept.live or self._over.live or self._returning:
+            self._release(now)
         if self._ranked_version != self.model.version:
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)
-        first = self._over.oldest()
-        if first is not None:
+        if (first := self._over.oldest() if self._over.live else None) is not None:
             return Victim(first[3])
         least = self._cells.least(now)
-        last, rank = self._last_to_return(now)
-        if last is not None and (least is None or rank < least[0][0]):
-            return Victim(last)
+        if self._returning:
+            last, rank = self._last_to_return(now)
+            if last is not None and (least is None or rank < least[0][0]):
+                return Victim(last)
         if least is not None:
             return Victim(least[1], self._keep(least[1]))
         soonest = self._kept.oldest()
@@ -236,9 +249,10 @@ class WorkloadAware(Policy):
             if not queue.live:
                 del self._returning[who]
         while (entry := self._over.oldest()) is not None:
-            if self.model.hints.over_trusted(_speaker(entry[3])):
+            leaf = entry[3]
+            if self.model.hints.over_trusted(speaker(leaf.tenant, leaf.source)):
                 break
-            self._readmit(entry[3], now)
+            self._readmit(leaf, now)
 
     def _readmit(self, leaf: Leaf, now: float) -> None:
         self.drop(leaf)
@@ -252,27 +266,17 @@ class WorkloadAware(Policy):
             last = queue.youngest()
             if last is None:
                 continue
-            known = self.model.hints.return_skill(who)
-            rank = known / max(last[0] - now, 1e-3)
-            if known < 1.0:
+            skill = self.model.hints.return_skill(who)
+            rank = skill / max(last[0] - now, 1e-3)
+            if skill < 1.0:
                 leaf = last[3]
                 category = self._category(leaf)
                 weight = self._weight(category, self._bucket(leaf, category))
                 guess = weight * self._cells.rank(category, leaf.last_access, now)
-                rank += (1.0 - known) * guess
+                rank += (1.0 - skill) * guess
             if rank < least:
                 found, least = last[3], rank
         return found, least
-
-    def _trusts_return(self, leaf: Leaf) -> bool:
-        return self.model.hints.return_trusted(_speaker(leaf))
-
-    @staticmethod
-    def _returns_at(leaf: Leaf) -> float:
-        """The time after which a hinted return no longer counts; minus infinity without one."""
-        if leaf.return_at is None:
-            return float("-inf")
-        return leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """What beside the category a leaf's rank depends on."""
@@ -294,7 +298,7 @@ class WorkloadAware(Policy):
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
         category = self._category(leaf)
-        idle_s = now - leaf.last_access
+        idle_s, kept_for_s = now - leaf.last_access, leaf.protected_until() - now
         weight = self._weight(category, self._bucket(leaf, category))
         return {
             "category": category.label,
@@ -303,12 +307,8 @@ class WorkloadAware(Policy):
             "rank": weight * self._cells.rank(category, leaf.last_access, now),
             **({"said_to_be": "over"} if leaf.over else {}),
             **({} if leaf.return_at is None else {"said_to_return_in_s": leaf.return_at - now}),
-            **({"kept_for_s": leaf.protected_until() - now} if self._is_kept(leaf, now) else {}),
+            **({"kept_for_s": kept_for_s} if kept_for_s > 0 else {}),
         }
-
-    @staticmethod
-    def _is_kept(leaf: Leaf, now: float) -> bool:
-        return leaf.protected_until() > now
 
     def stats(self) -> Mapping[str, Any]:
         queues = {f"{c.key}": len(c) for c in self._cells.cells()}
@@ -324,11 +324,6 @@ class WorkloadAware(Policy):
         for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue
         yield from self._cells
-
-
-def _speaker(leaf: Leaf) -> Hashable:
-    """Whose word the hints on ``leaf`` are."""
-    return speaker(leaf.tenant, leaf.source)
 
 
 POLICY = WorkloadAware

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_canopy.thread_time import of_the_tree
+
 if TYPE_CHECKING:
     from sglang_canopy.radix.core import CanopyTreeCore
 
@@ -36,14 +38,15 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
-        with core.inserting.to(core.request_of(req)):
+        with core.inserting.to(core.requests.of(req)):
             super().checkpoint_into_tree(req, **options)
 
     def advance_unpublished_req(self, req: Any) -> None:
         core = self.tree_core
-        with core.inserting.to(core.request_of(req)):
+        with core.inserting.to(core.requests.of(req)):
             super().advance_unpublished_req(req)
 
+    @of_the_tree
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],

@@ -31,20 +31,20 @@ class CanopyFullComponent(FullComponent):
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool
     ) -> int | None:
         if is_finished:
-            self.tree_core.finish_request(req)
+            self.tree_core.requests.ended(req)
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        self.tree_core.record_use(node, self.tree_core.inserting.value)
+        self.tree_core.requests.used(node, self.tree_core.inserting.value)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int
     ) -> Any:
         request = getattr(params.req, "canopy", None)
         if request is not None:
-            self.tree_core.protect_awaited(result.best_match_node, request)
+            self.tree_core.protected.looked_up(result.best_match_node, request)
         return super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )

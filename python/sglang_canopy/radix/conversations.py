@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy.radix.tree import Tree
 from sglang_canopy.radix.under_way import UnderWay
 from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.radix.live_request import LiveRequest
-    from sglang_canopy.radix.node_metadata import NodeMetadataCore
 
 PARENT_KEPT_S = 60.0
 """How long after each request and answer of a child its parent's path is kept on the device, within
@@ -51,7 +51,7 @@ class Conversations:
     tenant that has most.
     """
 
-    def __init__(self, tree: NodeMetadataCore) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._ends: dict[str | None, dict[Hashable, End]] = {}
         self._count = 0
@@ -64,9 +64,10 @@ class Conversations:
         """``request`` comes in, and its policies have heard of it."""
         for tenant, parent in self.under_way.waiting(request.time):
             self._keep_parents(tenant, parent, request.time)
-        self._keep_parents(request.tenant, request.parent, request.time)
-        if request.conversation is not None:
-            self.under_way.began(request)
+        if request.parent is not None:
+            self._keep_parents(request.tenant, request.parent, request.time)
+            if request.conversation is not None:
+                self.under_way.began(request)
         if request.conversation is None or not request.linear:
             return
         end = self._end(request.tenant, request.conversation)
@@ -78,7 +79,7 @@ class Conversations:
             self.apply_hint({**said, "time": request.time, "source": request.source, "over": True})
             return
         if end.left_by(request.path):  # type: ignore[arg-type]
-            for policy in self.tree.live.listeners:
+            for policy in self.tree.live.learners:
                 who = request.tenant, request.conversation
                 policy.hinted(who, INFERRED, request.time, True, None)
 
@@ -87,9 +88,11 @@ class Conversations:
         if request.conversation is None:
             return
         if request.done:
-            self.under_way.ended(request.number)
-            self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
-            self._end_branch(request, node)
+            if request.parent is not None:
+                self.under_way.ended(request.number)
+                self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
+            if request.left is not None:
+                self._end_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
         self._put(
@@ -135,7 +138,7 @@ class Conversations:
         """
         tree = self.tree
         source = hint.get("source", CLIENT)
-        for policy in tree.live.listeners:
+        for policy in tree.live.learners:
             policy.hinted(
                 (hint["tenant"], hint["conversation"]),
                 source,
@@ -149,7 +152,7 @@ class Conversations:
         node = end.node
         return_in_s, keep_s = hint.get("return_in_s"), hint.get("keep_s")
         if keep_s is not None:
-            tree.keep_path(node, hint["time"] + keep_s, node.canopy.tenant)
+            tree.protected.keep(node, hint["time"] + keep_s, node.canopy.tenant)
         while node is not tree.root_node:
             leaf = node.canopy
             tree.readmit(node)
@@ -176,14 +179,16 @@ class Conversations:
             end = self._end(tenant, parent)
             if end is None:
                 return
-            self.tree.keep_path(end.node, now + PARENT_KEPT_S, tenant)
+            self.tree.protected.keep(end.node, now + PARENT_KEPT_S, tenant)
             parent = end.parent
 
     def _end_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """What of the conversation's last path is not on its new one is over, unless the two have
         nothing in common: then it is another conversation of that name."""
-        tree, left, request.left = self.tree, request.left, None
-        if left is None or not tree.contains(left):
+        tree, left = self.tree, request.left
+        request.left = None
+        assert left is not None
+        if not tree.contains(left):
             return
         on_path = set()
         while node is not tree.root_node:

@@ -1,35 +1,36 @@
-"""SGLang's Python tree core with Canopy's policies, one for each tier.
+"""SGLang's Python tree core with a ``NodeLeaf`` on every node and a policy for each tier.
 
-The tree mechanism is all SGLang's. Added here, each in a file of its own: metadata on every node
-(``node_metadata``), counters (``tier_traffic``),
-hints (``conversations``); and in this one requests, eviction by need, which cuts a leaf's tail instead of dropping the whole node, and what
-the disk tier is told.
+The tree mechanism is all SGLang's: this follows it. Parts with a state of their own: the leaves that
+may go (``evictable``), what is protected (``protected``), the requests (``requests``), what is
+counted (``traffic``), and the tier below the host (``disk_tier``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from sglang_canopy.policy.cut import tokens_kept
-from sglang_canopy.radix.adapter_counts import AdapterCounts
 from sglang_canopy.radix.conversations import Conversations
-from sglang_canopy.radix.counters import CAPACITY, HOST, TRIM
+from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.disk_tier import DiskTier
+from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.exchange import Exchange
-from sglang_canopy.radix.leaf import set_offsets
-from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
+from sglang_canopy.radix.leaf import NodeLeaf
+from sglang_canopy.radix.live_request import LiveRequest, RequestClock
 from sglang_canopy.radix.match_end import can_end_after
+from sglang_canopy.radix.offset_walk import OffsetWalkCore
+from sglang_canopy.radix.protected import ProtectedPaths
+from sglang_canopy.radix.requests import Requests
 from sglang_canopy.radix.scoped import Scoped
-from sglang_canopy.radix.tier_traffic import TierTrafficCore
+from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
-from sglang_canopy.radix.ttl_window import TtlWindow
-from sglang_canopy.records import Leaf, Request
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType, TreeComponent
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -40,7 +41,7 @@ BACKEND = "canopy"
 """The name under which this core is registered with SGLang."""
 
 
-class CanopyTreeCore(TierTrafficCore):
+class CanopyTreeCore(OffsetWalkCore):
     """A tree core that asks a ``Policy`` for its victims.
 
     ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
@@ -50,189 +51,178 @@ class CanopyTreeCore(TierTrafficCore):
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
         live: LiveCache = params.canopy
+        allocator = params.token_to_kv_pool_allocator
+        live.device_tokens, live.free_tokens = allocator.size, allocator.available_size
+        self.live = live
+        self.clock = RequestClock()
+        self.traffic = Traffic(live, self.clock)
+        self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
         self.disk: DiskTier = live.make_disk_tier(self)
         self.groups = LiveGroups(live.tiers)
-        window_s = live.tiers.ttl_window_s
-        self.ttl_window = (
-            None if window_s is None else TtlWindow(window_s, live.settings.block_tokens)
-        )
+        self.conversations = Conversations(self)
+        self.exchange = Exchange(self)
+        self.requests = Requests(self, self.conversations, self.exchange)
+        self.inserting: Scoped[LiveRequest] = Scoped()
+        """The request whose KV is being inserted."""
         self.shortfall: Scoped[Callable[[], int]] = Scoped()
         """Tokens that the allocation lacks for which SGLang walks over victims."""
-        self.conversations = Conversations(self)
-        self.adapters = AdapterCounts()
-        self.exchange = Exchange(self)
         super().__init__(params, components)
 
     def reset(self) -> None:
+        for name in ("evictable_device_leaves", "evictable_host_leaves"):
+            leaves = getattr(self, name, None)
+            if leaves is not None:
+                leaves.empty()
         super().reset()
+        self.protected.clear()
+        live, usable = self.live, self._usable if len(self.components) > 1 else None
+        self.evictable_device_leaves = EvictableLeaves(live.device_policy, self.clock, None, usable)
+        self.evictable_host_leaves = EvictableLeaves(
+            live.host_policy, self.clock, live.tiers.host_ttl, usable
+        )
         self.disk.tree_reset()
         self.conversations.clear()
-        if self.live.states is not None:
-            for state in list(self.live.states.states()):
-                self.live.states.drop(state)
+        if live.states is not None:
+            for state in list(live.states.states()):
+                live.states.drop(state)
+
+    def contains(self, node: UnifiedTreeNode) -> bool:
+        """Whether ``node`` is still in the tree."""
+        return self._node_arena.get(node.id) is node
+
+    def readmit(self, node: UnifiedTreeNode) -> None:
+        """``node``'s metadata is about to change: the policies rank it anew afterwards."""
+        self.evictable_device_leaves.readmit(node)
+        self.evictable_host_leaves.readmit(node)
+
+    # ---- nodes come, are split, and go ----
+
+    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
+        node = UnifiedTreeCore._new_node(self, priority)
+        node.canopy = leaf = NodeLeaf(node)
+        leaf.device_since = leaf.host_since = self.clock.now
+        return node
+
+    def _add_new_node(
+        self, parent: UnifiedTreeNode, key: Any, *args: Any, **kwargs: Any
+    ) -> UnifiedTreeNode:
+        node = super()._add_new_node(parent, key, *args, **kwargs)
+        above = parent.canopy
+        node.canopy.offset = above.offset + above.length
+        node.canopy.length = len(key)
+        self.traffic.computed(len(key), self.inserting.value)
+        return node
+
+    def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
+        head, action = super()._split_node(key, child, split_len)
+        tail_leaf, head_leaf = child.canopy, head.canopy
+        head_leaf.become_head(tail_leaf, split_len)
+        tail_leaf.offset += split_len
+        tail_leaf.length = len(child.key)
+        if tail_leaf.keep_until is not None:
+            self.protected.keeps.split(tail_leaf, head_leaf)
+        if tail_leaf.policy is not None:
+            tail_leaf.policy.split(tail_leaf, head_leaf)
+        return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        self.conversations.gone(node)
-        super()._unregister_node(node)
-
-    # ---- requests ----
-
-    def request_of(self, req: Req) -> LiveRequest:
-        """``req``'s policy request; made, and announced to the policies, on first use."""
-        request = getattr(req, "canopy", None)
-        if request is None:
-            request = live_request(req, self.clock.now, self.live.settings.block_tokens)
-            req.canopy = request
-            self.arrive(request)
-        return request
-
-    def finish_request(self, req: Req) -> None:
-        """``req`` is done: tell the policies, once, how it ended."""
-        request = self.request_of(req)
-        if request.done:
-            return
-        complete(request, req)
-        self.finish(request)
-        hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
-        label = request.label or request.category
-        self.counters.served(label, request.prompt_tokens, hits, request.tenant)
-        self.adapters.served(getattr(req, "canopy_adapter", None), request.prompt_tokens, hits)
-        if self.live.meter is not None:
-            self.live.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
-
-    def arrive(self, request: LiveRequest) -> None:
-        """A request entered the scheduler. Call once for each, in arrival order."""
-        # The policy first hears of what the requests before this one left, in the state that
-        # it had then: the simulator, which serves one request at a time, does the same.
-        self.evictable_device_leaves.admit_pending()
-        self.evictable_host_leaves.admit_pending()
-        # Requests of several HTTP processes, and long prompts, may come later than younger ones.
-        request.time = self.clock.advance(request.time)
-        self.exchange.return_if_due()
-        self.disk.request_arrived(request.epoch)
-        if self.ttl_window is not None:
-            table = self.ttl_window.request_arrived(self.clock.now, self.disk.capacity)
-            if table is not None:
-                self.groups.replace_disk_table(table, self._node_arena.values())
-                self.disk.set_ttl(table)
-        self._announce(request, "arrive")
-        self.conversations.arrived(request)
-
-    def finish(self, request: Request) -> None:
-        """The request's output and stop reason are known."""
-        self._announce(request, "finish")
-        if self.ttl_window is not None:
-            self.ttl_window.request_finished(request)
-        if self.live.profile is not None:
-            self.live.profile.save_sometimes(self.live.device_policy, self.clock.now)
-
-    def _announce(self, request: Request, event: str) -> None:
-        """Announce ``request`` to every policy; its label is that of the first that learns."""
-        label = None
-        for policy in self.live.listeners:
-            given = getattr(policy, event)(request)
-            label = given if label is None else label
-        request.label = label
-
-    def hint(self, hint: dict[str, Any]) -> None:
-        """Apply a client's hint on a conversation (``Conversations.apply_hint``)."""
-        self.conversations.apply_hint(hint)
-
-    def leaf(self, node_id: int) -> Leaf:
-        """The metadata of a node (tests, diagnostics)."""
-        return self.node_by_id(node_id).canopy
-
-    # ---- what a request uses ----
-
-    def record_use(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
-        """Record that ``request`` used every node from the root to ``node``.
-
-        A request counts once a node however often its path is inserted. Without a request
-        (direct calls of ``insert``) the node is stamped with the clock alone.
-        """
-        if request is not None:
-            self.conversations.remember(request, node)
-            if request.keep_until is not None:
-                self.keep_path(node, request.keep_until, request.tenant)
-        done = request is not None and self.disk.active and request.done
-        device, host, root = (
-            self.evictable_device_leaves,
-            self.evictable_host_leaves,
-            self.root_node,
-        )
-        while node is not root:
-            leaf = node.canopy
-            if leaf.awaited_until is not None:
-                self.waiting.served(leaf)
-            if node in device:
-                device.readmit(node)
-            elif node in host:
-                host.readmit(node)
-            if request is None:
-                leaf.touch(self.clock.now)
-            else:
-                self._stamp(node, request)
-                if done:
-                    self.disk.node_used(node)
-            node = node.parent
-        if done:
-            self.disk.request_finished(request)  # type: ignore[arg-type]
-
-    def _stamp(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         leaf = node.canopy
-        if leaf.request_number == request.number:
-            leaf.refresh(request)
-        else:
-            leaf.stamp(request)
-            leaf.request_number = request.number
-        asks = request.ttl_s is not None or request.pin_s is not None
-        if leaf.ttl_s is not None or asks:
-            leaf.set_retention(request)
-        if self.groups.disk is not None or self.groups.host is not None:
-            set_offsets(node)
-            self.groups.assign(leaf, request)
+        if leaf.conversation is not None:
+            self.conversations.gone(node)
+        super()._unregister_node(node)
+        if leaf.keep_until is not None or leaf.awaited_until is not None:
+            self.protected.gone(leaf)
 
-    def protect_awaited(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
-        """A request that waits to be scheduled will use the path to ``node``: protect it.
-
-        SGLang looks a waiting request up again and again, which keeps its prefix recent under
-        LRU. Here the deepest node is kept for a bounded time, until the request's own insert
-        stamps it or, if it never comes, the time is over.
-        """
-        leaf, now = node.canopy, self.clock.now
-        if node is self.root_node or leaf.request_number == request.number:
+    def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
+        if len(self.components) > 1:  # windows and states are locked and kept on their own
+            super()._update_evictable_leaf_sets(node)
             return
-        if leaf.last_access >= now or self.waiting.is_fresh(leaf, now):
-            return
-        self._protect(node, request.tenant)
+        # The same for full attention alone.
+        data = node.component_data[BASE_COMPONENT_TYPE]
+        device = host = False
+        if data.lock_ref == 0 and node is not self.root_node:
+            if data.value is not None:
+                device = True
+                for child in node.children.values():
+                    if child.component_data[BASE_COMPONENT_TYPE].value is not None:
+                        device = False
+                        break
+            elif data.host_value is not None and data.host_lock_ref == 0:
+                host = not node.children
+        for leaves, evictable in (
+            (self.evictable_device_leaves, device),
+            (self.evictable_host_leaves, host),
+        ):
+            if evictable:
+                leaves.add(node)
+            elif node in leaves:
+                leaves.discard(node)
 
-    def protect_queue(self, queue: Iterable[tuple[int, LiveRequest]]) -> None:
-        """Protect what the waiting requests will use, those first in the queue first.
+    def _usable(self, leaf: UnifiedTreeNode) -> bool:
+        return can_end_after(self, leaf, len(leaf.key))
 
-        ``queue``: handle of the deepest node of each one's path, and the request. What was
-        protected before and is not in it loses its protection, so that the budget always goes to
-        those who are served next. Beyond the budget a path is touched, as SGLang's LRU does.
-        """
-        for leaf in self.waiting:
-            self.readmit(leaf.node)  # type: ignore[attr-defined]
-            self.waiting.served(leaf)
-        for node_id, request in queue:
-            node = self.node_by_id(node_id)
-            leaf = node.canopy
-            if node is not self.root_node and leaf.awaited_until is None:
-                self._protect(node, request.tenant)
+    # ---- into a tier ----
 
-    def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
-        """Protect the path to ``node``: it, and the last node of it that is on the device."""
-        now, above = self.clock.now, node
-        while above is not self.root_node and above.evicted:
-            above = above.parent
-        ends = [node] if above in (node, self.root_node) else [node, above]
-        for end in ends:
-            set_offsets(end)
-            self.readmit(end)
-            end.canopy.last_access = max(end.canopy.last_access, now)
-        self.waiting.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))
+    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
+        super()._unevict_node_on_insert(node, *args, **kwargs)
+        node.canopy.device_since = self.clock.now
+        self.traffic.computed(len(node.key), self.inserting.value)
+
+    def commit_backup(self, node_id: int, *args: Any, **kwargs: Any) -> None:
+        super().commit_backup(node_id, *args, **kwargs)
+        node = self.node_by_id(node_id)
+        node.canopy.host_since = self.clock.now
+        self.traffic.entered(HOST, node, len(node.key))
+
+    def commit_load_back(
+        self, node_id: int, device_indices: Any, kv_xfer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
+        for loaded in kv_xfer.nodes_to_load or ():
+            node = self.node_by_id(loaded)
+            node.canopy.device_since = self.clock.now
+            self.traffic.entered(DEVICE, node, len(node.key))
+        return actions
+
+    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().insert_host(node_id, key, *args, **kwargs)
+        hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
+        self.disk.pages_read(result.inserted_host_node, hashes)
+        if not result.host_insert_dropped:
+            holder = result.inserted_host_node
+            node = self.node_by_id(node_id if holder is None else holder)
+            self.traffic.entered(HOST, node, len(key) - result.prefix_len)
+        return result
+
+    # ---- out of a tier ----
+
+    def _delete_unbacked_device_leaf(
+        self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._delete_unbacked_device_leaf(node, *args, **kwargs)
+        self._evicted(DEVICE, node)
+
+    def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
+        super()._demote(node, *args, **kwargs)
+        self._evicted(DEVICE, node, demoted=True)
+
+    def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
+        super()._evict_host_leaf(node, *args, **kwargs)
+        self._evicted(HOST, node)
+
+    def _release_all_component_layers(
+        self, node: UnifiedTreeNode, medium: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._release_all_component_layers(node, medium, *args, **kwargs)
+        if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
+            self.traffic.left(HOST, node)
+
+    def _evicted(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
+        """``tier``'s policy hears of it if it ranked the node: windows or states may not wait."""
+        policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
+        if node.canopy.policy is policy:
+            policy.evicted(node.canopy, node.canopy.length)
+        self.traffic.left(tier, node, demoted)
 
     # ---- eviction by need ----
 
@@ -278,16 +268,6 @@ class CanopyTreeCore(TierTrafficCore):
         return tracker[BASE_COMPONENT_TYPE]
 
     # ---- the disk tier ----
-
-    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().insert_host(node_id, key, *args, **kwargs)
-        hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
-        self.disk.pages_read(result.inserted_host_node, hashes)
-        if not result.host_insert_dropped:
-            holder = result.inserted_host_node
-            node = self.node_by_id(node_id if holder is None else holder)
-            self._count_entered(HOST, node, len(key) - result.prefix_len)
-        return result
 
     def _build_backup_kv_action(self, node: UnifiedTreeNode, write_back: bool = False) -> Any:
         action = super()._build_backup_kv_action(node, write_back)

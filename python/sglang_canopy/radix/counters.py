@@ -31,6 +31,8 @@ EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge. The same
 on every tier, the disk store's included."""
 
+MAX_ADAPTERS = 64
+"""LoRA adapters with a row of their own, the first that were used; later ones share ``OTHER``."""
 MAX_CATEGORIES = 32
 OTHER = "other"
 """Where categories without a row of their own are counted."""
@@ -88,6 +90,16 @@ class Row:
     )
 
 
+@dataclass(slots=True)
+class AdapterRow:
+    """One LoRA adapter since the start; counts are of finished requests."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hits: tuple[int, ...] = (0,) * len(TIERS)
+    """Prompt tokens that were found in each tier."""
+
+
 class Victims:
     """The order in which leaves left the tiers, as one running digest.
 
@@ -116,6 +128,7 @@ class Counters:
         "_past",
         "_rows",
         "_served",
+        "adapters",
         "records_compared",
         "records_disagreed",
         "victims",
@@ -127,6 +140,7 @@ class Counters:
         self.records_disagreed = 0
         """Those whose records said different things, the times of uses left out."""
         self.victims = Victims()
+        self.adapters: dict[str, AdapterRow] = {}
         self._rows: dict[str, Row] = {}
         self._of_label: dict[str, Row] = {}
         self._past: Row | None = None
@@ -169,6 +183,17 @@ class Counters:
         host.hits += hits[HOST]
         disk.hits += hits[DISK]
         row.misses += max(0, prompt_tokens - sum(hits))
+
+    def served_adapter(self, name: str, prompt_tokens: int, hits: tuple[int, ...]) -> None:
+        """The same request used the LoRA adapter ``name``."""
+        row = self.adapters.get(name)
+        if row is None:
+            if len(self.adapters) >= MAX_ADAPTERS:
+                name = OTHER
+            row = self.adapters.setdefault(name, AdapterRow())
+        row.requests += 1
+        row.prompt_tokens += prompt_tokens
+        row.hits = tuple(a + b for a, b in zip(row.hits, hits, strict=True))
 
     def evicted(
         self,

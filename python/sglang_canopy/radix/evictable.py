@@ -14,8 +14,8 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.next_victims import lowest_ranked
-from sglang_canopy.radix.clock import RequestClock
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.live_request import RequestClock
 from sglang_canopy.radix.ttl_groups import HostExpiry
 from sglang_canopy.records import Leaf
 from sglang_canopy.ttl.table import TTLTable
@@ -161,6 +161,8 @@ def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> N
     """Give a node that no request made (it came from storage) its parent's attributes."""
     parent = node.parent
     if parent is not None and parent.canopy.hits:
+        awaited_until = leaf.awaited_until
         leaf.inherit(parent.canopy)
+        leaf.awaited_until = awaited_until  # who waits for the parent need not wait for this
     leaf.hits = 1
     leaf.created = leaf.last_access = now

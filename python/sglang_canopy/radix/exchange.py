@@ -6,20 +6,20 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import options_of
 from sglang_canopy.radix.live import live_cache
-
-if TYPE_CHECKING:
-    from sglang_canopy.radix.node_metadata import NodeMetadataCore
+from sglang_canopy.radix.tree import Tree
+from sglang_canopy.whatif.meter import Meter
 
 logger = logging.getLogger(__name__)
 
 FALLBACK = PolicyChange(PolicyChoice("canopy-lru"))
-"""What a server goes back to by itself."""
+"""What a server goes back to by itself while its policy is behind the floor."""
 MAX_CHANGES = 16
 
 
@@ -37,12 +37,14 @@ class Changed:
 class Exchange:
     """The exchanges of one tree. Call it between two requests, at the same one on every rank."""
 
-    def __init__(self, core: NodeMetadataCore) -> None:
-        self.core = core
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
         self.changes: list[Changed] = []
         """The last ones."""
         self._retired: dict[str, Mapping[str, Any]] = {}
         """What policies had learnt when they went, by name."""
+        self._wanted: PolicyChange | None = None
+        """What was asked for, while LRU ranks in its place."""
 
     def apply(self, change: PolicyChange, why: str) -> None:
         """Let the policies of ``change`` rank both tiers from now on.
@@ -50,7 +52,29 @@ class Exchange:
         One that learns starts from what the meter's arm of its name has learnt, or from what it
         knew itself when it last ran. Raises ``CanopyError`` for a bad configuration.
         """
-        core, live = self.core, self.core.live
+        self._exchange(change, why)
+        self._wanted = None
+
+    def keep_the_floor(self, meter: Meter) -> None:
+        """LRU instead of a policy that has fallen too far behind it, and that policy again once it
+        would have been ahead."""
+        live = self.tree.live
+        if not live.keeps_floor or live.device_policy.takes_tail_target:
+            return  # a policy for the tail gives up hits
+        if meter.keeper == live.running:
+            return
+        wanted = self._wanted
+        if wanted is None:
+            choice = PolicyChoice(live.running, options_of(live.device_policy))
+            self._wanted = PolicyChange(choice, live.tiers.host)
+            self._exchange(FALLBACK, f"{live.running} is behind canopy-lru", keep_floor=True)
+        else:
+            self._wanted = None
+            why = f"{wanted.device.name} is ahead of canopy-lru again"
+            self._exchange(wanted, why, keep_floor=True)
+
+    def _exchange(self, change: PolicyChange, why: str, keep_floor: bool = False) -> None:
+        tree, live = self.tree, self.tree.live
         tiers = dataclasses.replace(live.tiers, host=change.host)
         if tiers.disk is None:
             tiers = dataclasses.replace(tiers, disk=live.started)  # the disk's is not exchanged
@@ -60,25 +84,17 @@ class Exchange:
         before, after = live.running, change.device.name
         self._teach(device, after)
         self._retire(before, old)
-        live.device_policy, live.host_policy, live.listeners = device, host, new.listeners
+        live.device_policy, live.host_policy, live.learners = device, host, new.learners
         live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
-        core.evictable_device_leaves.rank_by(device)
-        core.evictable_host_leaves.rank_by(host)
-        for node in core._node_arena.values():
+        tree.evictable_device_leaves.rank_by(device)
+        tree.evictable_host_leaves.rank_by(host)
+        for node in tree._node_arena.values():
             node.canopy.policy = None
         if live.meter is not None:
-            live.meter.runs(after)
-        self.changes.append(Changed(core.clock.now, before, after, why))
+            live.meter.runs(after, keep_floor)
+        self.changes.append(Changed(tree.clock.now, before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
-
-    def return_if_due(self) -> None:
-        """Go back to LRU where the meter is sure that it hits more."""
-        live = self.core.live
-        if not live.guarded or live.meter is None or not live.meter.lru_hits_more:
-            return
-        if not live.device_policy.takes_tail_target:  # those give up hits for the tail
-            self.apply(FALLBACK, "the meter is sure that canopy-lru hits more")
 
     def _retire(self, name: str, policy: Policy) -> None:
         state = policy.state()
@@ -86,7 +102,7 @@ class Exchange:
             self._retired[name] = state
 
     def _teach(self, policy: Policy, name: str) -> None:
-        meter = self.core.live.meter
+        meter = self.tree.live.meter
         state = {} if meter is None else meter.learnt(name)
         state = state or self._retired.get(name, {})
         if state:

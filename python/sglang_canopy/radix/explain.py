@@ -107,7 +107,7 @@ def _of_tenant(
                 "idle_s": round(one.idle_s, 3),
                 "demoted": one.demoted,
             }
-            for one in core.decisions.of(tenant, conversation)
+            for one in core.traffic.decisions.of(tenant, conversation)
         ],
     }
 
@@ -150,7 +150,7 @@ def _turn(
         for node in _above(core, end)
         if node.component_data[BASE_COMPONENT_TYPE].value is not None
     }
-    rate = core.decisions.rate(DEVICE, core.clock.now)
+    rate = core.traffic.decisions.rate(DEVICE, core.clock.now)
     ahead = 0
     free = core.live.free_tokens()
     for node, tokens in order if on_device else ():

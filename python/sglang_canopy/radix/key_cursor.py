@@ -11,16 +11,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-_TOKEN = 8
+TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _AT_ONCE = 1 << 15
 """Bytes compared at once: enough to be quick, little enough for keys that soon differ."""
-
-
-def has_offsets(key: RadixKey) -> bool:
-    """Whether ``key``'s tokens are an array of 64-bit ids, as the scheduler makes them."""
-    tokens = key.token_ids
-    return type(tokens) is array and tokens.itemsize == _TOKEN
 
 
 class CappedKey(RadixKey):
@@ -63,7 +57,7 @@ class KeyCursor:
         self._page_size = page_size
         self._end = len(key) if length is None else length
         self._pairs = int(key.is_bigram)  # n pairs are of n + 1 tokens
-        self._last = (self._end + self._pairs) * _TOKEN if self._end else 0
+        self._last = (self._end + self._pairs) * TOKEN_BYTES if self._end else 0
         self.offset = 0
         """Tokens (pairs, in a key of pairs) behind the cursor."""
         self.whole = True
@@ -95,9 +89,9 @@ class KeyCursor:
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
         """Go behind ``node``'s tokens, if all of them come next."""
         raw = _raw(node.key)
-        begin = self.offset * _TOKEN
+        begin = self.offset * TOKEN_BYTES
         length = len(raw)
-        end = begin + length * _TOKEN
+        end = begin + length * TOKEN_BYTES
         if end > self._last:
             return False
         if end - begin <= _AT_ONCE:
@@ -119,8 +113,8 @@ class KeyCursor:
 
     def _common(self, raw: array[int]) -> int:
         """How many token ids ``raw`` and the rest of the key begin with in common."""
-        size = min(len(raw) * _TOKEN, self._last - self.offset * _TOKEN)
-        mine = self._bytes[self.offset * _TOKEN :]
+        size = min(len(raw) * TOKEN_BYTES, self._last - self.offset * TOKEN_BYTES)
+        mine = self._bytes[self.offset * TOKEN_BYTES :]
         with memoryview(raw) as tokens, tokens.cast("B") as other:
             for at in range(0, size, _AT_ONCE):
                 to = min(at + _AT_ONCE, size)
@@ -128,8 +122,8 @@ class KeyCursor:
                     differ = np.frombuffer(mine[at:to], np.int64) != np.frombuffer(
                         other[at:to], np.int64
                     )
-                    return at // _TOKEN + int(differ.argmax())
-        return size // _TOKEN
+                    return at // TOKEN_BYTES + int(differ.argmax())
+        return size // TOKEN_BYTES
 
 
 def _raw(key: RadixKey) -> array[int]:

@@ -72,6 +72,14 @@ class NodeLeaf(Leaf):
             self.on_disk, self.reported_at = other.on_disk, other.reported_at
             self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
 
+    def become_head(self, tail: NodeLeaf, tokens: int) -> None:
+        """This new node holds the first ``tokens`` of ``tail``'s, and is its parent."""
+        self.inherit(tail)
+        self.request_number = tail.request_number
+        self.device_since, self.host_since = tail.device_since, tail.host_since
+        self.policy = tail.policy
+        self.offset, self.length = tail.offset, tokens
+
     def set_retention(self, request: LiveRequest) -> None:
         """A request asks for a TTL of its own or for a pin, or for neither.
 

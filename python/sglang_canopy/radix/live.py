@@ -41,7 +41,7 @@ class LiveCache:
     device_policy: Policy
     host_policy: Policy
     tiers: TierOptions = field(default_factory=TierOptions)
-    listeners: tuple[Policy, ...] = ()
+    learners: tuple[Policy, ...] = ()
     """Whom each request is announced to. Nodes carry the labels of the first."""
     disk_learns: bool = False
     """Whether the disk tier's policy wants to hear of requests."""
@@ -56,8 +56,8 @@ class LiveCache:
     """Who may start, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """What other policies would hit, with ``--canopy-whatif``."""
-    guarded: bool = True
-    """Whether ``canopy-lru`` takes over where the meter is sure that it hits more."""
+    keeps_floor: bool = True
+    """Whether ``canopy-lru`` ranks while the policy is behind it (``whatif/floor.py``)."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0
@@ -88,11 +88,9 @@ def live_cache(
     disk = (
         device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
     )
-    # Labels are the first's that refines categories. The disk's own is in another thread: an
-    # equal one here makes its labels where neither of the two above does.
-    listeners = [device, host] if _learns(device) or not _learns(host) else [host, device]
-    if _learns(disk) and not _learns(listeners[0]):
-        listeners.insert(0, disk)
+    # The disk's own is in another thread: an equal one here makes its labels where neither of the
+    # two above does.
+    learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
     disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(
         policy,
@@ -101,15 +99,11 @@ def live_cache(
         device,
         host,
         tiers=tiers,
-        listeners=tuple(listeners),
-        disk_learns=_learns(disk),
+        learners=tuple(learners),
+        disk_learns=disk.learns,
         profile_path=options.get("profile"),
         states=None if settings.states == SGLANG_STATES else ORDERS[settings.states](),
     )
-
-
-def _learns(policy: Policy) -> bool:
-    return type(policy).arrive is not Policy.arrive
 
 
 def _host_policy(

@@ -28,6 +28,23 @@ same on every rank, though no time passes."""
 _numbers = itertools.count()
 
 
+class RequestClock:
+    """The largest arrival stamp seen, in seconds: what eviction and the tiers call now.
+
+    It moves with the requests alone, so that every rank reads the same time at the same request.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, time: float) -> float:
+        """A request was stamped ``time``; the clock never goes back. Returns what it shows."""
+        self.now = max(self.now, time)
+        return self.now
+
+
 class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
@@ -141,11 +158,12 @@ def _stop_reason(req: Req, request: LiveRequest, output: list[int]) -> str:
         return "length"
     if kind == "FINISH_ABORT":
         return "abort"
-    return "tool" if _contains(output, request.tool_marker) else "end"
+    marker = request.tool_marker
+    return "tool" if marker and _contains(output, marker) else "end"
 
 
 def _contains(tokens: list[int], marker: list[int]) -> bool:
     n = len(marker)
-    return n > 0 and any(
+    return any(
         tokens[i] == marker[0] and tokens[i : i + n] == marker for i in range(len(tokens) - n + 1)
     )

@@ -8,6 +8,7 @@ same, in the same order.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import InsertResult, MatchResult
@@ -20,7 +21,8 @@ from sglang.srt.mem_cache.unified_cache.components import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
-from sglang_canopy.radix.key_cursor import CappedKey, KeyCursor, has_offsets
+from sglang_canopy.radix.key_cursor import TOKEN_BYTES, CappedKey, KeyCursor
+from sglang_canopy.thread_time import of_the_tree
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -35,6 +37,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         self._at_once: list[Any] = []
         """Actions of an insert in one step; the cache takes them out as it does them."""
 
+    @of_the_tree
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
         if self.page_size > 1 and self._walks(key):
@@ -86,6 +89,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             cache_actions=[] if action is None else [action],
         )
 
+    @of_the_tree
     def begin_insert(self, params: InsertParams) -> Any:
         key = params.key
         if params.value is None or not self._walks(key):
@@ -160,6 +164,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         self.components[0].commit_insert_component_data(node, new, params, result, actions)
         return InsertStepResult(actions, result)
 
+    @of_the_tree
     def _insert_walk_step(self, state: Any) -> None:
         if not self._walks(state.key) or not self._insert_along_whole_nodes(state):
             super()._insert_walk_step(state)
@@ -199,7 +204,10 @@ class OffsetWalkCore(UnifiedTreeCore):
         return backup
 
     def _walks(self, key: RadixKey) -> bool:
-        return len(self.components) == 1 and has_offsets(key)
+        """Whether ``key``'s tokens are an array of 64-bit ids, as the scheduler makes them."""
+        tokens = key.token_ids
+        ids = type(tokens) is array and tokens.itemsize == TOKEN_BYTES
+        return ids and len(self.components) == 1
 
 
 def _accessed(node: UnifiedTreeNode | None) -> None:

@@ -48,10 +48,10 @@ class ClientHints:
     def source(self, headers: Mapping[str, str] | None) -> str:
         """Whose word the hints of a request with these headers are: how often each source's came
         true is learnt apart."""
-        known = headers is not None and (
+        trusted = headers is not None and (
             self.from_gateway(headers) or has_admin_key(headers, self.admin_api_key)
         )
-        return GATEWAY if known else CLIENT
+        return GATEWAY if trusted else CLIENT
 
     def heeded(self, headers: Mapping[str, str] | None) -> bool:
         """Whether hints of a request with these headers count; ``None``: it came without any."""

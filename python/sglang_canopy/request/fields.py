@@ -1,7 +1,7 @@
 """What a client may say about a request.
 
 A client writes flat keys into ``custom_params`` (a field that SGLang's OpenAI bodies and
-``/generate`` both have); whatever it leaves out is inferred (``infer.py``).
+``/generate`` both have); whatever it leaves out is inferred (``sent.py``).
 """
 
 from __future__ import annotations

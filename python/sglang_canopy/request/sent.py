@@ -1,4 +1,5 @@
-"""What came over HTTP with a request: its JSON body as it was sent, and its headers.
+"""What came over HTTP with a request: its headers, its JSON body as it was sent, and what a body tells
+without saying so.
 
 SGLang's models of bodies leave out every field that they do not know.
 """
@@ -9,6 +10,8 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from sglang_canopy.request.fields import MAX_TURN
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:
@@ -38,17 +41,17 @@ def body_of(request: Any) -> Mapping[str, Any]:
 
 
 def metadata_fields(
-    body: Mapping[str, Any], known: Mapping[str, Callable[[Any], Any]]
+    body: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]
 ) -> dict[str, Any]:
     """Our keys among ``metadata``, which passes gateways that drop ``custom_params``.
 
-    ``known``: the keys that are taken, each with the check of its value, which raises
+    ``checks``: the keys that are taken, each with the check of its value, which raises
     ``ValueError``. OpenAI's values there are strings: one that the check refuses is read as JSON.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
         return {}
-    return {key: _value(metadata[key], known[key]) for key in known if key in metadata}
+    return {key: _value(metadata[key], check) for key, check in checks.items() if key in metadata}
 
 
 def _value(given: Any, check: Callable[[Any], Any]) -> Any:
@@ -60,3 +63,32 @@ def _value(given: Any, check: Callable[[Any], Any]) -> Any:
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(given)
     return given
+
+
+def infer_from_chat(body: Any) -> dict[str, Any]:
+    """What a chat completion body tells by itself.
+
+    ``turn``: assistant messages so far, plus one. ``category``: ``chat``, with ``-tools`` where
+    tools are offered, ``-json`` where a response format is, ``-image`` where a message has
+    one; ``-after-tool`` where the last message is a tool's answer, that is, where the previous
+    response of this conversation stopped for a tool call.
+    """
+    messages = body.messages or []
+    roles = [getattr(m, "role", None) for m in messages]
+    category = "chat"
+    if getattr(body, "tools", None):
+        category += "-tools"
+    if getattr(body, "response_format", None) is not None:
+        category += "-json"
+    if any(_has_image(m) for m in messages):
+        category += "-image"
+    if roles and roles[-1] in ("tool", "function"):
+        category += "-after-tool"
+    return {"category": category, "turn": min(1 + roles.count("assistant"), MAX_TURN)}
+
+
+def _has_image(message: Any) -> bool:
+    content = getattr(message, "content", None)
+    return isinstance(content, list) and any(
+        getattr(part, "type", "text") not in ("text", "input_text") for part in content
+    )

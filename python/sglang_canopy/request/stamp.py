@@ -6,7 +6,6 @@ arrival, so that every tensor-parallel rank sees the same one. No client may wri
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -95,9 +94,11 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
 
 def _sound(given: Mapping[Any, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     sound = {}
-    for name, check in checks.items():
-        value = given.get(name)
-        if value is not None:
-            with contextlib.suppress(ValueError):
+    for name, value in given.items():
+        check = None if value is None else checks.get(name)
+        if check is not None:
+            try:
                 sound[name] = check(value)
+            except ValueError:
+                continue
     return sound

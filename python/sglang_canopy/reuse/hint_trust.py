@@ -55,7 +55,7 @@ class Hinted(Protocol):
     speaker: Hashable
     """Whose word its hints are."""
     return_at: float | None
-    said_s: float
+    hinted_s: float
     """``return_at`` as said, in seconds after ``born``."""
     hinted_over: bool
     counted: HintRecord | None
@@ -90,7 +90,7 @@ class HintRecord:
     tips_over: float = 0.0
     """Requests that were said to be over."""
     tips_over_continued: float = 0.0
-    last_said_s: float | None = None
+    last_hinted_s: float | None = None
     """What was said of the return that was counted last."""
     first_over: Hinted | None = None
     """The tip of the first end that was said, until it has shown to be none."""
@@ -143,16 +143,18 @@ class HintRecord:
             self.tips_over /= 2.0
             self.tips_over_continued /= 2.0
 
-    def note_return(self, said_s: float, gap_s: float | None) -> bool:
-        """A return was said to come after ``said_s`` and came after ``gap_s`` seconds, or did not.
+    def note_return(self, hinted_s: float, gap_s: float | None) -> bool:
+        """A return was said to come after ``hinted_s`` and came after ``gap_s`` seconds, or did not.
 
         Returns whether it came true.
         """
-        came_true = _is_true(said_s, gap_s)
+        came_true = _is_true(hinted_s, gap_s)
         self.returns += 1
         self.returns_true += came_true
-        self.returns_by_chance += self.last_said_s is not None and _is_true(self.last_said_s, gap_s)
-        self.last_said_s = said_s
+        self.returns_by_chance += self.last_hinted_s is not None and _is_true(
+            self.last_hinted_s, gap_s
+        )
+        self.last_hinted_s = hinted_s
         if self.returns >= _REMEMBERED:
             self.returns //= 2
             self.returns_true //= 2
@@ -160,8 +162,8 @@ class HintRecord:
         return came_true
 
 
-def _is_true(said_s: float, gap_s: float | None) -> bool:
-    return gap_s is not None and abs(gap_s - said_s) <= return_slack_s(said_s)
+def _is_true(hinted_s: float, gap_s: float | None) -> bool:
+    return gap_s is not None and abs(gap_s - hinted_s) <= return_slack_s(hinted_s)
 
 
 @dataclass(slots=True)
@@ -245,7 +247,7 @@ class HintRecords:
         """Somebody said that ``tip`` is continued ``in_s`` seconds after its birth."""
         if tip.return_at is not None or not 0 <= in_s < float("inf"):
             return
-        tip.return_at, tip.said_s = tip.born + in_s, in_s
+        tip.return_at, tip.hinted_s = tip.born + in_s, in_s
         self._count += 1
         heapq.heappush(self._open, (tip.return_at + return_slack_s(in_s), self._count, tip))
         if len(self._open) > _BOUND:
@@ -275,7 +277,7 @@ class HintRecords:
         tip.return_at = None
         record = self.record(tip.speaker)
         first = not record.returns
-        came_true = record.note_return(tip.said_s, gap_s)
+        came_true = record.note_return(tip.hinted_s, gap_s)
         if first:
             self._first.add(came_true)
 

@@ -25,8 +25,7 @@ from sglang_canopy.reuse.categories import (
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
-from sglang_canopy.reuse.last_tips import LastTips
-from sglang_canopy.reuse.shadow import ShadowIndex, Tip, full_blocks
+from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
 
 _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""

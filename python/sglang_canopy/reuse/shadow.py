@@ -17,6 +17,11 @@ from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.hint_trust import HintRecord
 
+MAX_CONVERSATIONS = 1024
+"""Whose last tips are remembered, of one tenant: those that it used last."""
+MAX_TENANTS = 64
+"""And tenants: those that were here last."""
+
 
 class Tip:
     """Where one request's path ends (or two paths part), and what became of it."""
@@ -31,13 +36,13 @@ class Tip:
         "gap_s",
         "growth",
         "hinted_over",
+        "hinted_s",
         "history",
         "keys",
         "open",
         "origin",
         "own_gap_s",
         "return_at",
-        "said_s",
         "seen",
         "speaker",
         "tenant",
@@ -72,11 +77,35 @@ class Tip:
         self.speaker: Hashable = tenant
         """Whose word its hints are (``hint_trust.speaker``)."""
         self.return_at: float | None = None
-        self.said_s = 0.0
+        self.hinted_s = 0.0
         """Seconds after ``born`` at which it returns, as somebody said."""
         self.hinted_over = False
         self.counted: HintRecord | None = None
         self.counted_over: HintRecord | None = None
+
+
+class LastTips:
+    """The last tip of each named conversation, for hints that come between its requests. Bounded:
+    one tenant's conversations push out no other's."""
+
+    def __init__(self) -> None:
+        self._tips: dict[str | None, dict[Hashable, Tip]] = {}
+
+    def remember(self, conversation: tuple[str | None, Hashable], tip: Tip) -> None:
+        """``tip`` is where a tenant's conversation ends now."""
+        tenant, name = conversation
+        mine = self._tips.pop(tenant, {})
+        mine.pop(name, None)
+        if len(mine) >= MAX_CONVERSATIONS:
+            del mine[next(iter(mine))]
+        mine[name] = tip
+        if len(self._tips) >= MAX_TENANTS:
+            del self._tips[next(iter(self._tips))]
+        self._tips[tenant] = mine
+
+    def last(self, conversation: tuple[str | None, Hashable]) -> Tip | None:
+        """Where a tenant's conversation ends, if that is known."""
+        return self._tips.get(conversation[0], {}).get(conversation[1])
 
 
 class NewBlocks:

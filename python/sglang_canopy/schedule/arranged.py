@@ -10,11 +10,12 @@ Requests are told apart by object, never by a name: clients choose names, and us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from sglang_canopy.schedule.bounded_shortest import BoundedShortest, Waiting
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.line import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
 
@@ -76,6 +77,11 @@ class Arranged(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Mapping[int, Waiting]:
+        """By ``id`` of the scheduler's request."""
+        return self._waiting
 
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
         """``queue``, first to be let in first. ``chunked``: who is in the middle of its chunks."""

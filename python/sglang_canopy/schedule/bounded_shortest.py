@@ -19,166 +19,24 @@ A turn is a tenant's (``fair_shares.py``); budgets count within one turn and one
 from __future__ import annotations
 
 import itertools
-import math
-from bisect import bisect_left, insort
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
+from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
+from sglang_canopy.schedule.line import Line, Waiting, go, number_of
 from sglang_canopy.schedule.passing import Passing
+from sglang_canopy.schedule.predicted_ttft import Ahead
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
-MAX_WAIT_FACTOR = 1.5
+MAX_WAIT_FACTOR = 1.0
 """1 + kappa, unless said otherwise."""
-OWN = 5.0
+OWN = 10.0
 """lambda: a request may be passed for so many times as long as it takes itself."""
 LEAST_S = 2.0
 """beta."""
 PLACES = 128
 """Places at the head of the queue that are worked out; a pass rarely lets in more."""
-TIGHT_PLACES = 32
-"""Of a turn, once budgets decide."""
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A request in the queue. Times in seconds."""
-
-    number: int
-    """Order of arrival."""
-    tenant: str | None
-    turn: Turn
-    """Under which it is served: its tenant's when it came."""
-    urgency: int
-    """Higher goes first, always (SGLang's priority)."""
-    prefill: Prefill
-    cost: float
-    left: float = math.inf
-    """Of its budget, while it is not in a line."""
-    place: int = -1
-    """In its line."""
-    about: Any = None
-    """The caller's own."""
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        return self.cost, self.number
-
-
-class _Line:
-    """The requests of one turn and one urgency."""
-
-    __slots__ = ("by_cost", "chunk", "passing", "requests", "work")
-
-    def __init__(self) -> None:
-        self.requests: dict[int, Waiting] = {}
-        """By number."""
-        self.by_cost: list[tuple[float, int, Waiting]] = []
-        self.passing = Passing()
-        self.chunk: Waiting | None = None
-        """In the middle of its chunks: others may pass it for what is left of its budget."""
-        self.work = 0.0
-        """Seconds that all requests cost."""
-
-    def add(self, waiting: Waiting, youngest: bool) -> None:
-        """One that came, or one that came back, which may be older than others."""
-        self.requests[waiting.number] = waiting
-        insort(self.by_cost, (*waiting.rank, waiting))
-        self.work += waiting.cost
-        if youngest and not self.passing.full:
-            waiting.place = self.passing.append(waiting.cost, waiting.left)
-        else:
-            self._rebuild()
-
-    def remove(self, waiting: Waiting) -> bool:
-        """Take one out; false if it was not in."""
-        if self.requests.pop(waiting.number, None) is None:
-            return False
-        self._leave(waiting)
-        self.passing.set_cost(waiting.place, math.inf)
-        del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
-        self.work = self.work - waiting.cost if self.requests else 0.0
-        return True
-
-    def _leave(self, waiting: Waiting) -> None:
-        """It holds up nobody from now on; what is left of its budget is noted."""
-        waiting.left = self.passing.allowance(waiting.place)
-        self.passing.set_allowance(waiting.place, math.inf)
-
-    def update(self, waiting: Waiting, prefill: Prefill, cost: float) -> None:
-        """What is cached of one has changed."""
-        waiting.prefill = prefill
-        if cost != waiting.cost:
-            del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
-            self.work += cost - waiting.cost
-            waiting.cost = cost
-            insort(self.by_cost, (*waiting.rank, waiting))
-            self.passing.set_cost(waiting.place, cost)
-
-    def let_in(self, waiting: Waiting) -> None:
-        """One of the line is computed from now on."""
-        self.passing.pass_by(waiting.place, waiting.cost)
-        self.remove(waiting)
-        waiting.place = -1
-
-    def let_pass(self, chunk: Waiting | None) -> None:
-        """``chunk``, of this line, is in the middle of its chunks; ``None``: nobody is."""
-        if self.chunk is not None:
-            self._leave(self.chunk)
-            self.chunk.place = -1
-        self.chunk = chunk
-        if chunk is not None:
-            self._rebuild()
-
-    def walk(self) -> Iterator[Waiting]:
-        """Who is let in, one after another; then the others in order of arrival. Changes nothing."""
-        spare, taken = self.passing.least_allowance(), set()
-        head: list[Waiting] = []
-        for cost, number, waiting in self.by_cost:
-            if cost > spare:
-                break
-            spare -= cost
-            head.append(waiting)
-            taken.add(number)
-            yield waiting
-        if len(head) < len(self.requests):
-            for waiting in self._tight(head):
-                taken.add(waiting.number)
-                yield waiting
-            for number in sorted(self.requests.keys() - taken):
-                yield self.requests[number]
-
-    def _tight(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
-        """The next ones after ``gone``, where budgets decide."""
-        trial, at = self.passing.copy(), {one.place: one for one in self.requests.values()}
-        for waiting in gone:
-            _go(trial, waiting)
-        for _ in range(TIGHT_PLACES):
-            place = trial.shortest()
-            if place < 0:
-                return
-            _go(trial, at[place])
-            yield at[place]
-
-    def reprice(self, cost: Cost) -> None:
-        """The cost model has changed."""
-        for waiting in self.requests.values():
-            waiting.cost = cost.seconds(waiting.prefill)
-        self.by_cost = sorted((*one.rank, one) for one in self.requests.values())
-        self.work = sum(one.cost for one in self.requests.values())
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        here = [] if self.chunk is None else [self.chunk]
-        members = sorted([*self.requests.values(), *here], key=_number)
-        left = [
-            self.passing.allowance(one.place) if one.place >= 0 else one.left for one in members
-        ]
-        costs = [math.inf if one is self.chunk else one.cost for one in members]
-        self.passing = Passing(costs, left)
-        for place, one in enumerate(members):
-            one.place = place
 
 
 class BoundedShortest:
@@ -198,7 +56,7 @@ class BoundedShortest:
         self.least_s = least_s
         self.shares = FairShares()
         self._numbers = itertools.count()
-        self._lines: dict[int, dict[Turn, _Line]] = {}
+        self._lines: dict[int, dict[Turn, Line]] = {}
         """By urgency and turn; none is empty but for that of the chunk."""
         self.chunk: Waiting | None = None
         """In the middle of its chunks."""
@@ -214,7 +72,7 @@ class BoundedShortest:
     def __iter__(self) -> Iterator[Waiting]:
         """In order of arrival."""
         lines = [line.requests for turns in self._lines.values() for line in turns.values()]
-        return iter(sorted(itertools.chain(*map(dict.values, lines)), key=_number))
+        return iter(sorted(itertools.chain(*map(dict.values, lines)), key=number_of))
 
     def add(
         self,
@@ -228,12 +86,18 @@ class BoundedShortest:
         waiting = Waiting(next(self._numbers), tenant, turn, urgency, prefill, cost)
         waiting.about = about
         line = self._line(waiting)
-        before_s = line.work + (self._rest_s if line.chunk is not None else 0.0)
-        # No infinity times zero: nothing before it is nothing to wait for.
-        for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
-        waiting.left = for_others + self.own * cost + self.least_s
+        waiting.left = self._budget(line, cost)
         line.add(waiting, youngest=True)
         return waiting
+
+    def _budget(self, line: Line | None, cost: float) -> float:
+        """Of a request that comes to ``line`` now."""
+        before_s = 0.0
+        if line is not None:
+            before_s = line.work + (self._rest_s if line.chunk is not None else 0.0)
+        # No infinity times zero: nothing before it is nothing to wait for.
+        for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
+        return for_others + self.own * cost + self.least_s
 
     def back(self, waiting: Waiting, prefill: Prefill) -> None:
         """A request that was let in waits again: with its place, and what is left of its budget."""
@@ -284,6 +148,31 @@ class BoundedShortest:
             if waiting is not None:
                 self._line(waiting).let_pass(waiting)
 
+    def ahead(self, waiting: Waiting) -> Ahead:
+        """What ``waiting``, which is in the queue, has before it."""
+        lines = self._lines[waiting.urgency]
+        mine = lines[waiting.turn].before(waiting.cost, waiting.number)
+        return self._ahead(waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting))
+
+    def ahead_of(self, cost: float) -> Ahead:
+        """What a request of such a cost, and that names no tenant, would have before it."""
+        line = self._lines.get(0, {}).get(PUBLIC)
+        mine = 0.0 if line is None else line.before(cost, sys.maxsize)
+        return self._ahead(cost, 0, PUBLIC, mine, self._budget(line, cost))
+
+    def _ahead(self, cost: float, urgency: int, turn: Turn, mine: float, budget: float) -> Ahead:
+        before = mine
+        for other_urgency, lines in self._lines.items():
+            for other, line in lines.items():
+                if other_urgency > urgency:
+                    before += line.work
+                elif other_urgency == urgency and other != turn:
+                    before += min(line.work, mine + cost)  # turns get equal seconds
+        if self.chunk is not None:  # which keeps half of the steps that shorter ones share
+            shares = cost < self._rest_s
+            before += min(self._rest_s, before + cost) if shares else self._rest_s
+        return Ahead(cost, before, max(budget, 0.0))
+
     def left(self, waiting: Waiting) -> float:
         """Seconds of younger work that may still be let in before ``waiting``."""
         return self._line(waiting).passing.allowance(waiting.place)
@@ -301,7 +190,7 @@ class BoundedShortest:
             if trial is None:
                 trial = trials[id(line)] = line.passing.copy()
             if trial.may_go(waiting.place) and fits(waiting):
-                _go(trial, waiting)
+                go(trial, waiting)
                 found.append(waiting)
         return found
 
@@ -352,26 +241,20 @@ class BoundedShortest:
                     else:
                         heads[turn] = following
             behind = [w for line in turns.values() for w in line.requests.values()]
-            queue += sorted((w for w in behind if w.number not in taken), key=_number)
+            queue += sorted((w for w in behind if w.number not in taken), key=number_of)
         return queue
 
-    def _line(self, waiting: Waiting) -> _Line:
-        return self._lines.setdefault(waiting.urgency, {}).setdefault(waiting.turn, _Line())
+    def _line(self, waiting: Waiting) -> Line:
+        turns = self._lines.setdefault(waiting.urgency, {})
+        line = turns.get(waiting.turn)
+        if line is None:
+            line = turns[waiting.turn] = Line()
+        return line
 
-    def _tidy(self, waiting: Waiting, line: _Line) -> None:
+    def _tidy(self, waiting: Waiting, line: Line) -> None:
         """Drop ``line``, ``waiting``'s, if nobody is in it."""
         if not line.requests and line.chunk is None:
             turns = self._lines[waiting.urgency]
             del turns[waiting.turn]
             if not turns:
                 del self._lines[waiting.urgency]
-
-
-def _go(trial: Passing, waiting: Waiting) -> None:
-    trial.pass_by(waiting.place, waiting.cost)
-    trial.set_cost(waiting.place, math.inf)
-    trial.set_allowance(waiting.place, math.inf)
-
-
-def _number(waiting: Waiting) -> int:
-    return waiting.number

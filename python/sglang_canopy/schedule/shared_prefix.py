@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from sglang_canopy.schedule.bounded_shortest import Waiting
+from sglang_canopy.schedule.line import Waiting
 
 PLACES = 16
 """Places at the head of the queue that are looked at: few more are let in at once."""

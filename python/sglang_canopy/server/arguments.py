@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.config import auto
 from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
 from sglang_canopy.config.server_options import (
@@ -17,9 +18,10 @@ from sglang_canopy.config.server_options import (
     ServerOptions,
 )
 from sglang_canopy.config.tiers import PLAN_FLAG
-from sglang_canopy.config.whatif import WhatifFlags, meter_options
+from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
+from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import client_hints
 from sglang_canopy.server import flags, queue
 from sglang_canopy.server.self_check import stop
@@ -63,27 +65,43 @@ def expand(argv: list[str]) -> Any:
         for line in overruled:
             print(f"sglang-canopy: {PLAN_FLAG}: not taken: {line}", file=sys.stderr)
         spelt += added
-    return (spelt,), {}
+    return (spelt + auto.arguments(spelt),), {}
 
 
 def check(server_args: Any, args: Any) -> None:
     """After ``ServerArgs.from_cli_args``: check what was typed and keep it on ``server_args``."""
     try:
+        parts = _parts_of_auto(server_args)
         ours = server_args.radix_eviction_policy in live_names()
-        requests = declared.read(RequestOptions, args)
+        unless_given = {} if parts is None else parts.requests
+        requests = RequestOptions(**{**unless_given, **from_args(RequestOptions, args)})
         _check_requests(server_args, requests)
         if ours:
             _check_policy(server_args)
         options = ServerOptions(
             requests=requests,
             tiers=flags.apply(server_args, args, ours),
-            queue=queue.checked(server_args, args, ours),
-            meter=meter_options(declared.read(WhatifFlags, args), ours),
+            queue=queue.checked(server_args, args, ours, {} if parts is None else parts.queue),
+            meter=_meter(args, ours, parts is not None),
+            auto=None if parts is None else parts.left_out,
         )
         _check_gate(server_args, options.gate, ours)
     except CanopyError as error:
         stop(str(error))
     setattr(server_args, ATTRIBUTE, options)
+
+
+def _parts_of_auto(server_args: Any) -> auto.Parts | None:
+    """What ``auto`` sets; from here on the server's policy is the one that it stands for."""
+    if server_args.radix_eviction_policy != AUTO:
+        return None
+    server_args.radix_eviction_policy = auto.POLICY
+    return auto.parts(server_args)
+
+
+def _meter(args: Any, ours: bool, by_auto: bool) -> MeterOptions | None:
+    options = meter_options(declared.read(WhatifFlags, args), ours)
+    return MeterOptions() if options is None and by_auto else options
 
 
 def _check_requests(server_args: Any, requests: RequestOptions) -> None:

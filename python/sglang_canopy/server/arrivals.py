@@ -52,7 +52,7 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     if core is not None:
         for key in packed:
             for hint in unpack(key):
-                core.hint(hint)
+                core.conversations.apply_hint(hint)
                 if gate is not None and hint.get("over"):
                     gate.gate.hint_over(hint["tenant"], hint["conversation"])
     return _answer(core is not None)
@@ -95,7 +95,7 @@ def _answer(updated: bool) -> Any:
 def _announce(scheduler: Any, req: Any) -> None:
     core = _core(scheduler)
     if core is not None:
-        core.request_of(req)
+        core.requests.of(req)
 
 
 def _core(scheduler: Any) -> Any:

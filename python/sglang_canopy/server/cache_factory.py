@@ -29,7 +29,7 @@ from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.flags import BACKEND as OUR_BACKEND
 from sglang_canopy.server.live_queue import LiveQueue
-from sglang_canopy.server.observer import guarded, meter_of
+from sglang_canopy.server.observer import keeps_floor, meter_of
 from sglang_canopy.server.queue import refuse_unsupported
 from sglang_canopy.storage.disk_link import DiskLink
 from sglang_canopy.telemetry import reporter
@@ -100,8 +100,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     )
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
-    live.guarded = guarded(ctx.server_args)
-    reporter.start(cache, ctx.params.enable_metrics)
+    live.keeps_floor = keeps_floor(ctx.server_args)
+    reporter.start(cache, ctx.params.enable_metrics, options_of(ctx.server_args).auto)
     return cache
 
 

@@ -16,6 +16,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import owner
 from sglang_canopy.request.document_names import BOUNDS, COMMAND
+from sglang_canopy.server import documents_usage
 
 OFF = "off"
 ATTRIBUTE = "_canopy_chunks"
@@ -86,7 +87,12 @@ def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs
     on = options_of(server_args)
     if on is None:
         return original(scheduler, server_args, *args, **kwargs)
-    return _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
+    _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
+    if server_args.enable_metrics:
+        from sglang_canopy.telemetry import reporter
+
+        reporter.start_documents(engine_of(scheduler).counted)
+    return None
 
 
 def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: Any) -> Any:
@@ -175,13 +181,29 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         entry.prepare(manager, obj, on)
 
 
-def _convert_chat(original: Any, serving: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def _report_documents(answers: Any, manager: Any, *_: Any, **__: Any) -> Any:
+    """After ``TokenizerManager.generate_request``: ``None`` leaves what it answers as it is."""
+    on = options_of(manager.server_args)
+    return None if on is None else documents_usage.with_reports(answers)
+
+
+def _response_usage(usage: Any, responses: Any, n_choices: int = 1, *_: Any, **__: Any) -> None:
+    documents_usage.of_answers(usage, responses, n_choices)
+
+
+def _streaming_usage(
+    usage: Any, *_: Any, cached_tokens: Any = None, n_choices: int = 1, **__: Any
+) -> None:
+    documents_usage.of_stream(usage, cached_tokens or {}, n_choices)
+
+
+def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
     on = options_of(serving.tokenizer_manager.server_args)
     if on is None:
-        return original(serving, request, *args, **kwargs)
+        return original(serving, request, raw_request)
     from canopy_chunks.server.http import entry
 
-    return entry.convert_chat(original, serving, request, on, *args, **kwargs)
+    return entry.convert_chat(original, serving, request, on, raw_request)
 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
@@ -193,6 +215,7 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
 
 _SRT = "sglang.srt."
+_USAGE_OF = _SRT + "entrypoints.openai.usage_processor.UsageProcessor."
 _COMMON = _SRT + "mem_cache.common."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 
@@ -245,6 +268,19 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         "before",
         _prepare,
         ("self", "obj", "request"),
+    ),
+    (
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "after",
+        _report_documents,
+        ("self", "obj", "request"),
+    ),
+    (_USAGE_OF + "calculate_response_usage", "after", _response_usage, ("responses", "n_choices")),
+    (
+        _USAGE_OF + "calculate_streaming_usage",
+        "after",
+        _streaming_usage,
+        ("prompt_tokens", "reasoning_tokens", "completion_tokens", "cached_tokens", "n_choices"),
     ),
     (
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",

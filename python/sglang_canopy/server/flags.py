@@ -54,7 +54,8 @@ KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
 
 def short_help() -> str:
     """What ``SHORT`` is."""
-    return f"Short for {SHORT}-policy. Canopy adds: {', '.join(live_names())}."
+    names = ", ".join(live_names())
+    return f"Short for {SHORT}-policy. Canopy adds auto, which is all that wins, and: {names}."
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:

@@ -20,6 +20,7 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
+from sglang_canopy.server.predictions import Predictions
 from sglang_canopy.server.under_way import under_way
 from sglang_canopy.storage.agreement import is_first_rank
 
@@ -42,10 +43,11 @@ class LiveQueue:
         self.orders = options.queue_order == BOUNDED_SHORTEST
         self.cost = PrefillCost(step_tokens)
         self.order = BoundedShortest(self.cost, options.max_wait_factor)
+        self.predictions = Predictions(self.order)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
-        self.request_of = self._core.request_of
+        self.request_of = self._core.requests.of
         self._requests = _Requests(self)
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
@@ -78,6 +80,7 @@ class LiveQueue:
             if self.orders
             else None,
             "step_tokens": self.cost.step_tokens if self.orders else None,
+            "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
         }
 
     # ---- what a request costs ----
@@ -85,6 +88,12 @@ class LiveQueue:
     def look_up(self, req: Any) -> None:
         """Find what is cached of ``req``, which protects it in the tree."""
         match_kv_cache(req, self._cache)
+
+    def queued(self, req: Any) -> None:
+        """``req`` is about to wait."""
+        self.look_up(req)
+        if self.orders:
+            self.predictions.queued(req, time.monotonic())
 
     def computed(self, batch: Any) -> None:
         """``batch``'s results are there: note what it took, and agree on the cost model at times.
@@ -101,6 +110,7 @@ class LiveQueue:
             parts.append(Prefill(new, cached, _loaded(req, cached)))
             if cached + new >= len(req.origin_input_ids):
                 self._computing.pop(id(req), None)
+                self.predictions.first_token(req, now)
         self.cost.add(parts, now - since)
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
@@ -127,10 +137,12 @@ class LiveQueue:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
         queue[:] = self._arranged.arrange(queue, self._chunked)
+        self.predictions.arranged(self._arranged.waiting, time.monotonic())
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch, without those who wait for what another one is about to compute.
         ``running``: the batch that decodes."""
+        self.predictions.passing(scheduler.waiting_queue, time.monotonic())
         self._forget(scheduler, running)
         self._chunked = scheduler.chunked_req
         self._choosing = True
@@ -154,11 +166,10 @@ class LiveQueue:
         arranged = self._arranged
         if len(scheduler.waiting_queue) < len(arranged):
             arranged.keep(scheduler.waiting_queue)
-        if not arranged.may_come_back:
-            return
-        here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
-        gone = arranged.may_come_back - here
-        if gone:  # but for those that were sent back to the queue
+        if arranged.may_come_back:
+            here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
+            gone = arranged.may_come_back - here
+            # But for those that were sent back to the queue.
             arranged.over(gone - {id(req) for req in scheduler.waiting_queue})
             self._computing = {key: req for key, req in self._computing.items() if key not in gone}
 
@@ -215,8 +226,8 @@ class LiveQueue:
         paths = []
         for req in queue[:PROTECTED]:
             self.look_up(req)
-            paths.append((req.best_match_node, self.request_of(req)))
-        self._core.protect_queue(paths)
+            paths.append((self._core.node_by_id(req.best_match_node), self.request_of(req)))
+        self._core.protected.of_queue(paths)
 
 
 class _Requests:

@@ -9,9 +9,10 @@ import logging
 from typing import Any
 
 from sglang_canopy.config.server_options import options_of
+from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.live_request import complete, live_request
-from sglang_canopy.whatif.meter import Asked, Memory, Meter
+from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
 
 logger = logging.getLogger(__name__)
@@ -36,25 +37,19 @@ def meter_of(
         0 if pool is None else int(pool.size),
         exclusive=server_args.hicache_write_policy == "write_back",
     )
-    asked = Asked(
+    asked = MeterSetup(
         options.policies,
         options.capacity,
         options.one_in,
-        {} if policy is None else {running: _options_of(policy)},
+        {} if policy is None else {running: registry.options_of(policy)},
     )
     return Meter(asked, memory, running)
 
 
-def guarded(server_args: Any) -> bool:
-    """Whether the meter may take the server back to ``canopy-lru``."""
+def keeps_floor(server_args: Any) -> bool:
+    """Whether ``canopy-lru`` ranks while the policy is behind it."""
     options = options_of(server_args).meter
-    return options is not None and options.guard == "on"
-
-
-def _options_of(policy: Policy) -> dict[str, Any]:
-    """The options with which a policy runs, its profile left out."""
-    fields = getattr(type(policy.config), "__dataclass_fields__", {})
-    return {name: getattr(policy.config, name) for name in fields if name != "profile"}
+    return options is not None and options.floor == "on"
 
 
 class Observer:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.seams import SEAMS
 from sglang_canopy.server.self_check import check_signature, check_version, stop
 
@@ -83,5 +83,5 @@ def _register_policies() -> None:
     )
 
     add_radix_eviction_policy_choices(
-        [n for n in live_names() if n not in RADIX_EVICTION_POLICY_CHOICES]
+        [n for n in (AUTO, *live_names()) if n not in RADIX_EVICTION_POLICY_CHOICES]
     )

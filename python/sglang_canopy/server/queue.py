@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from sglang_canopy.server.live_queue import LiveQueue
 
 
-def checked(server_args: Any, args: Any, ours: bool) -> QueueFlags:
+def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:
     """The options, checked against the rest of the command line. Raises ``CanopyError``.
 
-    ``ours``: whether the device's policy is one of Canopy's.
+    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: fields of what was
+    not typed.
     """
     given = from_args(QueueFlags, args)
-    options = QueueFlags(**given)
+    options = QueueFlags(**{**unless_given, **given})
     if given and not ours:
         flag = option_of(QueueFlags, next(iter(given))).flag
         raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa")
@@ -78,6 +79,23 @@ def chunk_limited(
     return queue.chunk_limit(chunked_req, waiting_queue, budget, page_size)
 
 
+def admission_selected(
+    original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
+) -> Any:
+    """Around ``PrefillAdder._select_prefill_admission``. What is cached of a request may have
+    changed since the chunk's limit was set, and room been left for a part of another. SGLang can
+    have one unfinished prompt; it asks this of its own shortest-prefill-first alone."""
+    found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
+    if not has_chunked_req or not getattr(found, "is_chunked", False):
+        return found
+    queue = _queue(adder.tree_cache)
+    if queue is None or not queue.orders:
+        return found
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    return AddReqResult.OTHER
+
+
 def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
     """Around the choice of a prefill batch, inside whatever else is around it. ``running``: the
     batch that decodes."""
@@ -91,7 +109,7 @@ def request_queued(scheduler: Any, req: Any) -> None:
     """Before ``Scheduler._add_request_to_queue``, once the tree has heard of the request."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and (scheduler.waiting_queue or queue.orders):
-        queue.look_up(req)
+        queue.queued(req)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:

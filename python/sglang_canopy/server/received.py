@@ -26,11 +26,13 @@ _warned = False
 
 def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     """After ``SchedulerRequestReceiver._pull_raw_reqs``: stamp what has no stamp of ours."""
+    if not result:
+        return
+    server_args = receiver.server_args
+    if server_args.radix_eviction_policy not in live_names():
+        return
     from sglang.srt.runtime_context import get_parallel
 
-    server_args = receiver.server_args
-    if not result or server_args.radix_eviction_policy not in live_names():
-        return
     if get_parallel().pp_rank:
         return  # the first stage has stamped them
     # Where clients reach the scheduler without our entry, a stamp is what a client wrote.

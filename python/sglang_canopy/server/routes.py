@@ -72,7 +72,7 @@ def _add(server_args: Any) -> None:
     hide_queries()
     entered = entry.set_up(server_args)
     gate = options_of(server_args).gate
-    if gate is not None and gate.mode == REJECT:
+    if gate is not None and gate.held == REJECT:
         app.add_middleware(Refusals)
     started = time.monotonic()
 
@@ -91,6 +91,7 @@ def _add(server_args: Any) -> None:
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
+            "auto": ranks[0].get("auto") if ranks else None,
             "whatif": whatif,
             "whatif_in_words": None if whatif is None else in_words(whatif),
             "ranks": ranks,

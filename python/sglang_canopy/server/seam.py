@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.telemetry.thread_time import timed
+from sglang_canopy.thread_time import timed
 
 _SRT = "sglang.srt."
 _SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server import (
     arguments,
     arrivals,
@@ -32,6 +32,11 @@ def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
 
 def _build_cache(original: Any, ctx: Any) -> Any:
     check_in_place(SEAMS)
+    if ctx.params.eviction_policy == AUTO:
+        stop(
+            "radix_eviction_policy 'auto' is read from a command line, and this server was started "
+            "without one; give 'wa' here, or start it with python -m sglang.launch_server"
+        )
     if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
         return original(ctx)
     from sglang_canopy.server.cache_factory import build
@@ -114,6 +119,21 @@ SEAMS = (
         queue.chunk_limited,
         ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
         "the same: shorter requests share the steps of a long prompt",
+    ),
+    Seam(
+        _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
+        "around",
+        queue.admission_selected,
+        (
+            "self",
+            "req",
+            "total_tokens",
+            "host_hit_length",
+            "swa_host_hit_length",
+            "truncation_align_size",
+            "has_chunked_req",
+        ),
+        "the same: beside a prompt in the middle of its chunks whole requests are let in alone",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",

@@ -15,7 +15,6 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.server import queue
 from sglang_canopy.server.under_way import under_way
 
@@ -46,7 +45,7 @@ class ServerGate:
         ticket = id(req)
         self.gate.arrive(ticket, req.canopy)
         self._requests[ticket] = req
-        if self.gate.settings.mode != REJECT or not self.gate.holds(ticket):
+        if not self.gate.refuses(ticket):
             return None
         retry_s = self.gate.retry_after_s(ticket)
         self.gate.refuse(ticket)

@@ -2,7 +2,7 @@
 
 HiCache's controller calls this on its own threads with page hashes and places in the host pool;
 pages move between pool and files without a copy (``host_layout``). The tree's metadata of the
-pages comes through ``page_table.PAGES`` (``transfer``). Without a tree of ours (SGLang's own
+pages comes through ``page_table.PAGES`` (``current_store``). Without a tree of ours (SGLang's own
 policies) pages are described by when they were written and read.
 
 Nothing here raises for a fault of the disk: the answer is then "not there" and the KV is
@@ -24,16 +24,15 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
 )
 
-from sglang_canopy.disk import DiskStore
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage import weights
-from sglang_canopy.storage.current_store import CurrentStore, status_of
+from sglang_canopy.storage.current_store import CurrentStore, Views, status_of
 from sglang_canopy.storage.host_layout import HostLayout, bytes_of
 from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.storage.sweeper import Sweeper
-from sglang_canopy.storage.transfer import PageTransfer, Views
 from sglang_canopy.ttl.table import TTLTable
 
 logger = logging.getLogger(__name__)
@@ -68,12 +67,13 @@ class CanopyStorage(HiCacheStorage):
         """Open the store for this pool's pages. Raises ``CanopyError`` if that cannot work."""
         super().register_mem_pool_host(mem_pool_host)
         self.layout = HostLayout(mem_pool_host)
-        self.transfer = PageTransfer(self.pages, self.layout.page_tokens)
         namespace = namespace_of(self.config, mem_pool_host)
         if not weights_are_local():
             weights.WEIGHTS.elsewhere()
-        current = CurrentStore(self.settings, namespace, self.layout.page_bytes)
-        self.current = current
+        layout = self.layout
+        self.current = current = CurrentStore(
+            self.settings, namespace, layout.page_bytes, layout.page_tokens, self.pages
+        )
         self.sweeper = Sweeper(self.maintain, self.sweep, current.interval_s, self.settings.sweep_s)
         self.sweeper.start()
 
@@ -89,7 +89,7 @@ class CanopyStorage(HiCacheStorage):
         if self.sweeper is not None:
             self.sweeper.stop()
         if self.current is not None:
-            self.pass_on()
+            self.current.pass_on()
             self.current.store.close()
 
     def clear(self) -> None:
@@ -167,22 +167,11 @@ class CanopyStorage(HiCacheStorage):
         return True
 
     def _write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
-        def write() -> None:
-            current = self._opened()
-            if not current.outdated:
-                self._guarded(self.pass_on, None)
-                self.transfer.write(current.store, keys, views, prefix_key)
-
-        self._guarded(write, None)
+        self._guarded(lambda: self._opened().pass_on(), None)
+        self._guarded(lambda: self._opened().write(keys, views, prefix_key), None)
 
     def _read(self, keys: Sequence[str], views: Views) -> list[bool]:
-        absent = [False] * len(keys)
-
-        def read() -> list[bool]:
-            current = self._opened()
-            return absent if current.outdated else self.transfer.read(current.store, keys, views)
-
-        return self._guarded(read, absent)
+        return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
 
     # ---- what Canopy's own parts ask ----
 
@@ -210,12 +199,8 @@ class CanopyStorage(HiCacheStorage):
 
     def sweep(self) -> None:
         """Pass on uses and requests; expired pages go."""
-        self._guarded(self.pass_on, None)
+        self._guarded(self._opened().pass_on, None)
         self._guarded(lambda: self._opened().store.sweep(), 0)
-
-    def pass_on(self) -> None:
-        """Pass on to the store what the tree reported since the last time."""
-        self.transfer.pass_on(self._opened().store)
 
     # ---- helpers ----
 

@@ -1,17 +1,24 @@
-"""The disk store of one rank, for the weights that the server has now."""
+"""The disk store of one rank, for the weights that the server has now, with the tree's metadata of its
+pages. Pages move on HiCache's storage threads."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.disk import DiskStore
 from sglang_canopy.disk.folder import other_namespaces, remove_abandoned
+from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.storage import weights
+from sglang_canopy.storage.page_table import PageTable
 from sglang_canopy.storage.settings import StorageSettings
 
 logger = logging.getLogger(__name__)
 
+Views = Sequence[Sequence[memoryview]]
+"""Each page's memory, in the pieces in which the host pool has it."""
 RETRY_S = 5.0
 """A folder that could not be had is tried again at least as often, in seconds."""
 
@@ -20,8 +27,19 @@ class CurrentStore:
     """Opens the store, tries again while its folder is taken, and replaces it after an update of
     the weights. ``maintain`` is called every ``interval_s``, by one thread."""
 
-    def __init__(self, settings: StorageSettings, namespace: str, page_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: StorageSettings,
+        namespace: str,
+        page_bytes: int,
+        page_tokens: int,
+        table: PageTable,
+    ) -> None:
         self.settings = settings
+        self.table = table
+        """Where the tree describes its pages."""
+        self.page_tokens = page_tokens
+        self._passing_on = threading.Lock()
         self.namespace = namespace
         """Of the model, layout and rank; the weights' updates are added to it."""
         self.page_bytes = page_bytes
@@ -64,6 +82,65 @@ class CurrentStore:
             logger.info("Canopy disk tier: available now.")
             self._log_opened()
 
+    def write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
+        """Write pages; ``prefix_key`` is the page before the first, where the tree named none."""
+        # NOTE: first the store, then whether it is of these weights: one that is replaced from here
+        # on takes and gives nothing.
+        store = self.store
+        if self.outdated:
+            return
+        first = self.table.parent(keys[0], default=prefix_key)
+        metas = self._described(store, [self.table.description(key) for key in keys], first)
+        stored = store.write(keys, views, metas, [first, *keys[:-1]])
+        self.table.written(keys)
+        if not all(stored):
+            self.table.add_refusal()
+
+    def read(self, keys: Sequence[str], views: Views) -> list[bool]:
+        """Read pages, up to the first that is not there."""
+        store = self.store
+        if self.outdated:
+            return [False] * len(keys)
+        metas = store.meta(keys)  # before the read, which is a use
+        ok = store.read(keys, views)
+        found = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
+        self.table.add_read([k for k, _ in found], [m for _, m in found])
+        return ok
+
+    def pass_on(self) -> None:
+        """Pass on to the store the requests and uses that the tree reported since the last time."""
+        if not self._passing_on.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            store = self.store
+            for event, request in self.table.take_requests():
+                if event == "arrive":
+                    request.label = None
+                    store.arrive(request)
+                else:
+                    store.finish(request)
+            for keys, meta in self.table.take_uses():
+                store.touch(keys, meta)
+        finally:
+            self._passing_on.release()
+
+    def _described(
+        self, store: DiskStore, metas: Sequence[PageMeta | None], parent: str | None
+    ) -> list[PageMeta]:
+        """Where no tree of ours describes a page: its place, and that it is now."""
+        if None not in metas:
+            return list(filter(None, metas))
+        now = store.clock() + getattr(store.clock, "skew_s", 0.0)
+        above = store.meta([parent])[0] if parent is not None else None
+        offset = above.offset + above.length if above is not None else 0
+        described = []
+        for meta in metas:
+            if meta is None:
+                meta = PageMeta(offset, self.page_tokens, created=now, last_access=now, hits=1)
+            described.append(meta)
+            offset = meta.offset + meta.length
+        return described
+
     def _new(self, before: DiskStore | None = None) -> DiskStore:
         """A store for the weights of now, going on with what ``before`` learnt and counted."""
         settings, updates = self.settings, weights.WEIGHTS
@@ -76,7 +153,6 @@ class CurrentStore:
             quotas=settings.quota_bytes,
             pin_bytes=settings.pin_bytes,
             pin_tenant_bytes=settings.pin_tenant_bytes,
-            compress=settings.compress,
             namespace=f"{self.namespace}|weights={updates.id}" if updates.id else self.namespace,
             temporary=not updates.repeatable,
             counters=before.counters if before is not None else None,

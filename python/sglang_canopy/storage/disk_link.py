@@ -6,15 +6,15 @@ Runs on the scheduler thread; ``PAGES`` carries everything to and from the stora
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.agreement import first_ranks, runs_of
-from sglang_canopy.storage.disk_retry import DiskRetry
+from sglang_canopy.storage.disk_retry import Attachment, DiskRetry
 from sglang_canopy.storage.page_metadata import frozen_copy, metadata_of, pages_of, restore
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.storage.tree import Attachment, Tree
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -45,7 +45,7 @@ class DiskLink:
 
     def request_arrived(self, epoch: float) -> None:
         """Report the uses since the last time, at most once in ``REPORT_INTERVAL_S``."""
-        self.active = self._is_ours()
+        self.active = self._ours() is not None
         self.attachment.epoch = epoch
         if self.active:
             self.retry.request_arrived()
@@ -66,17 +66,20 @@ class DiskLink:
         self.retry.clear()
 
     def capacity(self) -> tuple[int, float] | None:
-        store = self.attachment.backend.store if self._is_ours() else None
+        store = getattr(self._ours(), "store", None)
         if store is None:
             return None
         return store.capacity_bytes, store.content.page_bytes / self.tree.page_size
 
     def set_ttl(self, table: TTLTable) -> None:
-        if self._is_ours():
-            self.attachment.backend.set_ttl(table)
+        backend = self._ours()
+        if backend is not None:
+            backend.set_ttl(table)
 
-    def _is_ours(self) -> bool:
-        return getattr(self.attachment.backend, "pages", None) is PAGES
+    def _ours(self) -> Any:
+        """The storage backend, if it takes metadata with its pages."""
+        backend = self.attachment.backend
+        return backend if getattr(backend, "pages", None) is PAGES else None
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Nodes above ``node`` that the disk tier never got, shallowest first.
@@ -172,7 +175,7 @@ class DiskLink:
         if meta is not None and meta.hits >= 1:
             keep_until = restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
             if keep_until is not None:
-                self.tree.keep_path(leaf.node, keep_until, leaf.tenant)
+                self.tree.protected.keep(leaf.node, keep_until, leaf.tenant)
         self.retry.mark_read(leaf)
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
@@ -189,6 +192,6 @@ class DiskLink:
         if cache.tp_world_size <= 1:
             return metas
         metas, agreed = first_ranks(metas, cache)
-        self.tree.counters.records_compared += 1
-        self.tree.counters.records_disagreed += not agreed
+        self.tree.live.counters.records_compared += 1
+        self.tree.live.counters.records_disagreed += not agreed
         return metas

@@ -15,17 +15,19 @@ node that is used when half of that time is over, within a budget of bytes a sec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.page_metadata import metadata_of
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.storage.tree import Attachment, Tree
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 ROUND_S = 30.0
 """A new round begins at most once in so many seconds; an idle healthy disk costs one look."""
@@ -37,6 +39,21 @@ RENEW_BYTES_S = 32 << 20
 """Bytes a second, on average over ten seconds, that are written again only to stay longer."""
 MAX_WAITING = 4096
 """Nodes that wait to be written again. More are left to their next use."""
+
+
+@dataclass(slots=True)
+class Attachment:
+    """The cache that tree and disk tier belong to, and the difference between their clocks."""
+
+    cache: UnifiedRadixCache | None = None
+    """Known once the cache exists."""
+    epoch: float = 0.0
+    """Seconds since 1970 when the requests' clock was 0."""
+
+    @property
+    def backend(self) -> Any:
+        """SGLang's storage backend, whose ever it is; ``None`` without one."""
+        return getattr(getattr(self.cache, "cache_controller", None), "storage_backend", None)
 
 
 class DiskRetry:

@@ -46,11 +46,12 @@ def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> float |
     """
     meta = dataclasses.replace(meta)
     meta.shift(-epoch)
+    kept_until = leaf.keep_until
     copy_record(meta, leaf)
     leaf.ttl_s = meta.ttl_s
     leaf.last_access = min(leaf.last_access, now)
     leaf.created = min(leaf.created, leaf.last_access)
-    leaf.pin_until, leaf.keep_until = meta.keep_until, None
+    leaf.pin_until, leaf.keep_until = meta.keep_until, kept_until  # the budget grants keeps
     return None if leaf.pin_until is None else min(leaf.pin_until, leaf.last_access + MAX_KEEP_S)
 
 

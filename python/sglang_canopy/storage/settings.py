@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy import declared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import check_served, make_policy
@@ -58,36 +59,19 @@ class StorageSettings:
     pin_tenant_bytes: int | None = None
     """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given, which is
     a tenth of the capacity where that is not given either."""
-    compress: bool = False
-    """Compress pages with zstd."""
     sweep_s: float = 1.0
     """Seconds between two rounds of the sweeper."""
 
     def __post_init__(self) -> None:
-        _check(isinstance(self.path, str) and "\0" not in self.path, "path", self.path, "a path")
+        _check("\0" not in self.path, "path", self.path, "a path")
         _check(_is_bytes(self.capacity_bytes, 1), "capacity_bytes", self.capacity_bytes, _BYTES)
-        _check(isinstance(self.policy, str), "policy", self.policy, "a policy's name")
-        _check(
-            isinstance(self.policy_config, Mapping),
-            "policy_config",
-            self.policy_config,
-            "an object",
-        )
-        _check(isinstance(self.ttl, TTLTable), "ttl", self.ttl, "seconds, or a TTL table")
-        ok = isinstance(self.quota_bytes, Mapping) and all(
-            isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items()
-        )
+        ok = all(isinstance(k, str) and _is_bytes(v, 0) for k, v in self.quota_bytes.items())
         _check(ok, "quota_bytes", self.quota_bytes, "an object of tenant: bytes")
         for key in ("pin_bytes", "pin_tenant_bytes"):
             pin = getattr(self, key)
             _check(pin is None or _is_bytes(pin, 0), key, pin, _BYTES)
-        _check(isinstance(self.compress, bool), "compress", self.compress, "true or false")
-        _check(
-            _is_number(self.sweep_s) and 0.01 <= self.sweep_s <= 3600,
-            "sweep_s",
-            self.sweep_s,
-            "seconds from 0.01 to 3600",
-        )
+        ok = 0.01 <= self.sweep_s <= 3600
+        _check(ok, "sweep_s", self.sweep_s, "seconds from 0.01 to 3600")
         self.make_policy()
 
     def make_policy(self) -> Policy:
@@ -101,10 +85,6 @@ class StorageSettings:
     ) -> StorageSettings:
         """The settings of a server's extra configuration and environment."""
         given = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
-        allowed = [*(f.name for f in fields(cls)), "capacity_gb"]
-        for key in given:
-            if key not in allowed:
-                raise CanopyError(f"{FLAG}: unknown key {key!r:.60}; allowed: {', '.join(allowed)}")
         gigabytes = given.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in given:
             raise CanopyError(f"{FLAG}: give capacity_gb or capacity_bytes, not both")
@@ -112,11 +92,18 @@ class StorageSettings:
             if gigabytes is None:
                 gigabytes = _of_environment(environment)
             ok = _is_number(gigabytes) and 0 < gigabytes < 1e9
-            _check(ok, "capacity_gb", gigabytes, "a number of gigabytes above 0")
+            if not ok:
+                raise CanopyError(
+                    f"{FLAG}: key 'capacity_gb' must be a number of gigabytes above 0, "
+                    f"got {gigabytes!r:.80}"
+                )
             given["capacity_bytes"] = int(gigabytes * 1e9)
         given["path"] = given.get("path") or environment.get(PATH_VARIABLE) or str(_home())
         given["ttl"] = _table(given.get("ttl"))
-        return cls(**given)
+        try:
+            return declared.make(cls, given)  # type: ignore[no-any-return]
+        except CanopyError as error:
+            raise CanopyError(f"{FLAG}: {error}, capacity_gb (float)") from None
 
 
 _BYTES = "a whole number of bytes"
@@ -159,4 +146,4 @@ def _is_bytes(value: Any, low: int) -> bool:
 
 def _check(ok: bool, key: str, value: Any, allowed: str) -> None:
     if not ok:
-        raise CanopyError(f"{FLAG}: key {key!r} must be {allowed}, got {value!r:.80}")
+        raise CanopyError(f"key {key!r} must be {allowed}, got {value!r:.80}")

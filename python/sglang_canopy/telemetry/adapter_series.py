@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.radix.adapter_counts import MAX_ADAPTERS
+from sglang_canopy.radix.counters import MAX_ADAPTERS
 from sglang_canopy.telemetry.metric import Metric
 
 METRICS = (

@@ -57,7 +57,7 @@ class Holdings:
         category: _Sums = {}
         tenant: _Sums = {}
         group: _Sums = {}
-        category_of = self._cache.tree_core.counters.category_of
+        category_of = self._cache.tree_core.live.counters.category_of
         nodes = list(self._cache.tree_core._node_arena.values())
         for start in range(0, len(nodes), _SLICE):
             for node in nodes[start : start + _SLICE]:
@@ -88,8 +88,8 @@ class Holdings:
         self.spent_s = time.thread_time() - begin
 
     def _by_tier(self, tokens: list[int] | None) -> dict[str, int]:
-        known = TIERS if self._pages_on_disk() is not None else TIERS[:DISK]
-        return dict(zip(known, tokens or (0, 0, 0)))
+        counted = TIERS if self._pages_on_disk() is not None else TIERS[:DISK]
+        return dict(zip(counted, tokens or (0, 0, 0)))
 
     def _pages_on_disk(self) -> Callable[[], Mapping[str, Mapping[Any, int]]] | None:
         """Asks our own disk store what it holds; ``None`` for another one, or none."""

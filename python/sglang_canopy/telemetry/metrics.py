@@ -26,8 +26,8 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.telemetry import adapter_series, limit_series
-from sglang_canopy.telemetry.series import METRICS, PREFIX, RANK_LABEL, Metric
+from sglang_canopy.telemetry import adapter_series, documents_series, limit_series, queue_series
+from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -45,7 +45,8 @@ _LE = (*(str(float(edge)) for edge in EDGES_S), "+Inf")
 class Metrics:
     """The Prometheus side of one rank. ``extra``: labels the operator adds to every series.
 
-    Make it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once a process (or once a ``registry``).
+    Make it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once a process (or once a ``registry``) for the
+    same ``metrics``.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Metrics:
         rank: int,
         extra: Mapping[str, str] | None = None,
         registry: CollectorRegistry | None = None,
+        metrics: Iterable[Metric] = CACHE,
     ) -> None:
         self._fixed = {RANK_LABEL: str(rank), **(extra or {})}
         self._families: dict[str, Any] = {}
-        for metric in METRICS:
+        for metric in metrics:
             self._families |= _families(metric, tuple(self._fixed), registry)
         self._reported: _Reported = {}
         self._rows: dict[str, tuple[Row, _Reported]] = {}
@@ -89,10 +91,9 @@ class Metrics:
             self._count("files_set_aside_total", times, file)
         self._update_gate(status.get("session_gate"))
         self.update_whatif(status.get("whatif"))
-        for by, requests in ((status.get("queue") or {}).get("let_in") or {}).items():
-            self._count("queue_let_in_total", requests, by)
         adapter_series.update(self._count, status)
         limit_series.update(self._set, self._count, status)
+        queue_series.update(self._set, self._count, status)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 
@@ -161,11 +162,14 @@ class Metrics:
     def _update_gate(self, gate: Mapping[str, Any] | None) -> None:
         if gate is None:
             return
-        for name in ("waiting_sessions", "active_sessions", "footprint_tokens", "budget_tokens"):
+        for name in (
+            *("armed", "thrash_share", "footprint_tokens", "capacity_tokens"),
+            *("waiting_sessions", "active_sessions", "paused_sessions"),
+        ):
             self._set(f"gate_{name}", gate[name])
         for name in (
             *("admitted_sessions", "delayed_sessions", "wait_seconds", "refused_requests"),
-            *("revoked_sessions", "forgotten_sessions"),
+            *("pauses", "forgotten_sessions"),
         ):
             self._count(f"gate_{name}_total", gate[name])
 
@@ -184,6 +188,10 @@ class Metrics:
             self._arms.discard(labels)
         self._count("whatif_sampled_requests_total", meter["sampled_requests"])
         self._count("whatif_seconds_total", meter["spent_s"])
+
+    def update_documents(self, documents: Mapping[str, Any]) -> None:
+        """Bring the series of documents to what is counted; they need no cache of ours."""
+        documents_series.update(self._set, self._count, documents)
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.telemetry import status_file
+from sglang_canopy.telemetry import documents_series, status_file
+from sglang_canopy.telemetry.auto_line import AutoLine
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status, agreement
 from sglang_canopy.whatif.meter import Meter
@@ -64,11 +66,17 @@ class Reporter(_Every):
     """
 
     def __init__(
-        self, cache: CanopyRadixCache, rank: int, metrics: Metrics | None, peer: str = ""
+        self,
+        cache: CanopyRadixCache,
+        rank: int,
+        metrics: Metrics | None,
+        peer: str = "",
+        auto: AutoLine | None = None,
     ) -> None:
         self.status = Status(cache, rank)
         self.metrics = metrics
         self.peer = peer
+        self.auto = auto
         super().__init__()
 
     def report(self) -> dict[str, Any]:
@@ -78,7 +86,10 @@ class Reporter(_Every):
             status = agreement(self.status.counters, gate)
             status_file.write(self.status.rank, status, self.peer)
             return status
-        status = self.status.take(time.monotonic(), lambda: time.sleep(_SLICE_PAUSE_S))
+        now = time.monotonic()
+        status = self.status.take(now, lambda: time.sleep(_SLICE_PAUSE_S))
+        if self.auto is not None:
+            self.auto.add_to(status, now)
         status["reporting_s"] = self.spent_s
         status_file.write(self.status.rank, status)
         if self.metrics is not None:
@@ -105,6 +116,32 @@ class Watcher(_Every):
         return status
 
 
+class DocumentsReporter(_Every):
+    """Reports what is counted of documents, beside whatever cache there is."""
+
+    def __init__(self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics) -> None:
+        self.counted = counted
+        self.metrics = metrics
+        super().__init__()
+
+    def report(self) -> dict[str, Any]:
+        """One report, now."""
+        counted = dict(self.counted())
+        self.metrics.update_documents(counted)
+        return counted
+
+
+def start_documents(counted: Callable[[], Mapping[str, Any]]) -> None:
+    """Have ``/metrics`` show what is counted of documents; the first of tensor-parallel ranks does."""
+    from sglang.srt.runtime_context import get_observability
+
+    rank, peer = _place()
+    if not peer:
+        labels = get_observability().extra_metric_labels
+        metrics = Metrics(rank, labels, metrics=documents_series.METRICS)
+        DocumentsReporter(counted, metrics).start()
+
+
 def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
     """Report on a meter of a cache that is not ours; only the first of tensor-parallel ranks does."""
     from sglang.srt.runtime_context import get_observability
@@ -118,8 +155,10 @@ def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
     return watcher
 
 
-def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter:
-    """Report on this process's cache.
+def start(
+    cache: CanopyRadixCache, enable_metrics: bool, auto: Mapping[str, str] | None = None
+) -> Reporter:
+    """Report on this process's cache. ``auto``: as in ``ServerOptions``.
 
     Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the
     others show what must be equal. Data-parallel replicas speak for themselves.
@@ -130,7 +169,7 @@ def start(cache: CanopyRadixCache, enable_metrics: bool) -> Reporter:
     metrics = None
     if enable_metrics and not peer:
         metrics = Metrics(rank, get_observability().extra_metric_labels)
-    reporter = Reporter(cache, rank, metrics, peer)
+    reporter = Reporter(cache, rank, metrics, peer, None if auto is None else AutoLine(auto))
     reporter.start()
     return reporter
 

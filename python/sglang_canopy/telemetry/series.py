@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sglang_canopy.telemetry import adapter_series, limit_series
+from sglang_canopy.telemetry import adapter_series, documents_series, limit_series, queue_series
 from sglang_canopy.telemetry.metric import Metric
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
 
-METRICS = (
+CACHE = (
     Metric("requests_total", "counter", ("category",), "requests that finished"),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
@@ -57,7 +57,8 @@ METRICS = (
         "counter",
         ("seam",),
         "processor time of the scheduler's thread in Canopy's hooks, by the function of SGLang's that "
-        "is hooked, whose own time is left out; one call in 17 is timed",
+        "is hooked, whose own time is left out; one call in 17 is timed. `radix.NAME`: whole calls of "
+        "the tree, which SGLang's own tree would take time for too",
     ),
     Metric(
         "scheduler_longest_seconds",
@@ -72,14 +73,12 @@ METRICS = (
         "TTL of a subtree group, by its index in the table (`residual`: all other prefixes); "
         "`+Inf` never expires, `NaN` is a group of an older table",
     ),
-    Metric(
-        "disk_read_bytes_total", "counter", (), "bytes read from the disk store, after compression"
-    ),
+    Metric("disk_read_bytes_total", "counter", (), "bytes read from the disk store"),
     Metric(
         "disk_written_bytes_total",
         "counter",
         (),
-        "bytes written to the disk store, after compression",
+        "bytes written to the disk store",
     ),
     Metric(
         "disk_faults_total",
@@ -95,6 +94,7 @@ METRICS = (
     ),
     *adapter_series.METRICS,
     *limit_series.METRICS,
+    *queue_series.METRICS,
     Metric(
         "rank_disagreements_total",
         "counter",
@@ -102,11 +102,12 @@ METRICS = (
         "disk reads whose records differed between tensor-parallel ranks, times of use left out; "
         "all ranks then use the first rank's",
     ),
+    Metric("gate_armed", "gauge", (), "1 while the session gate acts, with it on"),
     Metric(
-        "queue_let_in_total",
-        "counter",
-        ("by",),
-        "requests let in: as the shortest of their turn, or because of a budget",
+        "gate_thrash_share",
+        "gauge",
+        (),
+        "of the last pool's worth of prefill, what computed again what a live session had left",
     ),
     Metric(
         "gate_waiting_sessions",
@@ -115,17 +116,18 @@ METRICS = (
         "sessions that the session gate holds, or has refused and keeps a place for",
     ),
     Metric("gate_active_sessions", "gauge", (), "sessions that it has admitted and not forgotten"),
+    Metric("gate_paused_sessions", "gauge", (), "sessions that will have to wait when they return"),
     Metric("gate_footprint_tokens", "gauge", (), "KV that these are expected to need"),
-    Metric("gate_budget_tokens", "gauge", (), "what that may add up to"),
+    Metric("gate_capacity_tokens", "gauge", (), "what device and host hold"),
     Metric("gate_admitted_sessions_total", "counter", (), "sessions that it admitted"),
     Metric("gate_delayed_sessions_total", "counter", (), "those of them that had to wait"),
     Metric("gate_wait_seconds_total", "counter", (), "their waits added up"),
     Metric("gate_refused_requests_total", "counter", (), "requests answered with status 429"),
     Metric(
-        "gate_revoked_sessions_total",
+        "gate_pauses_total",
         "counter",
         (),
-        "sessions of tenants above their share that lost their place to another tenant's",
+        "sessions under way that lost their place until the rest fits",
     ),
     Metric(
         "gate_forgotten_sessions_total",
@@ -149,4 +151,7 @@ METRICS = (
         "CPU time of the thread that makes these numbers",
     ),
 )
+"""The series of a cache."""
+
+METRICS = (*CACHE, *documents_series.METRICS)
 """Every series, in the order of ``docs/reference/metrics.md``."""

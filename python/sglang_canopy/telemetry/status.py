@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy import thread_time
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
-from sglang_canopy.telemetry import thread_time
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
@@ -69,7 +69,7 @@ class Status:
     def __init__(self, cache: CanopyRadixCache, rank: int) -> None:
         self.cache = cache
         self.rank = rank
-        self.counters = cache.tree_core.counters
+        self.counters = cache.tree_core.live.counters
         self.history = History()
         self.hour = Hour()
         self.started = time.time()
@@ -89,7 +89,7 @@ class Status:
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.history.last_minute()
         disk = self._disk()
-        keep = _shown(self.cache.tree_core.keeps.stats(), "tenants")
+        keep = _shown(self.cache.tree_core.protected.keeps.stats(), "tenants")
         return {
             "rank": self.rank,
             "time": time.time(),
@@ -115,7 +115,7 @@ class Status:
             "keep": keep,
             "limits": limits(keep, disk),
             "hints": heeded(getattr(self.cache.tree_core.live.device_policy, "model", None)),
-            "awaited": _shown(self.cache.tree_core.waiting.budget.stats(), "tenants"),
+            "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "session_gate": self._gate(),
             "queue": self._queue(),
@@ -165,7 +165,7 @@ class Status:
                 "prompt_tokens": row.prompt_tokens,
                 "hit_tokens": dict(zip(TIERS, row.hits)),
             }
-            for name, row in list(self.cache.tree_core.adapters.rows.items())
+            for name, row in list(self.counters.adapters.items())
         ]
 
     def _sums(self, rows: Sequence[Row], prompts: int, hits: Sequence[int]) -> Sums:

@@ -35,7 +35,7 @@ class Account:
 
     def begin(self) -> None:
         """Forget everything."""
-        self._asked = self._hit = self._known_missed = 0.0
+        self._asked = self._hit = self._served_missed = 0.0
         self._sampled = self._missed = self._control = self._left_out = 0.0
         self._saved: dict[Hashable, float] = defaultdict(float)
         self._squares: dict[Hashable, float] = defaultdict(float)
@@ -46,7 +46,7 @@ class Account:
         weight = self._weigh(now)
         self._asked += weight * asked
         self._hit += weight * hit
-        self._known_missed += weight * missed
+        self._served_missed += weight * missed
 
     def sample(
         self, sample: Sample, control: int, served: int, block_tokens: int, one_in: int
@@ -102,8 +102,8 @@ class Account:
 
     def _per_token(self) -> float:
         """What one sampled token more is in the share of all prompt tokens."""
-        known = self._known_missed / self._missed if self._missed else 1.0
-        return known / (self._asked or 1.0)
+        share = self._served_missed / self._missed if self._missed else 1.0
+        return share / (self._asked or 1.0)
 
     def _note(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
@@ -124,7 +124,7 @@ class Account:
     def _rescale(self, by: float) -> None:
         self._asked *= by
         self._hit *= by
-        self._known_missed *= by
+        self._served_missed *= by
         self._sampled *= by
         self._missed *= by
         self._control *= by

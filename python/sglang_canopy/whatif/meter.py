@@ -17,7 +17,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.account import Account
-from sglang_canopy.whatif.guard import Guard
+from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import Arm, Sample, SampledCaches, covered_tokens
 from sglang_canopy.whatif.shadow_cache import as_sampled
@@ -70,7 +70,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MeterSetup:
     """Which arms a meter has, and how it samples."""
 
     policies: Sequence[str] = (LRU, "wa")
@@ -90,27 +90,29 @@ class Meter:
     ``running``: the name of the policy that ranks the device, SGLang's own names too.
     """
 
-    def __init__(self, asked: Asked, memory: Memory, running: str) -> None:
-        self.asked = asked
+    def __init__(self, setup: MeterSetup, memory: Memory, running: str) -> None:
+        self.setup = setup
         self.memory = memory
         self.spent_s = 0.0
         """CPU seconds in the scheduler's thread, by a sample."""
-        self._heard = 0
+        self._seen = 0
         self._origins = Origins()
-        self._account = Account(asked.memory_s)
+        self._account = Account(setup.memory_s)
         self._teachers: dict[str, Policy] = {}
-        self.caches = SampledCaches(asked.one_in)
+        self.caches = SampledCaches(setup.one_in)
         self._run(running)
 
-    def runs(self, running: str) -> None:
-        """From now on the server runs another policy."""
+    def runs(self, running: str, keep_floor: bool = False) -> None:
+        """From now on the server runs another policy. ``keep_floor``: for as long as the policy
+        that ran, or LRU, is behind (``keeper``)."""
         self._account.begin()
-        self._run(running)
+        self._run(running, keep_floor)
 
     @property
-    def lru_hits_more(self) -> bool:
-        """Whether ``canopy-lru`` surely hits more than the running policy since that runs."""
-        return self._guard.lost
+    def keeper(self) -> str:
+        """Who has to rank: the policy that was asked for, or ``canopy-lru`` while that one is
+        behind its floor."""
+        return LRU if self._floor.behind else self._wanted
 
     @property
     def undecided(self) -> str | None:
@@ -123,8 +125,8 @@ class Meter:
 
     def ended(self, request: Request, hit_tokens: int) -> None:
         """A request ended; ``hit_tokens`` of its prompt were on the device or the host."""
-        self._heard += 1
-        if self._heard % TIMED:
+        self._seen += 1
+        if self._seen % TIMED:
             self._hear(request, hit_tokens)
             return
         begin = time.thread_time()
@@ -145,9 +147,15 @@ class Meter:
         account.sample(
             sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
         )
-        saved = sample.saved_tokens
-        if _LRU_NOW in saved and running in saved:
-            self._guard.compare(saved[_LRU_NOW], saved[running])
+        self._hold(sample)
+
+    def _hold(self, sample: Sample) -> None:
+        """Hold the policy that was asked for against LRU."""
+        saved, wanted = sample.saved_tokens, Question(self._wanted, NOW)
+        if _LRU_NOW in saved and wanted in saved:
+            other = wanted if self._floor.behind else _LRU_NOW
+            doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
+            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.asked_tokens, doubt)
 
     def rows(self) -> list[dict[str, Any]]:
         """Each arm's estimated hit ratio, and the running policy's own, which is measured."""
@@ -176,7 +184,11 @@ class Meter:
             "sampled_requests": self.caches.seen,
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
-            "lru_hits_more": self.lru_hits_more,
+            "floor": {
+                "policy": self._wanted,
+                "behind": self._floor.behind,
+                "falls": self._floor.falls,
+            },
         }
 
     def learnt(self, name: str) -> Mapping[str, Any]:
@@ -186,14 +198,16 @@ class Meter:
 
     # ---- arms ----
 
-    def _run(self, running: str) -> None:
+    def _run(self, running: str, keep_floor: bool = False) -> None:
         self.running = running
-        self._guard = Guard()
+        if not keep_floor:
+            self._wanted = running
+            self._floor = Floor(self.memory.total())
         self._counted = 0
-        self._tokens = {self.memory.label(f): self.memory.total(f) for f in self.asked.factors}
+        self._tokens = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
         self._tokens = {NOW: self.memory.total(), **self._tokens}
         self._questions: list[Question] = []
-        names = dict.fromkeys((running, *self.asked.policies))
+        names = dict.fromkeys((running, self._wanted, *self.setup.policies))
         for name in names:
             whole_nodes = name == SGLANGS_LRU
             if name not in live_names() and not whole_nodes:
@@ -207,7 +221,7 @@ class Meter:
     def _teacher(self, name: str) -> Policy:
         teacher = self._teachers.get(name)
         if teacher is None:
-            teacher = make_policy(name, self.asked.configs.get(name, {}))
+            teacher = make_policy(name, self.setup.configs.get(name, {}))
             self._teachers[name] = teacher
         return teacher
 

@@ -42,4 +42,7 @@ def write(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
     """Put ``rows [n, kv_heads, head_dim]`` at ``slots [n]`` of a pool view, in its dtype."""
     size = pool.shape[1]
     slots = slots.long()
+    if size == 1:  # one operation: no page to divide by
+        pool[:, 0].index_copy_(0, slots, rows.to(pool.dtype))
+        return
     pool[slots // size, slots % size] = rows.to(pool.dtype)

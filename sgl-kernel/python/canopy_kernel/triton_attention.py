@@ -61,7 +61,9 @@ def configuration(
         held = {64: 5 if capability >= 100 else 4, 128: 3 if capability >= 90 else 2}.get(dim, 2)
         return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
     if dim == 64:
-        return Configuration(128, 64, 8, stages, 2 if capability >= 90 and not continues else 1)
+        # Whole prompts of pages on Blackwell spill with 64 keys a tile, and two fit with 32.
+        keys = 32 if capability >= 100 and not split and not continues else 64
+        return Configuration(128, keys, 8, stages, 2 if capability >= 90 and not continues else 1)
     if dim == 256 and (continues or capability < 90):
         return Configuration(32, 32, 4, stages, 2 if capability >= 90 else 1)
     return Configuration(128, 64 if dim == 128 and capability >= 90 else 32, 8, stages)

@@ -33,7 +33,14 @@ def part(text):
 
 
 def converted(
-    content, custom=None, options=None, template_documents=None, shows=False, tp_size=1, role="user"
+    content,
+    custom=None,
+    options=None,
+    template_documents=None,
+    shows=False,
+    tp_size=1,
+    role="user",
+    listed=None,
 ):
     """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
@@ -43,7 +50,7 @@ def converted(
     )
     manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=tp_size))
 
-    def original(_serving, request):
+    def original(_serving, request, _raw_request):
         text = request.messages[0].content
         if not isinstance(text, str):
             text = "".join(p.text if p.type == "text" else "<image>" for p in text)
@@ -56,7 +63,11 @@ def converted(
         ), 0
 
     adapted, _ = entry.convert_chat(
-        original, SimpleNamespace(tokenizer_manager=manager), request, options or Options()
+        original,
+        SimpleNamespace(tokenizer_manager=manager),
+        request,
+        options or Options(),
+        SimpleNamespace(_json={"documents": listed}),
     )
     return adapted, manager
 
@@ -156,3 +167,52 @@ def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
 def test_a_chats_selector_is_checked_against_the_ranks() -> None:
     with pytest.raises(CanopyError, match="--tp-size 2"):
         convert("a##b##c", {"canopy_selector": "frequency"}, Options(separator="##"), tp_size=2)
+
+
+LISTED = [
+    "first",
+    {"text": "second"},
+    {"title": "Third", "text": "it is"},
+    {"id": "4", "data": {"snippet": "fourth"}},
+]
+
+
+@pytest.mark.parametrize("content", ["why?", [part("why?")]])
+def test_documents_of_the_body_are_parts_in_front_of_the_last_users_text(content) -> None:
+    pytest.importorskip("sglang")
+    text, documents = convert(content, listed=LISTED)
+    assert documents == ["first", "second", "Third\nit is", "fourth"]
+    assert text == "<user>first\nsecond\nThird\nit is\nfourth\nwhy?</user>"
+
+
+def test_documents_of_the_body_are_in_a_prompt_that_declines_reuse() -> None:
+    pytest.importorskip("sglang")
+    adapted, _ = converted("why?", {"canopy_chunks": "off"}, listed=["first"])
+    assert Characters().decode(adapted.input_ids) == "<user>firstwhy?</user>"
+    assert adapted.sampling_params["custom_params"] == {"canopy_chunks": "off"}
+
+
+def test_documents_beside_an_image_are_in_the_prompt() -> None:
+    pytest.importorskip("sglang")
+    image = SimpleNamespace(type="image_url")
+    text, documents = convert([image, part("what is this?")], listed=["first"])
+    assert documents == []
+    assert text == "<user>first<image>what is this?</user>"
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_no_documents_in_the_body_are_an_ordinary_prompt(nothing) -> None:
+    assert convert("why?", listed=nothing) == ("<user>why?</user>", [])
+
+
+@pytest.mark.parametrize("listed", ["text", [3], [{"title": "a"}], [{"text": 5}], {"text": "a"}])
+def test_documents_of_another_form_are_refused_by_name(listed) -> None:
+    pytest.importorskip("sglang")
+    with pytest.raises(CanopyError, match="documents must be a list of strings"):
+        convert("why?", listed=listed)
+
+
+def test_documents_need_a_users_message() -> None:
+    pytest.importorskip("sglang")
+    with pytest.raises(CanopyError, match="role 'user'"):
+        convert("why?", listed=["first"], role="system")

@@ -178,6 +178,21 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert report["recomputed"] == known["recomputed"]
 
 
+@pytest.mark.parametrize(("selector", "most"), [("question", 151), ("frequency", 18)])
+def test_a_fused_step_launches_no_more_than_its_budget(
+    llama, ids, chunks, monkeypatch, selector, most
+) -> None:
+    device = SeparateDevice()
+    kernels_on(monkeypatch)
+    engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
+    with device:
+        _, batch, _ = step_of(engine, ids, chunks, device.put)
+        device.operations.clear()
+        run(engine, batch, monkeypatch)
+    assert engine.counts["fallbacks"] == 0
+    assert sum(device.operations.values()) <= most, device.operations
+
+
 def plan_kept(engine, monkeypatch) -> list:
     """The plans that an engine makes from here on, which it forgets after the step."""
     kept, real = [], engine.plan

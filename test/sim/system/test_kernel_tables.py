@@ -1,11 +1,11 @@
 """A profile from kernel tables: of kernels whose times are known in closed form."""
 
 import pytest
+from from_tables import main
+from kernel_tables import GPU, Assumptions, KernelTables, kernel_profile
 
-from canopy_lab.cli.main import main
 from canopy_lab.sim.model import ModelShape
 from canopy_lab.sim.system.engine_profile import PUBLISHED
-from canopy_lab.sim.system.kernel_tables import GPU, Assumptions, KernelTables, kernel_profile
 from sglang_canopy.errors import CanopyError
 
 SHAPE = ModelShape(4, 1024, 16, 8, 64, 4096)
@@ -79,11 +79,14 @@ def test_what_does_not_fit_is_said():
 
 
 def test_the_command_names_what_is_missing(tmp_path, capsys):
-    out = str(tmp_path / "p.json")
-    assert main(["profile", "--output", out]) == 2
-    assert "give one of --url" in capsys.readouterr().err
-    given = ["profile", "--output", out, "--aiconfigurator", str(tmp_path), "--system", "h100_sxm"]
-    assert main([*given, "--model", "llama-3.1-8b"]) == 2
-    assert "needs --parameters" in capsys.readouterr().err
-    assert main([*given, "--model", "llama-3.1-8b", "--parameters", "8e9"]) == 2
+    given = [
+        str(tmp_path),
+        "--system",
+        "h100_sxm",
+        "--model",
+        "llama-3.1-8b",
+        "--parameters",
+        "8e9",
+    ]
+    assert main([*given, "--output", str(tmp_path / "p.json")]) == 2
     assert "no tables of 'h100_sxm'" in capsys.readouterr().err

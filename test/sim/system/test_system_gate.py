@@ -15,7 +15,7 @@ TURNS, FIRST, MORE = 8, 20, 4
 """Turns of a session, blocks of its first prompt, blocks that each turn adds."""
 
 
-def agents(sessions: int) -> Workload:
+def agents(sessions: int, stop: str = "tool") -> Workload:
     """Sessions of equal growth, one after the other in the trace."""
     trace, blocks = [], itertools.count(1)
     for session in range(sessions):
@@ -23,7 +23,7 @@ def agents(sessions: int) -> Workload:
         for turn in range(TURNS):
             path += itertools.islice(blocks, MORE if path else FIRST)
             time = session + turn * 0.1
-            trace.append(request(time, tuple(path), conversation=f"s{session}"))
+            trace.append(request(time, tuple(path), conversation=f"s{session}", stop=stop))
     return Workload(sorted(trace, key=lambda r: r.time_s), keep_stamps=True)
 
 
@@ -53,6 +53,14 @@ def test_past_the_cliff_admitted_sessions_find_their_prefixes():
     assert gated.token_hit_ratio > 2 * open_.token_hit_ratio
     assert gated.makespan_s < open_.makespan_s
     assert gated.requests == open_.requests == 60 * TURNS
+
+
+def test_people_who_chat_are_served_as_without_a_gate_past_the_cliff_too():
+    workload = agents(60, stop="end")
+    device = 4 * (FIRST + TURNS * MORE) * 10
+    open_, gated = (run(workload, gate, device, 20_000) for gate in ("none", "footprint"))
+    assert np.array_equal(open_.ttft_s, gated.ttft_s)
+    assert np.array_equal(open_.cached_tokens, gated.cached_tokens)
 
 
 def test_the_placebo_lets_everybody_in_sooner_or_later():

@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
+from overlays import flat_line
 
 from canopy_lab.cli.main import main
 from canopy_lab.latency.slo import parse_slo
 from canopy_lab.sim.system import SystemConfig, Workload, simulate_system
 from canopy_lab.sim.system.loads import LoadedSystem
-from canopy_lab.trace.agentic import flat_line
 from sglang_canopy.errors import CanopyError
 from support.systems import profile, request, rounds
 
@@ -123,15 +123,15 @@ def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--loads", "0.6,x"], "--loads takes shares"),
-        (["--loads", "0"], "--loads takes shares"),
+        (["--loads", "0.6,x"], "--loads must be shares"),
+        (["--loads", "0"], "--loads must be shares"),
         (["--loads", "0.5", "--slo", "fast"], "an SLO is written like"),
         (["--slo", "p99_ttft<2s"], "give --loads as well"),
         (["--saturation", "3"], "give --loads as well"),
-        (["--loads", "0.5", "--saturation", "-1"], "a rate above 0"),
-        (["--loads", "0.5", "--seeds", "0"], "--seeds must be 1 or more"),
+        (["--loads", "0.5", "--saturation", "-1"], "--saturation must be above 0"),
+        (["--loads", "0.5", "--seeds", "0"], "--seeds must be at least 1"),
         (["--sessions-per-hour", "3"], "give --closed-loop as well"),
-        (["--requests", "0"], "--requests must be 1 or more"),
+        (["--requests", "0"], "--requests must be at least 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(trace_file, more, said, capsys):

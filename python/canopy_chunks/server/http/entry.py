@@ -18,6 +18,7 @@ from canopy_chunks.documents import (
     tokenise,
     with_bounds,
 )
+from canopy_chunks.listed import FIELD, listed_texts
 from canopy_chunks.server.options import Options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.document_names import BOUNDS, DOCUMENTS
@@ -112,7 +113,7 @@ def _prepare_prompt(
 
 
 def convert_chat(
-    original: Any, serving: Any, request: Any, options: Options, *args: Any, **kwargs: Any
+    original: Any, serving: Any, request: Any, options: Options, raw_request: Any = None
 ) -> Any:
     """Around ``OpenAIServingChat._convert_to_internal_request``: documents in chat messages.
 
@@ -123,10 +124,11 @@ def convert_chat(
     requested = fields.parse_fields(getattr(request, "custom_params", None))
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     separator = None if requested.off else options.separator
-    signs = None if requested.off else _mark(request, requested.documents_in_parts)
+    in_parts = _add_listed(request, raw_request) or requested.documents_in_parts
+    signs = None if requested.off else _mark(request, in_parts)
     if signs is None and not _has_documents(request, separator):
-        return original(serving, request, *args, **kwargs)
-    adapted, processed = original(serving, request, *args, **kwargs)
+        return original(serving, request, raw_request)
+    adapted, processed = original(serving, request, raw_request)
     text = _rendered(manager.tokenizer, adapted)
     if signs is None:
         pieces = split_documents(text, separator, documents, _tenant(adapted))
@@ -150,6 +152,27 @@ _NO_TEMPLATE = (
     "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
     'text parts with custom_params {"canopy_documents": "parts"}'
 )
+
+
+def _add_listed(request: Any, raw_request: Any) -> bool:
+    """Put the body's top-level ``documents`` in front of the last user's text, as parts; whether there
+    are any. SGLang's class of the body drops the field, so the body as it came is asked."""
+    texts = listed_texts(getattr(raw_request, "_json", None))
+    if not texts:
+        return False
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageContentTextPart as Part
+
+    messages = list(request.messages)
+    users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
+    if not users:
+        raise CanopyError(f"{FIELD} stand in front of a user's text; add a message of role 'user'")
+    message = messages[users[-1]]
+    own = message.content
+    own = [Part(type="text", text=own)] if isinstance(own, str) else own
+    content = [*(Part(type="text", text=text) for text in texts), *own]
+    messages[users[-1]] = message.model_copy(update={"content": content})
+    request.messages = messages
+    return True
 
 
 def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:

@@ -73,6 +73,7 @@ class S3FIFO(Policy):
 
     name: ClassVar[str] = "s3fifo"
     Config: ClassVar[type] = Config
+    learns: bool = True
     reads_labels: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:

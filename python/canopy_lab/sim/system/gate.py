@@ -150,7 +150,7 @@ class RandomCap(StaticCap):
 
 
 class Footprint:
-    """``footprint``: the gate of a server with ``--canopy-session-gate queue``, the same object.
+    """``footprint``: the gate of a server with ``--canopy-session-gate auto``, the same object.
 
     ``exclusive``: whether the host holds what the device does not (copies at eviction). ``config``:
     of ``GateSettings``.

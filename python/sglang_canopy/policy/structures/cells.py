@@ -24,14 +24,13 @@ _NEVER = math.inf
 class Cell(EndQueue):
     """The leaves of one category and bucket, by last access."""
 
-    __slots__ = ("best", "category", "dirty", "key", "version", "weight")
+    __slots__ = ("best", "category", "key", "version", "weight")
 
     def __init__(self, key: Hashable, category: Category, weight: float) -> None:
         super().__init__()
         self.key = key
         self.category = category
         self.weight = weight
-        self.dirty = False
         self.version = 0
         """Candidates of an older version are stale."""
         self.best: tuple[float, float, int, int] | None = None
@@ -49,7 +48,8 @@ class Cells:
         self._exact = by == "exponential"
         self._by = by
         self._cells: dict[Hashable, Cell] = {}
-        self._dirty: list[Cell] = []
+        self._changed: dict[Cell, None] = {}
+        """To be ranked again, in the order of their first change."""
         self._heap: list[tuple[Any, ...]] = []
         self._edges: list[tuple[float, int, int, Cell]] = []
         self._count = 0
@@ -60,36 +60,31 @@ class Cells:
         if cell is None:
             cell = self._cells[key] = Cell(key, *make())
         leaf.slot = (cell, cell.push(leaf, leaf.last_access))
-        self._touch(cell)
+        self._changed[cell] = None
 
     def remove(self, leaf: Leaf) -> None:
         """Take an admitted leaf out."""
         cell, entry = leaf.slot
         leaf.slot = None
         cell.remove(entry)
-        self._touch(cell)
-
-    def _touch(self, cell: Cell) -> None:
-        if not cell.dirty:
-            cell.dirty = True
-            self._dirty.append(cell)
+        self._changed[cell] = None
 
     def reweigh(self, weight: Callable[[Cell], float] | None = None) -> None:
         """The curves changed: rank every cell again, with new weights where they changed too."""
         for cell in self._cells.values():
             if weight is not None:
                 cell.weight = weight(cell)
-            self._touch(cell)
+            self._changed[cell] = None
 
     def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
         """The least leaf among all cell ends at ``now``, with its ``(rank, stamp, -offset)``."""
         while self._edges and self._edges[0][0] <= now:
             _, _, version, cell = heapq.heappop(self._edges)
             if version == cell.version:
-                self._touch(cell)
-        for cell in self._dirty:
+                self._changed[cell] = None
+        for cell in self._changed:
             self._rank(cell, now)
-        self._dirty.clear()
+        self._changed.clear()
         heap = self._heap
         while heap and heap[0][-2] != heap[0][-1].version:
             heapq.heappop(heap)
@@ -102,20 +97,18 @@ class Cells:
         return top[0], top[2][3]
 
     def _rank(self, cell: Cell, now: float) -> None:
-        cell.dirty = False
         cell.version += 1
         old = cell.oldest()
         if old is None:
             del self._cells[cell.key]
             return
-        rank, until = self._at(cell, old, now)
-        entry, order = old, self._order(cell, rank, old)
+        order, until = self._at(cell, old, now)
+        entry = old
         # The exact rank falls with age: the oldest is the least.
         young = old if self._exact else cell.youngest()
         if young is not old and young is not None:
-            rank, other_until = self._at(cell, young, now)
+            other, other_until = self._at(cell, young, now)
             until = min(until, other_until)
-            other = self._order(cell, rank, young)
             if other < order:
                 entry, order = young, other
         self._count += 1
@@ -126,17 +119,19 @@ class Cells:
                 self._edges = [e for e in self._edges if e[2] == e[3].version]
                 heapq.heapify(self._edges)
 
-    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[float, float]:
-        """Rank of an entry, and the time from which it may differ."""
-        stamp = entry[0]
+    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+        """An entry's place in the order of eviction, and the time from which it may differ."""
+        stamp, depth = entry[0], entry[1]
         if self._by == "recency":
-            return 0.0, _NEVER
+            return (0.0, stamp, depth), _NEVER
         if self._exact:
-            rank = cell.category.exponential.rank(now - stamp)
-            return cell.weight * rank, math.nextafter(now, _NEVER)
+            fitted = cell.category.exponential
+            rank = cell.weight * fitted.rank(now - stamp)
+            ties = (depth, stamp) if fitted.mean_gap_s > 0.0 else (stamp, depth)
+            return (rank, *ties), math.nextafter(now, _NEVER)
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
-        return cell.weight * cell.category.rank[at], until
+        return (cell.weight * cell.category.rank[at], stamp, depth), until
 
     def rank(self, category: Category, stamp: float, now: float) -> float:
         """What a leaf of ``category`` last used at ``stamp`` would rank, unweighted."""
@@ -149,11 +144,6 @@ class Cells:
     def cells(self) -> Iterator[Cell]:
         """The cells that hold a leaf, in order of creation."""
         return (c for c in self._cells.values() if c.live)
-
-    def _order(self, cell: Cell, rank: float, entry: Entry) -> tuple[float, float, float]:
-        if self._exact and cell.category.exponential.mean_gap_s > 0.0:
-            return rank, entry[1], entry[0]
-        return rank, entry[0], entry[1]
 
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():

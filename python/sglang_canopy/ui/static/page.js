@@ -198,18 +198,17 @@ async function refresh() {
   }
 }
 
-function numbers(from, before = "") {
-  return Object.entries(from || {}).flatMap(([key, value]) => {
-    if (typeof value === "number") return [[before + key, value]];
-    return value && typeof value === "object" && !Array.isArray(value) ? numbers(value, key + " ") : [];
-  });
-}
-
 async function chunks() {
   try {
-    const found = await asked("chunks");
-    const rows = [["documents", found.documents.length], ...numbers(found.server)];
-    show("chunks", table(["", ""], rows.slice(0, 24).map(([k, v]) => [k, size(v)])));
+    const found = await asked("chunks"), now = found.server;
+    const counts = [
+      ["documents registered", found.documents.length], ["prompts that reused documents", now.fused_requests],
+      ["tokens reused", now.reused_tokens], ["tokens of documents computed again", now.recomputed_tokens],
+      ...Object.entries(now.not_fused).map(([why, n]) => ["not reused: " + why, n]),
+      ["failures, computed as usual", now.fallbacks], ["documents waiting to be encoded", now.waiting_chunks],
+      ...Object.entries(now.store.tiers).map(([tier, t]) => ["bytes in " + tier, t.used_bytes]),
+    ];
+    show("chunks", table(["", ""], counts.map(([name, n]) => [name, size(n)])));
   } catch { show("chunks", node("p", "Reuse of documents is off.", "note")); }
 }
 

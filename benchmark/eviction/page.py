@@ -1,0 +1,278 @@
+"""What docs/research/policies.md, README and guides say of simulated evictions, in numbers."""
+
+from __future__ import annotations
+
+import functools
+from statistics import mean
+from typing import Any
+
+from result_tables import load, signed, table
+
+CAPACITIES = (0.02, 0.05, 0.1, 0.2)
+TRACES = {"conversation": "conversation", "synthetic": "Mooncake synthetic", "agentic": "agents"}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = load(f"benchmark/eviction/results/{name}.json")
+    return found
+
+
+@functools.cache
+def hits(trace: str, policy: str) -> dict[float, float]:
+    """Block hits in per cent by capacity, mean over seeds."""
+    runs: dict[float, dict[int, float]] = {}
+    for row in rows("claims"):
+        if (row["trace"], row["policy"]) == (trace, policy):
+            runs.setdefault(row["capacity_fraction"], {})[row["seed"]] = row["block_hit_ratio"]
+    return {capacity: 100 * mean(seeds.values()) for capacity, seeds in runs.items()}
+
+
+def _cell(values: dict[float, float], capacity: float) -> str:
+    return f"{values[capacity]:.2f}" if capacity in values else "-"
+
+
+def claims() -> str:
+    """`wa` against LRU, placebos and hindsight, three traces."""
+    policies = {
+        "lru": "`lru`",
+        "wa": "`wa`",
+        "wa, random labels": "`wa`, random labels",
+        "wa, exponential, type-turn": "the paper's formula",
+        "s3fifo": "`s3fifo`",
+        "gdfs": "`gdfs`",
+        "hindsight": "hindsight",
+    }
+    lines = [
+        [f"{name}: {label}", *(_cell(hits(trace, policy), c) for c in CAPACITIES)]
+        for trace, name in TRACES.items()
+        for policy, label in policies.items()
+        if hits(trace, policy)
+    ]
+    return table(["block hits, %", *(f"{c:.0%}" for c in CAPACITIES)], lines, numbers=True)
+
+
+def formula() -> str:
+    """Readings of the paper's formula."""
+    policies = {
+        "lru": "`lru`",
+        "wa, exponential, no life": "distribution, our categories",
+        "wa, exponential": "and life",
+        "wa, exponential of what was reused": "the same, never reused blocks left out",
+        "wa, exponential, type-turn": "and life, type and turn: the paper's",
+        "wa, type-turn": "survival, type and turn",
+        "wa": "survival (`wa`)",
+    }
+    lines = [
+        [label, *(_cell(hits(trace, policy), c) for trace in TRACES for c in (0.05, 0.1))]
+        for policy, label in policies.items()
+    ]
+    header = [
+        "block hits, %",
+        *(f"{name}, {c:.0%}" for name in TRACES.values() for c in (0.05, 0.1)),
+    ]
+    return table(header, lines, numbers=True)
+
+
+def tail() -> str:
+    """Policies with a target against LRU."""
+    lines = []
+    kept = [row for row in rows("claims") if row["threshold_tokens"]]
+    cases = list(
+        dict.fromkeys((r["trace"], r["capacity_fraction"], r["threshold_tokens"]) for r in kept)
+    )
+    for trace, capacity, threshold in cases:
+        of = [
+            r
+            for r in kept
+            if (r["trace"], r["capacity_fraction"], r["threshold_tokens"])
+            == (trace, capacity, threshold)
+        ]
+        for policy in dict.fromkeys(r["policy"] for r in of):
+            runs = [r for r in of if r["policy"] == policy]
+            lines.append(
+                [
+                    f"{trace}, {capacity:.0%}: `{policy}`",
+                    f"{100 * mean(r['block_hit_ratio'] for r in runs):.2f}",
+                    *(
+                        f"{mean(r[f'uncached_tokens_{p}'] for r in runs):,.0f}"
+                        for p in ("p50", "p90", "p95")
+                    ),
+                    f"{mean(r['tel_tokens'] for r in runs) / 1e6:.2f}",
+                ]
+            )
+    return table(
+        ["", "hits, %", "uncached P50", "P90", "P95", "TEL, M tokens"], lines, numbers=True
+    )
+
+
+@functools.cache
+def hinted(trace: str) -> dict[tuple[float, float], float]:
+    """Hits in per cent by share of clients and accuracy, mean over seeds."""
+    runs: dict[tuple[float, float], list[float]] = {}
+    for row in rows("hints"):
+        if row["trace"] == trace and "share" in row:
+            runs.setdefault((row["share"], row["accuracy"]), []).append(
+                100 * row["block_hit_ratio"]
+            )
+    return {key: mean(values) for key, values in runs.items()}
+
+
+def baseline(trace: str, policy: str) -> float:
+    (row,) = (r for r in rows("hints") if (r["trace"], r["policy"]) == (trace, policy))
+    return 100 * row["block_hit_ratio"]
+
+
+def hints() -> str:
+    """Hits by share of clients that give hints and how many are true."""
+    shares = (0.0, 0.25, 0.5, 1.0)
+    lines = [
+        [
+            f"{trace}, {accuracy:.0%} true",
+            *(f"{_hint(trace, share, accuracy):.2f}" for share in shares),
+        ]
+        for trace in ("conversation", "agentic")
+        for accuracy in (1.0, 0.75, 0.5, 0.0)
+    ]
+    return table(
+        ["block hits at 5 %, %", *(f"{share:.0%} give" for share in shares)], lines, numbers=True
+    )
+
+
+def _hint(trace: str, share: float, accuracy: float) -> float:
+    known = hinted(trace)
+    return known[share, accuracy if share else 1.0]
+
+
+def ablations() -> str:
+    """`wa` with one part replaced."""
+    kept = {
+        "lru": "`lru`",
+        "wa": "`wa`",
+        "without censored samples": "without censored samples",
+        "without the turn": "without the turn",
+        "without the output's length": "without the output's length",
+        "without own gaps (`own_gaps: false`)": "without own gaps",
+        "without shared prefixes": "shared prefixes rank as their last user",
+        "prompt length too": "prompt length too",
+        "no leaning on the parent": "no leaning on the parent",
+        "all leaves, not queue ends": "all leaves, not only queue ends",
+        "16 categories": "16 categories",
+    }
+    places = [("conversation", 0.05), ("conversation", 0.1), ("synthetic", 0.05), ("agentic", 0.05)]
+    known = {
+        (r["variant"], r["trace"], r["capacity_fraction"]): 100 * r["block_hit_ratio"]
+        for r in rows("ablations")
+    }
+    lines = [
+        [label, *(f"{known[variant, trace, c]:.2f}" for trace, c in places)]
+        for variant, label in kept.items()
+    ]
+    return table(
+        ["block hits, %", *(f"{trace}, {c:.0%}" for trace, c in places)], lines, numbers=True
+    )
+
+
+def short() -> str:
+    real, lru = hits("conversation", "wa"), hits("conversation", "lru")
+    agents = [hits("agentic", policy)[0.05] for policy in ("wa", "lru")]
+    random = hits("conversation", "wa, random labels")[0.05] - lru[0.05]
+    return (
+        f"At 5 % of the distinct blocks `wa` hits {real[0.05]:.1f} % of the conversation trace's blocks "
+        f"where LRU hits {lru[0.05]:.1f}, and {agents[0]:.1f} where LRU hits {agents[1]:.1f} on agents. With "
+        f"random labels the gain on conversation is {signed(random)} points: it comes from the categories."
+    )
+
+
+def true_hints() -> str:
+    """README's row."""
+    lru, all_true = baseline("conversation", "lru"), hinted("conversation")[1.0, 1.0]
+    return f"{lru:.1f} % | {all_true:.1f} %"
+
+
+def victim() -> str:
+    """README's row: freeing one of 50,000 leaves."""
+    costs = {(r["core"], r["leaves"]): r["evict"] for r in rows("victim_cost")}
+    return f"{costs['rust', 50000]:.0f} us | {costs['wa', 50000]:.0f} us"
+
+
+def victims() -> str:
+    """Microseconds a call on SGLang's own cache."""
+    lines = [
+        [f"{r['leaves']:,}: `{r['core']}`", *(f"{r[key]:,.1f}" for key in _CALLS)]
+        for r in rows("victim_cost")
+    ]
+    return table(["leaves, us", *(f"`{key}`" for key in _CALLS)], lines, numbers=True)
+
+
+_CALLS = ("evict", "evict_many", "insert", "match")
+
+
+def long_prompts() -> str:
+    """Match and insert against SGLang's Rust core."""
+    known = {(r["page"], r["tokens"], r["arm"]): r for r in rows("long_prompts")}
+    lines = [
+        [
+            f"pages of {page}, {tokens:,} tokens",
+            *(
+                f"{known[page, tokens, arm][f'{call}/rust']:.2f}"
+                for call in ("match", "insert")
+                for arm in ("wa", "python")
+            ),
+        ]
+        for page, tokens in dict.fromkeys((page, tokens) for page, tokens, _ in known)
+    ]
+    return table(
+        ["", "match: `wa`", "Python core", "insert: `wa`", "Python core"], lines, numbers=True
+    )
+
+
+STATES = {
+    "SGLang": "SGLang",
+    "`wa` on KV": "`wa` on KV",
+    "`wa` and states by worth": "`wa`, states by worth",
+    "random savings (placebo)": "placebo",
+    "Marconi": "Marconi",
+}
+
+
+def states() -> str:
+    """Prompt tokens found, by whose order of states: each arm where least is left to compute."""
+    best: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for row in rows("states"):
+        key = row["trace"], row["gib"], row["arm"]
+        if key not in best or row["recompute_s"] < best[key]["recompute_s"]:
+            best[key] = row
+    places = list(dict.fromkeys((trace, gib) for trace, gib, _ in best))
+    lines = [
+        [f"{trace}, {gib} GiB", *(f"{best[trace, gib, arm]['hit']:.1f}" for arm in STATES)]
+        for trace, gib in places
+    ]
+    return table(["tokens found, %", *STATES.values()], lines, numbers=True)
+
+
+def state_shares() -> str:
+    """The same by bytes of states for each byte of KV."""
+    arms = list(STATES)[:3]
+    known = {(r["trace"], r["gib"], r["arm"], r.get("share")): r["hit"] for r in rows("states")}
+    lines = [
+        [f"{trace}, {gib} GiB, {share}", *(f"{known[trace, gib, arm, share]:.1f}" for arm in arms)]
+        for trace, gib in (("agentic-1", 20), ("conversation", 160))
+        for share in (0.05, 0.1, 0.2, 0.9)
+    ]
+    return table(["states for a byte of KV", *(STATES[arm] for arm in arms)], lines, numbers=True)
+
+
+PARTS = {
+    "states": states,
+    "state-shares": state_shares,
+    "victims": victims,
+    "long-prompts": long_prompts,
+    "short": short,
+    "claims": claims,
+    "formula": formula,
+    "tail": tail,
+    "hints": hints,
+    "ablations": ablations,
+    "true-hints": true_hints,
+    "victim": victim,
+}

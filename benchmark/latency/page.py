@@ -1,0 +1,94 @@
+"""What docs/research/latency.md and README say of simulated evictions under load, in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from result_tables import ROOT, load, signed, table
+
+RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
+LOADS = ("0.6", "0.8", "0.95", "1.1")
+ROWS = {
+    "conversation": ("conversation", "host0"),
+    "synthetic": ("synthetic", "host0"),
+    "agents": ("agentic", "host0"),
+    "conversation, host of twice the device": ("conversation", "host2"),
+    "agents, host of twice the device": ("agentic", "host2"),
+}
+ONE = "conversation-qwen2.5-7b-h100-0-host0.json"
+"""The run that has SGLang's session-aware cache beside `wa`."""
+
+
+def runs(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = load(str(path.relative_to(ROOT)))["runs"]
+    return found
+
+
+def change(paths: list[Path], arm: str, base: str, at: str, of: str = "mean") -> float:
+    """Change of a TTFT against another arm in per cent, geometric mean over runs."""
+    ratios = [known[f"{arm}@{at}"][of] / known[f"{base}@{at}"][of] for known in map(runs, paths)]
+    return 100 * (geometric_mean(ratios) - 1)
+
+
+def eviction() -> str:
+    """`wa` against SGLang's defaults by load."""
+    lines = []
+    for label, (workload, host) in ROWS.items():
+        paths = sorted(RESULTS.glob(f"{workload}-*-{host}.json"))
+        end = "-host" if host == "host2" else ""
+        changes = [change(paths, f"wa{end}", f"sglang{end}", at) for at in LOADS]
+        lines.append([label, *(signed(change, 0) for change in changes)])
+    return table(["`wa`", "60 %", "80 %", "95 %", "110 %"], lines, numbers=True)
+
+
+def sessions() -> str:
+    """README: SGLang's session-aware cache and `wa` at 80 % load, on the same run."""
+    told, ours, kept = (
+        change([RESULTS / ONE], arm, "sglang", "0.8") for arm in ("sessions", "wa", "sessions-kept")
+    )
+    return (
+        f"mean TTFT {signed(told, 0)} % against {signed(ours, 0)} %, conversations at 80 % load; if "
+        f"none does, {signed(kept, 0)} %"
+    )
+
+
+def auto() -> str:
+    """`--radix-eviction auto` against SGLang's defaults, beside the best of SGLang's orders."""
+    lines = []
+    for label, (workload, host) in ROWS.items():
+        end = "-host" if host == "host2" else ""
+        paths = sorted(RESULTS.glob(f"{workload}-*-[01]-{host}.json"))
+        for name, arm, of in (
+            ("mean", f"auto{end}", "mean"),
+            ("P99", f"auto{end}", "p99"),
+            ("mean, `shortest-prefill-first`", "shortest", "mean"),
+        ):
+            if arm != "shortest" or not end:
+                changes = [change(paths, arm, f"sglang{end}", at, of) for at in LOADS]
+                lines.append([f"{label}: {name}", *(signed(one, 0) for one in changes)])
+    return table(
+        ["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %"], lines, numbers=True
+    )
+
+
+def gate() -> str:
+    """What the gate adds to `auto` on agents: each run against the same without it."""
+    models = {
+        "qwen2.5-7b-h100": "Qwen2.5-7B, 1 M tokens",
+        "llama-3.1-8b-h100": "Llama-3.1-8B, 400,000 tokens",
+    }
+    lines = []
+    for profile, label in models.items():
+        paths = sorted(RESULTS.glob(f"agentic-{profile}-*-host0.json"))
+        for of, name in (("mean", "mean"), ("p99", "P99")):
+            cells = [
+                ", ".join(signed(change([one], "auto", "wa-order", at, of), 0) for one in paths)
+                for at in LOADS
+            ]
+            lines.append([f"{label}: {name}", *cells])
+    return table(["seeds 0, 1, 2", "60 %", "80 %", "95 %", "110 %"], lines)
+
+
+PARTS = {"eviction": eviction, "sessions": sessions, "auto": auto, "gate": gate}

@@ -1,0 +1,269 @@
+"""SGLang's own scheduler with a real model, on a clock that other programs cannot disturb.
+
+    OMP_NUM_THREADS=1 PYTHONPATH=test python benchmark/latency/stepped.py --data DIR --model DIR \\
+        --out FILE --trace conversation --skip 3000 --loads 1.1 --slices 8 --slice-requests 250 \\
+        --arm "fcfs=--radix-eviction wa" \\
+        --arm "ours=--radix-eviction wa --canopy-queue-order bounded-shortest"
+
+As ``served.py``, but no HTTP: each arm is a process that steps the scheduler (``InProcess``), and
+its clock is the CPU time that the process used, plus the time that it would have been idle. So a
+busy machine makes nobody wait, where real servers side by side would wait for each other. Requests
+are in the queue when they are due, prefills and decodes are computed, and a request's TTFT ends
+with the step that makes its first token. Loads are shares of what the first arm computes when half
+of the warm-up comes at once. All arms take turns, slice by slice. ``waiting``: how many requests
+wait, on average over a slice's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import random
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from paired import Result, compared, figures, table
+from slices import balanced, due_times, rate_of, turn
+
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.materialise import Materialiser, middle_tokens
+
+FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
+
+
+class Clock:
+    """CPU seconds of this process, and those that it skipped."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self.skipped
+
+    def wait_until(self, then: float) -> None:
+        self.skipped += max(0.0, then - self())
+
+
+class Engine:
+    """One arm's scheduler."""
+
+    def __init__(self, model: Path, arguments: list[str], kv_tokens: int) -> None:
+        self.clock = Clock()
+        time.monotonic = self.clock  # before SGLang takes them over
+        time.perf_counter = self.clock
+        from support.scheduler_worker import InProcess
+
+        self._engine = InProcess(model, arguments, kv_tokens)
+        self._scheduler = self._engine.scheduler
+
+    def serve(self, part: Sequence[tuple[list[int], int]], due: Sequence[float]) -> dict[str, Any]:
+        """Every request of ``part``, prompt and tokens to generate, when it is due."""
+        began, clock = self.clock(), self.clock
+        todo = list(zip(due, part, strict=True))
+        todo.reverse()
+        open_: list[Any] = []
+        rows: list[dict[str, Any]] = []
+        area = 0.0
+        while todo or open_:
+            now = clock() - began
+            if not open_ and todo:
+                clock.wait_until(began + todo[-1][0])
+                now = clock() - began
+            while todo and todo[-1][0] <= now:
+                then, (ids, new) = todo.pop()
+                req = self._engine.feed(ids, new, at=began + then)
+                open_.append((then, len(ids), req, [None]))
+            waiting = len(self._scheduler.waiting_queue)
+            self._engine.step()
+            area += waiting * (clock() - began - now)
+            open_ = [one for one in open_ if not _noted(one, clock() - began, rows)]
+        seconds = clock() - began
+        return {
+            "rows": rows,
+            "seconds": seconds,
+            "waiting": area / seconds,
+            "predicted": _predicted(self._scheduler),
+        }
+
+
+def _predicted(scheduler: Any) -> Any:
+    """What this arm has predicted so far, and how far off it was, if it predicts."""
+    queue = getattr(scheduler.tree_cache, "canopy_queue", None)
+    return None if queue is None else queue.status()["predicted_ttft"]
+
+
+def _noted(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
+    """Whether it is answered; then it is in ``rows``."""
+    then, tokens, req, first = one
+    if first[0] is None and len(req.output_ids):
+        first[0] = now - then
+    if not req.finished():
+        return False
+    rows.append(
+        {
+            "ok": True,
+            "error": None,
+            "ttft_s": first[0],
+            "done_s": now - then,
+            "prompt_tokens": tokens,
+            "cached_tokens": req.cached_tokens,
+        }
+    )
+    return True
+
+
+def work(pipe: Any, model: Path, arguments: list[str], kv_tokens: int) -> None:
+    """A process of one arm."""
+    import torch
+
+    torch.set_num_threads(1)
+    engine = Engine(model, arguments, kv_tokens)
+    pipe.send("ready")
+    with torch.no_grad():
+        while (asked := pipe.recv()) is not None:
+            pipe.send(engine.serve(*asked))
+    os._exit(0)  # SGLang's threads would keep the process
+
+
+class Arm:
+    """The driver's end of one."""
+
+    def __init__(self, text: str) -> None:
+        self.name, _, arguments = text.partition("=")
+        self.arguments = shlex.split(arguments)
+        self.slices: list[list[dict[str, Any]]] = []
+        self.seconds: list[float] = []
+        self.waiting: list[float] = []
+        self.predicted: dict[str, Any] | None = None
+
+    def start(self, args: argparse.Namespace) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        given = (theirs, args.model, [*args.common, *self.arguments], args.kv_tokens)
+        self.process = context.Process(target=work, args=given, daemon=True)
+        self.process.start()
+
+    def ready(self) -> None:
+        assert self._pipe.recv() == "ready"
+
+    def serve(self, part: Any, due: Sequence[float]) -> dict[str, Any]:
+        self._pipe.send((part, due))
+        found: dict[str, Any] = self._pipe.recv()
+        return found
+
+
+def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
+    """Every load, slice by slice."""
+    wanted = args.warm_requests + args.slices * args.slice_requests
+    trace = open_trace(args.data / f"mooncake/{FILES[args.trace]}.jsonl", "mooncake")
+    requests = list(itertools.islice(trace, args.skip, args.skip + wanted))
+    made = Materialiser(requests, middle_tokens(1 << 15), args.scale_lengths)
+    for load in args.loads:
+        if not result.has(load):
+            one = run_load(args, arms, made, load, result)
+            result.add(one)
+            print(table(one))
+            print(f"waiting on average: {one['waiting']}", flush=True)
+
+
+def run_load(
+    args: argparse.Namespace, arms: list[Arm], made: Materialiser, load: float, result: Result
+) -> dict[str, Any]:
+    """One load."""
+
+    def prompts(part: Sequence[Any]) -> list[tuple[list[int], int]]:
+        return [(list(made.prompt(p)), max(1, p.output_tokens)) for p in part]
+
+    warm, rest = made.planned[: args.warm_requests], made.planned[args.warm_requests :]
+    half = len(warm) // 2
+    can: dict[str, float] = {}
+    for arm in arms:
+        arm.slices, arm.seconds, arm.waiting = [], [], []
+        arm.serve(prompts(warm[:half]), [0.0] * half)
+        took = arm.serve(prompts(warm[half:]), [0.0] * (len(warm) - half))["seconds"]
+        can[arm.name] = sum(p.prompt_tokens for p in warm[half:]) / took
+    parts = balanced(rest, args.slices)
+    rate = rate_of(parts, load, sum(can.values()) / len(can))
+    for number, part in enumerate(parts):
+        asked, due = prompts(part), due_times(part, rate, seed=number)
+        for arm in turn(arms, number):
+            found = arm.serve(asked, due)
+            arm.slices.append(found["rows"])
+            arm.seconds.append(found["seconds"])
+            arm.waiting.append(found["waiting"])
+            arm.predicted = found["predicted"]
+        means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
+        print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
+        result.note(made_of(arms, parts[: number + 1], load, rate, can))
+    return made_of(arms, parts, load, rate, can)
+
+
+def made_of(
+    arms: Sequence[Arm], parts: Sequence[Any], load: float, rate: float, can: dict[str, float]
+) -> dict[str, Any]:
+    """What came of the slices so far."""
+    base = arms[0]
+    return {
+        "load": load,
+        "requests_a_second": rate,
+        "saturation_tokens_a_second": can,
+        "slices": len(parts),
+        "requests": sum(map(len, parts)),
+        "failed": 0,
+        "error": None,
+        "seconds": {arm.name: sum(arm.seconds) for arm in arms},
+        "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
+        "predicted": {arm.name: arm.predicted for arm in arms if arm.predicted},
+        "figures": {arm.name: figures(arm.slices) for arm in arms},
+        "changes": {arm.name: compared(base.slices, arm.slices, 1) for arm in arms[1:]},
+        "rows": {
+            arm.name: [
+                [[round(r["ttft_s"], 4), r["prompt_tokens"]] for r in part] for part in arm.slices
+            ]
+            for arm in arms
+        },
+    }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder with mooncake/, ...")
+    add("--out", type=Path, required=True, help="result, JSON")
+    add("--model", type=Path, required=True, help="model directory")
+    add("--arm", type=Arm, action="append", required=True, dest="arms")
+    add("--common", type=shlex.split, default=["--chunked-prefill-size", "128"])
+    add("--trace", choices=sorted(FILES), required=True)
+    add("--loads", type=lambda t: [float(n) for n in t.split(",")], default="1.1")
+    add("--slices", type=int, default=8)
+    add("--slice-requests", type=int, default=250)
+    add("--warm-requests", type=int, default=60)
+    add("--skip", type=int, default=0, help="requests of the trace to leave out")
+    add("--kv-tokens", type=int, default=16_384)
+    add("--scale-lengths", type=Fraction, default=Fraction(1, 64))
+    args = parser.parse_args()
+    names = ("common", "trace", "slices", "slice_requests", "warm_requests", "skip", "kv_tokens")
+    about = {"arms": {arm.name: shlex.join(arm.arguments) for arm in args.arms}}
+    about |= {name: getattr(args, name) for name in names} | {"model": args.model.name}
+    random.seed(1)
+    for arm in args.arms:
+        arm.start(args)
+        arm.ready()
+    run(args, args.arms, Result(args.out, about))
+    for arm in args.arms:
+        arm.process.kill()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""What docs/research/papers/index.md says in numbers: verdicts by paper."""
+
+from __future__ import annotations
+
+import importlib
+
+from result_tables import table, tally
+
+TITLES = {
+    "wa": "KVCache Cache in the Wild",
+    "tail": "Tail-Optimized Caching",
+    "cachetune": "CacheTune",
+    "kareto": "Kareto",
+}
+
+
+def verdicts() -> str:
+    """How many numbered items of each paper have each verdict."""
+    counts = {paper: tally(importlib.import_module(f"{paper}.page").all_rows()) for paper in TITLES}
+    kinds = list(next(iter(counts.values())))
+    rows = [
+        [f"[{title}]({paper}.md)", *(str(counts[paper][kind]) for kind in kinds)]
+        for paper, title in TITLES.items()
+    ]
+    return table(["items of the paper", *kinds], rows, numbers=True)
+
+
+PARTS = {"verdicts": verdicts}

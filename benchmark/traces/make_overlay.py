@@ -1,0 +1,96 @@
+"""Build a multi-tenant trace from single conversations.
+
+    python benchmark/traces/make_overlay.py --archive traces_500.tar.xz --conversations 200 \
+        --window-s 7200 --seed 1 -o overlay.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from overlays import flat_line, overlay
+from tqdm import tqdm
+from writing import open_for_writing
+
+from sglang_canopy.errors import CanopyError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the overlay and say on stderr what is in it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add(
+        "--archive",
+        required=True,
+        metavar="PATH",
+        help="tar archive, folder or file of conversations",
+    )
+    add("--conversations", type=int, required=True, metavar="N", help="how many")
+    add(
+        "--window-s",
+        type=float,
+        required=True,
+        metavar="S",
+        help="they start within so many seconds",
+    )
+    add("--seed", type=int, default=0, metavar="K", help="of which conversations, and when")
+    add(
+        "--own-prefixes",
+        action="store_true",
+        help="share no blocks: by default agents of the same model with the same numbers of tokens "
+        "of tools and of system prompt begin with the same ones",
+    )
+    add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations")
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT",
+        help="JSON lines (.jsonl, .jsonl.gz, .jsonl.xz)",
+    )
+    try:
+        return write(parser.parse_args(argv))
+    except CanopyError as error:
+        print(f"make_overlay: {error}", file=sys.stderr)
+        return 2
+
+
+def write(args: argparse.Namespace) -> int:
+    """The file is written under another name first: a trace that is there is a whole one."""
+    requests, last_s, started = 0, 0.0, set()
+    merged = overlay(
+        args.archive,
+        args.conversations,
+        args.window_s,
+        args.seed,
+        skip_bad=args.skip_bad,
+        own_prefixes=args.own_prefixes,
+    )
+    output = Path(args.output)
+    partial = output.with_name(f".partial.{output.name}")
+    try:
+        with (
+            open_for_writing(partial) as out,
+            tqdm(total=args.conversations, desc="conversations started", unit="") as bar,
+        ):
+            for request in merged:
+                out.write(flat_line(request) + "\n")
+                requests, last_s = requests + 1, request.time_s
+                if request.user not in started:
+                    started.add(request.user)
+                    bar.update()
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(
+        f"{output}: {requests} requests of {len(started)} conversations over {last_s:.0f} s",
+        file=sys.stderr,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

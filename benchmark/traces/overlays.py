@@ -1,0 +1,162 @@
+"""Build a multi-tenant trace from single conversations.
+
+Public agentic traces are one conversation a file, each with a clock and block ids of its own. An
+overlay chooses some, starts each at a random moment of a window and merges their requests by
+time. Agents of one kind begin with the same tools and the same system prompt, so agents with the
+same model and the same numbers of tokens of both share those blocks (``shared_heads.py``); every
+other block stays unique to its conversation. With ``own_prefixes`` those are, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shared_heads import SharedHeads
+
+from canopy_lab.trace import agentic, lines
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.errors import CanopyError
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One conversation of an overlay: which document of the archive, when, which copy of it."""
+
+    time_s: float
+    document: int
+    copy: int
+
+
+def choose(documents: int, conversations: int, window_s: float, seed: int) -> list[Start]:
+    """``conversations`` of the ``documents``, started uniformly in ``window_s``, by time.
+
+    None is taken twice before all were taken once. Raises ``CanopyError``.
+    """
+    if conversations < 1:
+        raise CanopyError(f"conversations must be 1 or more, got {conversations}")
+    if not 0 < window_s < float("inf"):
+        raise CanopyError(f"the window must be a positive number of seconds, got {window_s}")
+    draw = random.Random(seed)
+    order = list(range(documents))
+    chosen: list[tuple[int, int]] = []
+    for copy in itertools.count():
+        draw.shuffle(order)
+        chosen += [(document, copy) for document in order[: conversations - len(chosen)]]
+        if len(chosen) == conversations:
+            break
+    # Microseconds: a start prints and reads back as itself.
+    starts = [Start(round(draw.uniform(0, window_s), 6), *pair) for pair in chosen]
+    return sorted(starts, key=lambda s: (s.time_s, s.document, s.copy))
+
+
+def overlay(
+    archive: Path | str,
+    conversations: int,
+    window_s: float,
+    seed: int,
+    *,
+    skip_bad: int = 0,
+    own_prefixes: bool = False,
+) -> Iterator[TraceRequest]:
+    """Yield the merged requests by time; equal arguments give equal requests.
+
+    ``archive`` is anything of conversations that the agentic reader takes. Sub-agents are
+    included, as conversations of their own with the ``user`` of their parent. Memory: the text
+    of the chosen conversations, and those running at a moment. Raises ``CanopyError``.
+    """
+    archive = lines.existing(archive)
+    tolerance = lines.Tolerance(archive, skip_bad)
+    documents = sum(1 for _ in agentic.documents(archive))
+    if documents == 0:
+        raise CanopyError(f"{str(archive)!r} holds no conversation (.json)")
+    starts = choose(documents, conversations, window_s, seed)
+    wanted = {s.document for s in starts}
+    texts = {i: d for i, d in enumerate(agentic.documents(archive)) if i in wanted}
+    yield from _merged(starts, texts, tolerance, None if own_prefixes else SharedHeads())
+    tolerance.report()
+
+
+def _merged(
+    starts: list[Start],
+    texts: dict[int, tuple[str, bytes]],
+    tolerance: lines.Tolerance,
+    heads: SharedHeads | None,
+) -> Iterator[TraceRequest]:
+    running: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
+    first_id = 0
+    for order, start in enumerate([*starts, None]):
+        while running and (start is None or running[0][0] < start.time_s):
+            _, tie, request, rest = running[0]
+            yield request
+            after = next(rest, None)
+            if after is None:
+                heapq.heappop(running)
+            else:
+                heapq.heapreplace(running, (after.time_s, tie, after, rest))
+        if start is None:
+            return
+        name, text = texts[start.document]
+        try:
+            conversation = agentic.parse_conversation(
+                lines.parse_object(text), name, start.document + 1
+            )
+        except lines.BadLine as error:
+            tolerance.bad(start.document + 1, str(error), where=name)
+            continue
+        rest = _placed(conversation, start, first_id, heads)
+        first = next(rest)
+        heapq.heappush(running, (first.time_s, order, first, rest))
+        first_id += conversation.most_id + 1
+
+
+def _placed(
+    conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads | None
+) -> Iterator[TraceRequest]:
+    # One int object a block, shared by all requests: a long conversation repeats them by the
+    # thousand.
+    ids = list(range(first_id, first_id + conversation.most_id + 1))
+    if heads is not None:
+        heads.share(conversation, ids)
+    lookup = ids.__getitem__
+    suffix = f"#{start.copy + 1}" if start.copy else ""
+    for request in conversation.requests:
+        yield replace(
+            agentic.shifted(request, start.time_s, 0, suffix),
+            blocks=tuple(map(lookup, request.blocks)),
+        )
+
+
+def flat_line(request: TraceRequest) -> str:
+    """``request`` as one line of an overlay; the agentic reader gives the same request back."""
+    record: dict[str, Any] = {
+        "t": request.time_s,
+        "in": request.input_tokens,
+        "out": request.output_tokens,
+        "stop": request.stop or "",
+        "block_size": request.block_tokens,
+        "category": request.category,
+        "turn": request.turn,
+    }
+    if request.conversation is not None:
+        record["conversation"] = request.conversation
+    if request.user is not None:
+        record["user"] = request.user
+    said: dict[str, Any] = {
+        "think_time": request.think_s,
+        "api_time": request.api_s,
+        "model": request.model,
+        "input_types": request.input_types or None,
+        "output_types": request.output_types or None,
+        "tool_tokens": request.tool_tokens or None,
+        "system_tokens": request.system_tokens or None,
+    }
+    record.update((name, value) for name, value in said.items() if value is not None)
+    record["hash_ids"] = request.blocks
+    return json.dumps(record, separators=(",", ":"))

@@ -1,0 +1,1 @@
+"""Synthetic traces in the Bailian format, made to published statistics."""

@@ -1,0 +1,137 @@
+"""Programs that call an API: the generator behind ``trace-b``.
+
+Tenants have fixed system prompts and run jobs; a job sends requests at its own speed, each with
+its own payload, now and then asking twice about the same one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from random import Random
+
+from synthetic.blocks import DrawnRequest, Prompt, SharedPrefix, SharedPrompts
+from synthetic.draw import TOKENS_PER_S, choose, cumulate, draw_tokens
+from synthetic.presets import ApiLoad
+
+_SLOWEST_S = 60.0
+"""No job waits longer than this between two requests, on average (assumption)."""
+_RUN_IN_S = 3600.0
+"""Jobs start this long before the trace, so that it begins with some under way."""
+
+
+class _Job:
+    __slots__ = ("left", "mean_gap_s", "payload", "shared", "tenant")
+
+    def __init__(self, tenant: int, shared: SharedPrefix, left: int, mean_gap_s: float) -> None:
+        self.tenant, self.shared, self.left, self.mean_gap_s = tenant, shared, left, mean_gap_s
+        self.payload: SharedPrefix | None = None
+        """System prompt and payload of the job's last new payload."""
+
+
+class _Reply:
+    """The second turn of one of the few conversations; ``turn`` is its number in the trace."""
+
+    __slots__ = ("conversation", "prompt", "tenant", "turn")
+
+    def __init__(self, conversation: int, prompt: Prompt, tenant: int, turn: int) -> None:
+        self.conversation, self.prompt, self.tenant = conversation, prompt, tenant
+        self.turn = turn
+
+
+class ApiSource:
+    """Draws the jobs of a load; iterate it once."""
+
+    def __init__(self, load: ApiLoad, seconds: float, rng: Random, ids: itertools.count) -> None:
+        self.load, self.seconds, self.rng, self.ids = load, seconds, rng, ids
+        self._tenant_steps = cumulate([(i + 1) ** -load.tenant_skew for i in range(load.tenants)])
+        self._prompts = [
+            SharedPrompts(
+                ids,
+                [self._prompt_tokens(tenant) for _ in range(rng.randint(1, load.templates))],
+            )
+            for tenant in range(load.tenants)
+        ]
+        self._conversations = itertools.count()
+        self._running: list[tuple[float, int, _Job | _Reply]] = []
+        self._order = itertools.count()
+
+    def __iter__(self) -> Iterator[DrawnRequest]:
+        load, rng = self.load, self.rng
+        spread = load.job_requests.sigma
+        mean_requests = load.job_requests.median * math.exp(spread * spread / 2.0)
+        jobs_per_s = load.requests_per_s / mean_requests
+        start = -_RUN_IN_S + rng.expovariate(jobs_per_s)
+        while start < self.seconds:
+            yield from self._serve_until(start)
+            self._push(start, self._draw())
+            start += rng.expovariate(jobs_per_s)
+        yield from self._serve_until(self.seconds)
+
+    def _prompt_tokens(self, tenant: int) -> int:
+        load = self.load
+        head = tenant < load.head * load.tenants
+        return draw_tokens(self.rng, load.head_prompt if head else load.prompt)
+
+    def _push(self, time_s: float, item: _Job | _Reply) -> None:
+        heapq.heappush(self._running, (time_s, next(self._order), item))
+
+    def _serve_until(self, end_s: float) -> Iterator[DrawnRequest]:
+        while self._running and self._running[0][0] < end_s:
+            time_s, _, item = heapq.heappop(self._running)
+            request = self._answer(time_s, item) if isinstance(item, _Reply) else None
+            if isinstance(item, _Job):
+                request = self._send(time_s, item)
+            if request is not None and time_s >= 0.0:
+                yield request
+
+    def _draw(self) -> _Job:
+        load, rng = self.load, self.rng
+        tenant = choose(rng, self._tenant_steps)
+        prompts = self._prompts[tenant]
+        if rng.random() < load.fresh_prompt:
+            prompts = SharedPrompts(self.ids, [self._prompt_tokens(tenant)])
+        shared = rng.choice(prompts)
+        speed = load.job_requests_per_s
+        per_s = speed.median * math.exp(rng.gauss(0.0, speed.sigma))
+        return _Job(
+            tenant, shared, draw_tokens(rng, load.job_requests), min(1.0 / per_s, _SLOWEST_S)
+        )
+
+    def _send(self, time_s: float, job: _Job) -> DrawnRequest:
+        load, rng = self.load, self.rng
+        job.left -= 1
+        if job.left > 0:
+            self._push(time_s + rng.expovariate(1.0 / job.mean_gap_s), job)
+        if job.payload is not None and rng.random() < load.again:
+            prompt = Prompt(self.ids, job.payload)
+        else:
+            prompt = Prompt(self.ids, job.shared)
+            prompt.extend(draw_tokens(rng, load.payload))
+            job.payload = prompt.as_shared()
+        prompt.extend(draw_tokens(rng, load.question))
+        output = draw_tokens(rng, load.output)
+        conversation = next(self._conversations)
+        reply_s = time_s + output / TOKENS_PER_S + rng.expovariate(0.2)
+        replies = rng.random() < load.multi_turn_ratio and reply_s < self.seconds
+        request = DrawnRequest(
+            time_s, prompt.tokens, output, prompt.blocks(), "api", 1, conversation, job.tenant,
+            replies,
+        )  # fmt: skip
+        if replies:
+            prompt.extend(output)
+            # A conversation begun before the trace enters it with its reply.
+            turn = 2 if time_s >= 0.0 else 1
+            self._push(reply_s, _Reply(conversation, prompt, job.tenant, turn))
+        return request
+
+    def _answer(self, time_s: float, reply: _Reply) -> DrawnRequest:
+        prompt = reply.prompt
+        prompt.extend(draw_tokens(self.rng, self.load.question))
+        output = draw_tokens(self.rng, self.load.output)
+        return DrawnRequest(
+            time_s, prompt.tokens, output, prompt.blocks(), "api", reply.turn,
+            reply.conversation, reply.tenant, False,
+        )  # fmt: skip

@@ -1,0 +1,30 @@
+"""The random draws that both generators make."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from random import Random
+
+from synthetic.presets import Lengths
+
+TOKENS_PER_S = 80.0
+"""Speed at which an answer streams; what replies to it comes after its end (assumption)."""
+
+
+def draw_tokens(rng: Random, lengths: Lengths) -> int:
+    """A log-normal number of tokens, at least 1."""
+    return max(1, round(lengths.median * math.exp(rng.gauss(0.0, lengths.sigma))))
+
+
+def cumulate(weights: Sequence[float]) -> list[float]:
+    """Running sums of ``weights``, scaled to end at 1; for ``choose``."""
+    total = sum(weights)
+    return [w / total for w in itertools.accumulate(weights)]
+
+
+def choose(rng: Random, steps: Sequence[float]) -> int:
+    """An index drawn with the weights that ``cumulate`` took."""
+    return min(bisect_right(steps, rng.random()), len(steps) - 1)

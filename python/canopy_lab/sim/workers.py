@@ -1,0 +1,94 @@
+"""Run functions on one object that all of them share: in this process, or in spawned ones."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from sglang_canopy.errors import CanopyError
+
+Work = TypeVar("Work")
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+class Workers(Generic[Work]):
+    """A context manager; processes start when there is something to do.
+
+    Each loads ``work`` once, from a file that only this user can read, after ``start()``.
+    """
+
+    def __init__(self, work: Work, jobs: int, start: Callable[[], object] | None = None) -> None:
+        if jobs < 1:
+            raise CanopyError(f"--jobs must be 1 or more, got {jobs}")
+        self._work, self._jobs, self._start = work, jobs, start
+        self._pool: ProcessPoolExecutor | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def map(
+        self, run: Callable[[Work, Item], Done], items: Sequence[Item]
+    ) -> Iterator[tuple[int, Done]]:
+        """``(index, run(work, item))`` as they come. ``run`` is a function of a module.
+
+        Raises ``CanopyError`` where a process was killed, and what ``run`` raises.
+        """
+        if self._jobs == 1:
+            for at, item in enumerate(items):
+                yield at, run(self._work, item)
+            return
+        pool, path = self._started()
+        try:
+            futures = {
+                pool.submit(_in_process, path, run, item): at for at, item in enumerate(items)
+            }
+            for future in as_completed(futures):
+                yield futures.pop(future), future.result()
+        except BrokenProcessPool:
+            raise CanopyError(
+                "a simulation process was killed, most likely for memory; use fewer --jobs"
+            ) from None
+
+    def __enter__(self) -> Workers[Work]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None and self._folder is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._folder.cleanup()
+
+    def _started(self) -> tuple[ProcessPoolExecutor, str]:
+        """The processes, and where they find the work."""
+        if self._pool is None or self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="canopy-work-")
+            path = Path(self._folder.name) / "work"
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                pickle.dump(self._work, file, protocol=pickle.HIGHEST_PROTOCOL)
+            self._pool = ProcessPoolExecutor(
+                max_workers=self._jobs,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=self._start,
+            )
+        return self._pool, str(Path(self._folder.name) / "work")
+
+
+_loaded: dict[str, Any] = {}
+
+
+def _in_process(path: str, run: Callable[[Any, Item], Done], item: Item) -> Done:
+    if path not in _loaded:
+        with open(path, "rb") as file:
+            _loaded[path] = pickle.load(file)  # written by the process that started this one
+    return run(_loaded[path], item)

@@ -1,0 +1,75 @@
+"""What the session gate has done, and a digest of it by which ranks compare."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+from sglang_canopy.admission.session import Session
+
+_EVENT = struct.Struct("<qdd")
+_PAUSED = -1.0
+_FIRST_INTERVAL_S = 5.0
+_NEWEST = 0.2
+
+
+class GateCounts:
+    """Counts since the start, and how fast waiting sessions are let in."""
+
+    def __init__(self) -> None:
+        self.admitted = 0
+        """Sessions admitted, most of them at once."""
+        self.delayed = 0
+        """Of them, those that waited."""
+        self.wait_sum_s = 0.0
+        self.refused = 0
+        """Requests refused."""
+        self.pauses = 0
+        """Sessions under way that lost their place until the rest fits."""
+        self.forgotten = 0
+        """Sessions that were taken for over: silent for too long, or too many to remember."""
+        self.interval_s = _FIRST_INTERVAL_S
+        """Seconds between two that had waited, a moving average."""
+        self._last_delayed: float | None = None
+        self._digest = 0
+
+    def admit(self, session: Session, now: float) -> None:
+        """``session`` starts, or goes on."""
+        waited_s = now - session.waits_since
+        self.admitted += 1
+        self._note(session, now, waited_s)
+        if waited_s <= 0.0:
+            return
+        self.delayed += 1
+        self.wait_sum_s += waited_s
+        if self._last_delayed is not None:
+            self.interval_s += _NEWEST * (now - self._last_delayed - self.interval_s)
+        self._last_delayed = now
+
+    def pause(self, session: Session, now: float) -> None:
+        """``session`` loses its place."""
+        self.pauses += 1
+        self._note(session, now, _PAUSED)
+
+    def stats(self) -> dict[str, Any]:
+        """For the status."""
+        return {
+            "admitted_sessions": self.admitted,
+            "delayed_sessions": self.delayed,
+            "refused_requests": self.refused,
+            "pauses": self.pauses,
+            "forgotten_sessions": self.forgotten,
+            "wait_seconds": round(self.wait_sum_s, 3),
+        }
+
+    def agreement(self) -> dict[str, Any]:
+        """Equal on all ranks: how many were admitted and paused, and a digest of which and when."""
+        return {
+            "gate_admitted": self.admitted,
+            "gate_pauses": self.pauses,
+            "gate_digest": f"{self._digest:08x}",
+        }
+
+    def _note(self, session: Session, now: float, what: float) -> None:
+        self._digest = zlib.crc32(_EVENT.pack(session.number, now, what), self._digest)

@@ -1,0 +1,125 @@
+"""The sessions that are under way, and those that were paused until the rest fits.
+
+A session keeps its place while its return is likely. When those under way outgrow the memory,
+sessions of agents that think are paused, the youngest first: older ones are closer to their end. A
+paused session waits when it returns, before all younger ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+
+from sglang_canopy.admission.footprint import Footprints
+from sglang_canopy.admission.session import Session
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.reuse.learner import ReuseModel
+
+_GONE = 0.02
+"""A session that was silent for the horizon, and whose probability of return is below this, is
+over. Until then it keeps its place, however little it is charged."""
+_RAW_CAPACITIES = 4
+"""Tokens of sessions that think, whole, in capacities: beyond that the most silent are over."""
+
+
+class Places:
+    """Who has a place, and what that takes. The caller gives times, in seconds."""
+
+    def __init__(self, settings: GateSettings, capacity_tokens: int, model: ReuseModel) -> None:
+        self.settings = settings
+        self.capacity_tokens = capacity_tokens
+        self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
+        self.active: OrderedDict[int, Session] = OrderedDict()
+        """By number; the one whose request came last is at the end."""
+        self.of_tenant: Counter[str | None] = Counter()
+        """How many of them each tenant has."""
+        self.paused: OrderedDict[int, Session] = OrderedDict()
+        """By number, until they come back; the one that was paused last is at the end."""
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether what the sessions under way hold does not fit, and fewer would."""
+        return self.footprints.held_tokens > self.capacity_tokens and len(self.active) > 1
+
+    @property
+    def fitting(self) -> float:
+        """How many sessions as those under way would fit."""
+        return self.capacity_tokens * len(self.active) / max(1.0, self.footprints.held_tokens)
+
+    def fits(self, session: Session) -> bool:
+        """Whether there is room for ``session`` and what it and all others will add."""
+        need = self.footprints.need(session)
+        return not self.active or self.footprints.tokens + need <= self.capacity_tokens
+
+    def enter(self, session: Session, now: float) -> None:
+        """``session`` is under way from now on."""
+        session.active = True
+        self.paused.pop(session.number, None)
+        self.active[session.number] = session
+        self.of_tenant[session.tenant] += 1
+        self.footprints.enter(session, now)
+
+    def leave(self, session: Session, now: float) -> None:
+        """``session`` is over, or will have to wait when it comes again."""
+        self.paused.pop(session.number, None)
+        if not session.active:
+            return
+        self.footprints.leave(session, now)
+        session.active = False
+        del self.active[session.number]
+        self.of_tenant[session.tenant] -= 1
+        if not self.of_tenant[session.tenant]:
+            del self.of_tenant[session.tenant]
+
+    def pause(self, session: Session, now: float) -> None:
+        """``session``, which thinks, has to wait when it returns."""
+        self.leave(session, now)
+        session.path = ()  # of what it left, little will be there
+        self.paused[session.number] = session
+
+    def to_pause(self, wanted: Iterable[Session]) -> Session | None:
+        """Who gives up its place first: the youngest that thinks and counts, of tenants with
+        several sessions and more than their share if there are any."""
+        charged = self.footprints.of_tenant
+        share = self.capacity_tokens / max(1, len(self.of_tenant))
+
+        def greedy(tenant: str | None) -> bool:
+            return self.of_tenant[tenant] > 1 and charged.get(tenant, 0.0) > share
+
+        thinking = (s for s in wanted if s.ticket is None and s.charge and s.calls_tools)
+        return max(thinking, key=lambda s: (greedy(s.tenant), s.number), default=None)
+
+    def refresh(self, now: float) -> Iterator[Session]:
+        """Bring all charges up to date; yields who is over."""
+        raw, limit = 0, _RAW_CAPACITIES * self.capacity_tokens
+        for session in [*reversed(self.active.values())]:
+            self.footprints.update(session, now)
+            if session.ticket is not None:
+                continue
+            raw += session.tokens
+            if raw > limit or self._is_gone(session, now):
+                yield session
+        for session in [*self.paused.values()]:
+            if self._is_gone(session, now):
+                yield session
+
+    def too_many(self) -> Session | None:
+        """Whom to forget, where there are more than are remembered."""
+        if len(self.paused) > self.settings.max_absent:
+            return of_largest_tenant(self.paused.values())
+        if len(self.active) <= self.settings.max_sessions:
+            return None
+        most = self.of_tenant.most_common(1)[0][0]
+        idle = (s for s in self.active.values() if s.ticket is None and s.tenant == most)
+        return next(idle, None)
+
+    def _is_gone(self, session: Session, now: float) -> bool:
+        silent = now - session.seen > self.settings.horizon_s
+        return silent and self.footprints.return_probability(session, now) < _GONE
+
+
+def of_largest_tenant(sessions: Iterable[Session]) -> Session:
+    """The youngest session of whoever has most."""
+    held = [*sessions]
+    most = Counter(session.tenant for session in held).most_common(1)[0][0]
+    return max((s for s in held if s.tenant == most), key=lambda s: s.number)

@@ -1,0 +1,73 @@
+"""``--radix-eviction auto``: one word for everything that wins.
+
+Each part is an option of its own. A part that the user has set is left as it is, and one that this
+server cannot have is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy.admission.settings import AUTO as GATE_AUTO
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.config.plan_arguments import typed
+from sglang_canopy.config.queue import BOUNDED_SHORTEST
+from sglang_canopy.config.refusals import GATE, QUEUE, unsupported
+from sglang_canopy.policy.registry import AUTO
+
+POLICY = "wa"
+"""Who ranks, as long as it is not behind its floor."""
+WRITE_POLICY = "--hicache-write-policy"
+_HOST_FLAGS = ("--enable-hierarchical-cache", "--enable-hicache")
+
+
+def arguments(argv: Sequence[str]) -> list[str]:
+    """What ``auto`` adds to SGLang's own arguments: a host tier that holds nothing twice."""
+    words = [word for at, word in enumerate(argv) if _names_policy(argv, at)]
+    asked = words and words[-1].rpartition("=")[2] == AUTO
+    if asked and typed(argv, *_HOST_FLAGS) and not typed(argv, WRITE_POLICY):
+        return [WRITE_POLICY, "write_back"]
+    return []
+
+
+def _names_policy(argv: Sequence[str], at: int) -> bool:
+    flag = "--radix-eviction-policy"
+    return argv[at].startswith(f"{flag}=") or (at > 0 and argv[at - 1] == flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What ``auto`` sets on a server, by the fields of the flags' classes; flags that were typed
+    take precedence."""
+
+    queue: Mapping[str, Any]
+    """Of ``QueueFlags``."""
+    requests: Mapping[str, Any]
+    """Of ``RequestOptions``."""
+    left_out: Mapping[str, str]
+    """Parts that this server cannot have, and why."""
+
+
+def parts(server_args: Any) -> Parts:
+    """The parts that this server can have."""
+    no_order, no_gate = _no_order(server_args), _without_way_out(GATE, server_args)
+    left_out = {"order": no_order, "gate": no_gate}
+    return Parts(
+        {"queue_order": BOUNDED_SHORTEST} if no_order is None else {},
+        {"session_gate": GateSettings(mode=GATE_AUTO)} if no_gate is None else {},
+        {part: why for part, why in left_out.items() if why is not None},
+    )
+
+
+def _no_order(server_args: Any) -> str | None:
+    """Why the order of the queue stays SGLang's."""
+    if server_args.schedule_policy != "fcfs":
+        return f"--schedule-policy {server_args.schedule_policy} was given"
+    return _without_way_out(QUEUE, server_args)
+
+
+def _without_way_out(feature: str, server_args: Any) -> str | None:
+    why = unsupported(feature, server_args)
+    return None if why is None else why.partition(";")[0]

@@ -1,0 +1,93 @@
+"""Paths of a tree that are protected: those that clients keep, and those that the queue waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from sglang_canopy.config.tiers import TreeSettings
+from sglang_canopy.policy.awaited import Awaited
+from sglang_canopy.policy.keep import Keeps
+from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class ProtectedPaths:
+    """Grants protection within the tenants' budgets, and takes it back.
+
+    ``readmit`` is called with a node before its metadata changes.
+    """
+
+    def __init__(
+        self,
+        clock: RequestClock,
+        readmit: Callable[[UnifiedTreeNode], None],
+        device_tokens: int,
+        settings: TreeSettings,
+    ) -> None:
+        self._clock, self._readmit = clock, readmit
+        self.keeps = Keeps(device_tokens, settings.keep_tenant_share, settings.keep_total_share)
+        self.waiting = Awaited(device_tokens)
+
+    def keep(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
+        """Keep the path to ``node`` until then, as far as the tenant's budget goes."""
+        set_offsets(node)
+        path = []
+        while node.parent is not None:
+            self._readmit(node)
+            path.append(node.canopy)
+            node = node.parent
+        self.keeps.ask(reversed(path), until, tenant, self._clock.now)
+
+    def looked_up(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
+        """A request that waits to be scheduled will use the path to ``node``: protect it.
+
+        SGLang looks a waiting request up again and again, which keeps its prefix recent under
+        LRU. Here the deepest node is kept for a bounded time, until the request's own insert
+        stamps it or, if it never comes, the time is over.
+        """
+        leaf, now = node.canopy, self._clock.now
+        if node.parent is None or leaf.request_number == request.number:
+            return
+        if leaf.last_access >= now or self.waiting.is_fresh(leaf, now):
+            return
+        self._protect(node, request.tenant)
+
+    def of_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
+        """Protect what the waiting requests will use, those first in the queue first.
+
+        ``queue``: the deepest node of each one's path, and the request. What was protected before
+        and is not in it loses its protection, so that the budget always goes to those who are
+        served next. Beyond the budget a path is touched, as SGLang's LRU does.
+        """
+        for leaf in self.waiting:
+            self._readmit(leaf.node)  # type: ignore[attr-defined]
+            self.waiting.served(leaf)
+        for node, request in queue:
+            if node.parent is not None and node.canopy.awaited_until is None:
+                self._protect(node, request.tenant)
+
+    def gone(self, leaf: NodeLeaf) -> None:
+        """``leaf``'s node leaves the tree."""
+        self.keeps.gone(leaf)
+        self.waiting.served(leaf)
+
+    def clear(self) -> None:
+        """The tree is being emptied."""
+        self.keeps.clear()
+        self.waiting.clear()
+
+    def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
+        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        now, above = self._clock.now, node
+        while above.parent is not None and above.evicted:
+            above = above.parent
+        ends = [node] if above is node or above.parent is None else [node, above]
+        for end in ends:
+            set_offsets(end)
+            self._readmit(end)
+            end.canopy.last_access = max(end.canopy.last_access, now)
+        self.waiting.protect(node.canopy, tenant, now, *(end.canopy for end in ends[1:]))

@@ -1,0 +1,46 @@
+"""What the parts of a tree, and the tier below it, need of ``CanopyTreeCore``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sglang_canopy.radix.disk_tier import DiskTier
+from sglang_canopy.radix.evictable import EvictableLeaves
+from sglang_canopy.radix.live import LiveCache
+from sglang_canopy.radix.live_request import RequestClock
+from sglang_canopy.radix.protected import ProtectedPaths
+from sglang_canopy.radix.ttl_groups import LiveGroups
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+
+class Tree(Protocol):
+    """SGLang's tree with a ``NodeLeaf`` on every node."""
+
+    live: LiveCache
+    clock: RequestClock
+    disk: DiskTier
+    groups: LiveGroups
+    protected: ProtectedPaths
+    evictable_device_leaves: EvictableLeaves
+    evictable_host_leaves: EvictableLeaves
+    page_size: int
+    root_node: UnifiedTreeNode
+    _node_arena: Mapping[int, UnifiedTreeNode]
+
+    def contains(self, node: UnifiedTreeNode) -> bool:
+        """Whether ``node`` is still in the tree."""
+
+    def readmit(self, node: UnifiedTreeNode) -> None:
+        """``node``'s metadata is about to change: the policies rank it anew afterwards."""
+
+    def node_by_id(self, node_id: int) -> UnifiedTreeNode:
+        """The node of SGLang's handle."""
+
+    def build_backup_kv_action(self, node_id: int) -> Any:
+        """SGLang's action that copies a node to the host."""
+
+    def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> tuple[Any, Any]:
+        """SGLang's split: the new node above ``child``, and a copy to make, if any."""

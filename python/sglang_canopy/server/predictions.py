@@ -1,0 +1,89 @@
+"""What is predicted of the requests that come to a server's queue, and what came.
+
+Times are this rank's own, and nothing is decided with them: predictions are for metrics alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.line import Waiting
+from sglang_canopy.schedule.predicted_ttft import ASKED_TOKENS, Ahead, PredictedTtft
+from sglang_canopy.schedule.prefill_cost import Prefill
+
+TOLD_EVERY_S = 1.0
+
+
+class Predictions:
+    """Of one queue. Nothing here keeps a request alive. All calls but ``status`` are on the
+    scheduler's thread."""
+
+    def __init__(self, order: BoundedShortest) -> None:
+        self._order = order
+        self.model = PredictedTtft()
+        self._queued: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        """When those came of whom nothing is said yet."""
+        self._said: WeakKeyDictionary[Any, tuple[float, Ahead, float]] = WeakKeyDictionary()
+        """When a request came, what it found, and the TTFT that was predicted."""
+        self._told_at = 0.0
+        self._told: dict[int, Ahead] = {}
+
+    def __len__(self) -> int:
+        return len(self._said) + len(self._queued)
+
+    def queued(self, req: Any, now: float) -> None:
+        """Before it is in the queue; again for one that was sent back."""
+        if not req.output_ids and req not in self._said:
+            self._queued[req] = now
+
+    def passing(self, queue: Iterable[Any], now: float) -> None:
+        """A pass begins. Whoever came and is not in ``queue`` is held by a gate, whose time is not
+        the queue's."""
+        if self._queued:
+            here = {id(req) for req in queue}
+            for req in list(self._queued):
+                if id(req) not in here:
+                    self._queued[req] = now
+
+    def arranged(self, waiting: Mapping[int, Waiting], now: float) -> None:
+        """The queue is in order."""
+        for req in [req for req in self._queued if id(req) in waiting]:
+            came, ahead = self._queued.pop(req), self._order.ahead(waiting[id(req)])
+            self.model.arrived(ahead.cost_s, came)
+            self._said[req] = (came, ahead, self.model.seconds(ahead))
+        if now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self._told = {
+                tokens: self._order.ahead_of(self._cost(tokens)) for tokens in ASKED_TOKENS
+            }
+
+    def _cost(self, tokens: int) -> float:
+        return self._order.cost.seconds(Prefill(tokens))
+
+    def of(self, req: Any) -> float | None:
+        """What was predicted for ``req``, until it has its first token."""
+        said = self._said.get(req)
+        return None if said is None else said[2]
+
+    def first_token(self, req: Any, now: float) -> None:
+        """``req``'s prompt is computed."""
+        said = self._said.pop(req, None)
+        if said is not None:
+            came, ahead, predicted_s = said
+            self.model.first_token(ahead, predicted_s, now - came)
+
+    def status(self, waiting: int) -> dict[str, Any]:
+        """``now_s``: of a request that comes now with so many tokens to compute, where so many
+        wait."""
+        model, told = self.model, self._told if waiting else {}
+        alone = {tokens: Ahead(self._cost(tokens), 0.0, 0.0) for tokens in ASKED_TOKENS}
+        return {
+            "now_s": {str(size): model.seconds(ahead) for size, ahead in (alone | told).items()},
+            "requests": model.requests,
+            "predicted_s": model.predicted_s,
+            "came_s": model.came_s,
+            "error_s": model.error_s,
+        }

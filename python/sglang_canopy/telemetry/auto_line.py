@@ -1,0 +1,67 @@
+"""What ``--radix-eviction auto`` does and why, in one line, from a rank's status."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.whatif.total import in_words as meter_in_words
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+
+
+def in_words(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    """``status``: as ``Status`` takes it. ``left_out``: parts that this server cannot have, and
+    why."""
+    return "; ".join((_policy(status), _order(status, left_out), _gate(status, left_out)))
+
+
+def _policy(status: Mapping[str, Any]) -> str:
+    meter = status["whatif"]
+    if meter is None:
+        return f"{status['running']} ranks"
+    floor = meter["floor"]
+    behind = f", in place of {floor['policy']}, which is behind it" if floor["behind"] else ""
+    return meter_in_words(meter) + behind
+
+
+def _order(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    if "order" in left_out:
+        return f"SGLang's order of the queue ({left_out['order']})"
+    queue = status["queue"]
+    if queue is None or queue["let_in"] is None:
+        return "SGLang's order of the queue"
+    let_in = ", ".join(f"{count} as {why}" for why, count in queue["let_in"].items())
+    return f"order {queue['order']}: {queue['waiting_requests']} wait, let in {let_in}"
+
+
+def _gate(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
+    if "gate" in left_out:
+        return f"no session gate ({left_out['gate']})"
+    gate = status["session_gate"]
+    if gate is None:
+        return "no session gate"
+    lost = f"agents compute {100 * gate['thrash_share']:.0f} % again of what they had left"
+    if not gate["armed"]:
+        return f"gate not armed: {lost}"
+    waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
+    return f"gate armed: {lost}; {waiting} sessions wait, {paused} are paused"
+
+
+class AutoLine:
+    """Says what ``auto`` does: in every status, and once a minute in the log."""
+
+    def __init__(self, left_out: Mapping[str, str]) -> None:
+        self._left_out = left_out
+        self._next = -math.inf
+
+    def add_to(self, status: dict[str, Any], now: float) -> None:
+        """Adds ``auto``. ``now``: seconds on a clock that never goes back."""
+        status["auto"] = in_words(status, self._left_out)
+        if now >= self._next:
+            self._next = now + EVERY_S
+            logger.info("canopy auto: %s", status["auto"])

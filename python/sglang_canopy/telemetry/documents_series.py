@@ -1,0 +1,44 @@
+"""The series of reused documents. They stand alone: documents are reused beside any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_canopy.telemetry.metric import Metric
+
+METRICS = (
+    Metric("documents_fused_requests_total", "counter", (), "requests that reused KV of documents"),
+    Metric("documents_reused_tokens_total", "counter", (), "tokens of documents that they reused"),
+    Metric(
+        "documents_recomputed_tokens_total",
+        "counter",
+        (),
+        "tokens of stored documents that they computed again",
+    ),
+    Metric(
+        "documents_not_fused_total",
+        "counter",
+        ("reason",),
+        "requests with documents that ran normally, and why",
+    ),
+    Metric(
+        "documents_fallbacks_total",
+        "counter",
+        (),
+        "failures in the reuse of documents, after which a request or batch ran normally",
+    ),
+    Metric("documents_stored_bytes", "gauge", ("tier",), "KV of documents in the store"),
+)
+
+
+def update(
+    set_to: Callable[..., None], count: Callable[..., None], documents: Mapping[str, Any]
+) -> None:
+    """Bring every series to what ``documents`` counted: as ``/server_info`` shows it."""
+    for name in ("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"):
+        count(f"documents_{name}_total", documents[name])
+    for reason, requests in documents["not_fused"].items():
+        count("documents_not_fused_total", requests, reason)
+    for tier, sizes in documents["store"]["tiers"].items():
+        set_to("documents_stored_bytes", sizes["used_bytes"], tier)

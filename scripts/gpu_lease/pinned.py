@@ -1,0 +1,58 @@
+"""Host memory of documents: what it pins of what was asked, and how fast the kernel reads it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+import triton
+from result import result
+
+from canopy_chunks.host_memory import HostMemory
+from canopy_chunks.model import Shape
+from canopy_kernel.rope_scatter import rope_scatter_triton
+
+SHAPE = Shape(2, 32, 8, 128, 4096, 49152, 1e-5)
+TOKENS = (2000, 16000)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    return argparse.ArgumentParser(description=__doc__).parse_args(words)
+
+
+def memory_of_process() -> int:
+    """Bytes that this process holds in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def main() -> None:
+    arguments()
+    asked = (3 << 29) + 4096
+    torch.zeros(1, device="cuda")
+    before = memory_of_process()
+    memory = HostMemory(SHAPE, torch.bfloat16, asked, pin=True)
+    result(
+        "pinned",
+        asked_mib=asked >> 20,
+        held_mib=(memory_of_process() - before) >> 20,
+        is_pinned=memory.k.is_pinned() and memory.v.is_pinned(),
+    )
+    pools = [torch.zeros(20000, 1, 8, 128, device="cuda").bfloat16() for _ in range(2)]
+    turns = torch.randn(20000, 128, device="cuda")
+    for count in TOKENS:
+        source = torch.randperm(20000, device="cuda")[:count].sort()[0]
+        at = torch.arange(count, device="cuda")
+        for where, rows in (
+            ("pinned", (memory.k[0], memory.v[0])),
+            ("device", (memory.k[0].cuda(), memory.v[0].cuda())),
+        ):
+            work = lambda: rope_scatter_triton(*rows, source, at, at, turns, *pools)  # noqa: B023, E731
+            ms = triton.testing.do_bench(work, warmup=20, rep=80, return_mode="median")
+            moved = 2 * count * 8 * 128 * 2
+            result("rope_scatter", rows_in=where, tokens=count, ms=ms, gb_s=moved / ms / 1e6)
+
+
+if __name__ == "__main__":
+    main()

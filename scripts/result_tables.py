@@ -1,0 +1,136 @@
+"""What modules that write results into pages are made of: result files, rows, verdicts, tables."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPERS = ROOT / "benchmark" / "papers" / "results"
+
+
+@functools.cache
+def load(path: str) -> Any:
+    """The JSON file at ``path`` in the repository."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The result files of one paper: ``results["figure-5"]`` is what its run returned."""
+
+    paper: str
+
+    def __getitem__(self, key: str) -> Any:
+        return load(f"benchmark/papers/results/{self.paper}/{key}.json")["result"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper, and whether our numbers agree with it."""
+
+    says: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, table or equation of a paper."""
+
+    item: str
+    claims: tuple[Claim, ...] = ()
+    here: str = ""
+    """What came out, in numbers."""
+
+    where: str = ""
+    """Keys of `run.py` and files, in backquotes."""
+
+    shows: str = ""
+    """What the paper has there, where that is no statement that numbers can hold or break."""
+
+    because: str = ""
+    """Why a claim fails."""
+
+    impossible: str = ""
+    """What would be needed to try it."""
+
+    follows: str = ""
+    """What it follows from: no measurement of its own."""
+
+    def verdict(self) -> str:
+        """`reproduced`: every claim holds. `in part`: some do. `differs`: none does. `built`: there
+        is no claim, and the tests named hold the code to the text."""
+        if self.impossible:
+            return f"not possible here: {self.impossible}"
+        if self.follows:
+            return f"follows from {self.follows}"
+        if not self.claims:
+            return "built"
+        failed = [claim.says for claim in self.claims if not claim.holds]
+        if not failed:
+            return "reproduced"
+        reason = f"; {self.because}" if self.because else ""
+        if len(failed) == len(self.claims):
+            return f"differs{reason.replace(';', ':', 1)}"
+        return f"in part, not: {'; '.join(failed)}{reason}"
+
+
+def near(ours: float, theirs: float, within: float = 0.25) -> bool:
+    """Whether a number is reproduced: within a quarter of the paper's."""
+    return abs(ours - theirs) <= within * abs(theirs)
+
+
+def items(rows: Iterable[Row]) -> str:
+    """The table of a paper's items."""
+    cells = [
+        [
+            row.item,
+            row.shows or "; ".join(c.says for c in row.claims),
+            row.here,
+            row.verdict(),
+            row.where,
+        ]
+        for row in rows
+    ]
+    return table(["In the paper", "What it says", "Here", "Verdict", "Where"], cells)
+
+
+def tally(rows: Iterable[Row]) -> dict[str, int]:
+    """How many of a paper's items have each verdict."""
+    kinds = ("reproduced", "in part", "differs", "follows", "built", "not possible here")
+    counts = dict.fromkeys(kinds, 0)
+    for row in rows:
+        kind = next(kind for kind in kinds if row.verdict().startswith(kind))
+        counts[kind] += len(row.item.split(", "))
+    return counts
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
+    """A Markdown table; ``numbers``: all columns but the first are set flush right."""
+    rule = ["---", *(["---:" if numbers else "---"] * (len(header) - 1))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """`+3.2`, and never `-0.0`."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
+
+def change(new: float, old: float, digits: int = 1) -> str:
+    """`+3.2 %`"""
+    return f"{signed(100 * (new / old - 1), digits)} %"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """0.123 as `12.3 %`"""
+    return f"{100 * share:.{digits}f} %"
+
+
+def listed(values: Iterable[Any], form: str = "{}") -> str:
+    """`1, 2 and 3`"""
+    texts = [form.format(value) for value in values]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,0 +1,269 @@
+"""When the session gate acts, for whom, and what it does to sessions under way."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_canopy.admission.agents import Agents
+from sglang_canopy.admission.arming import Arming
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.session import Session
+from sglang_canopy.admission.settings import REJECT, GateSettings
+from sglang_canopy.admission.thrash import Thrash
+from sglang_canopy.records import Request
+
+CAPACITY = 100
+
+
+class Client:
+    """One session of ``tokens`` tokens, whose turns find the share ``found`` of their prompts."""
+
+    def __init__(
+        self, gate: SessionGate, name: str, tokens: int = 40, stop: str = "tool", **named: str
+    ) -> None:
+        self.gate, self.name, self.stop, self.named = gate, name, stop, named
+        self.path = tuple(hash((name, block)) for block in range(tokens // 10))
+        self.turns = 0
+        self.request: Request | None = None
+
+    @property
+    def ticket(self) -> str:
+        return f"{self.name}/{self.turns}"
+
+    @property
+    def held(self) -> bool:
+        return self.gate.holds(self.ticket)
+
+    def send(self, time: float) -> None:
+        self.turns += 1
+        self.request = Request(
+            time,
+            path=self.path,
+            block_tokens=10,
+            prompt_tokens=10 * len(self.path),
+            conversation=self.name,
+            turn=self.turns,
+            **self.named,  # type: ignore[arg-type]
+        )
+        self.gate.arrive(self.ticket, self.request)
+
+    def end(self, found: float = 1.0) -> None:
+        assert self.request is not None
+        self.request.stop = self.stop
+        self.request.cached_tokens = round(found * self.request.prompt_tokens)
+        self.gate.finish(self.ticket, self.request)
+
+    def turn(self, time: float, found: float = 1.0) -> None:
+        self.send(time)
+        assert not self.held
+        self.end(found)
+
+
+def thrashing(stop: str = "tool", **settings: object) -> tuple[SessionGate, list[Client]]:
+    """A gate of 100 tokens whose clients thrash."""
+    gate = SessionGate(GateSettings(**{"few": 2.0, **settings}), CAPACITY)  # type: ignore[arg-type]
+    return gate, thrash(gate, stop)
+
+
+def thrash(gate: SessionGate, stop: str = "tool") -> list[Client]:
+    """Three sessions of 40 tokens in 100 that hardly think; one finds half of what it left."""
+    clients = [Client(gate, name, stop=stop) for name in "abc"]
+    for time in (0.0, 1.0):
+        for client in clients:
+            client.send(time)
+        for client in reversed(clients) if time else clients:
+            client.end(found=0.5 if client is clients[-1] else 1.0)
+    return clients
+
+
+def others_come_and_go(gate: SessionGate, times: range) -> None:
+    """Agents of one turn, which compute what nobody has left."""
+    for time in times:
+        other = Client(gate, f"other {time}")
+        other.turn(float(time), found=0.0)
+        gate.hint_over(None, other.name)
+
+
+def test_agents_that_lose_what_they_left_are_held_back_and_the_youngest_is_paused() -> None:
+    gate, (old, middle, young) = thrashing()
+    assert gate.stats()["armed"]
+    assert gate.stats()["paused_sessions"] == 1
+    young.send(10.0)
+    assert young.held
+    for client in (old, middle):
+        client.turn(11.0)
+    new = Client(gate, "new")
+    new.send(12.0)
+    assert new.held
+    gate.hint_over(None, "a")
+    gate.advance(13.0)
+    assert (young.held, new.held) == (False, True), "whoever was there before comes first"
+
+
+def test_the_same_losses_of_people_who_chat_hold_nobody_back() -> None:
+    gate, clients = thrashing(stop="end")
+    for time, client in enumerate(clients * 5):
+        client.turn(10.0 + time, found=0.0)
+    assert gate.stats()["times_armed"] == 0
+
+
+def test_chats_pass_while_agents_are_held_back() -> None:
+    gate, _ = thrashing()
+    for number in range(20):
+        chat = Client(gate, f"chat {number}", stop="end", category="chat")
+        chat.send(10.0)
+        assert not chat.held
+        chat.end()
+
+
+def test_a_tenants_own_answers_say_whether_its_new_sessions_are_agents() -> None:
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    category = gate.model.categories.root
+    for number in range(8):
+        for stop, tenant in (("end", "people"), ("tool", "robots")):
+            session = Session(number, tenant, None, 0.0, category)
+            agents.answered(session, Request(0.0, stop=stop, tenant=tenant))
+    for tenant, expected in (("people", False), ("robots", True)):
+        new = Session(99, tenant, None, 0.0, category)
+        assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
+
+
+def test_what_is_kept_of_categories_is_bounded() -> None:
+    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    for number in range(3000):
+        session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
+        agents.answered(session, Request(0.0, stop="tool", tenant=f"t{number}"))
+    assert len(agents._shares) == 1024
+    new = Session(9999, "other", None, 0.0, gate.model.categories.root)
+    assert agents.is_one(new, Request(0.0, tenant="other")), "what all tenants do is kept"
+
+
+def test_losses_of_sessions_that_fit_arm_nothing() -> None:
+    """A cache that was flushed is no thrash: fewer sessions would not help."""
+    gate = SessionGate(GateSettings(), CAPACITY)
+    clients = [Client(gate, name) for name in "ab"]
+    for time, client in enumerate(clients * 5):
+        client.turn(float(time), found=0.0)
+    assert gate.stats()["times_armed"] == 0
+
+
+def test_a_host_that_holds_them_arms_nothing() -> None:
+    gate = SessionGate(GateSettings(), CAPACITY)
+    clients = [Client(gate, name) for name in "abcd"]
+    for time, client in enumerate(clients * 5):
+        client.turn(float(time))
+    assert gate.stats()["times_armed"] == 0
+
+
+def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
+    gate, (old, _, young) = thrashing()
+    young.send(10.0)
+    gate.leave(young.ticket)
+    assert gate.stats()["paused_sessions"] == 1
+    new = Client(gate, "new")
+    new.send(11.0)
+    young.send(12.0)
+    gate.hint_over(None, old.name)
+    gate.advance(13.0)
+    assert (young.held, new.held) == (False, True)
+
+
+def test_paused_sessions_wait_where_new_ones_are_refused() -> None:
+    gate, (_, _, young) = thrashing(held=REJECT)
+    young.send(10.0)
+    assert young.held
+    assert not gate.refuses(young.ticket)
+    new = Client(gate, "new")
+    new.send(11.0)
+    assert gate.refuses(new.ticket)
+    assert 1.0 <= gate.retry_after_s(new.ticket) <= 120.0
+
+
+def test_when_nobody_has_waited_for_a_while_everybody_passes_again() -> None:
+    gate, clients = thrashing()
+    for client in clients:
+        gate.hint_over(None, client.name)
+    others_come_and_go(gate, range(10, 500, 130))
+    assert not gate.stats()["armed"]
+
+
+def test_after_one_cliff_footprints_are_enough() -> None:
+    gate, clients = thrashing()
+    for client in clients:
+        gate.hint_over(None, client.name)
+    others_come_and_go(gate, range(10, 500, 130))
+    assert not gate.stats()["armed"]
+    for name in "def":
+        Client(gate, name).turn(500.0)
+    assert gate.stats()["armed"]
+
+
+def test_losses_that_the_device_keeps_up_with_arm_nothing() -> None:
+    """To compute again takes seconds where nobody waits for it, to wait for a place minutes."""
+    arming = Arming(CAPACITY, quiet_s=120.0, always=False)
+    for _ in range(100):
+        arming.answered(90, 100, 0.3)
+    assert not arming.may_arm(0.0, 9.0)
+    for _ in range(100):
+        arming.answered(90, 100, 0.9)
+    assert arming.may_arm(0.0, 9.0)
+
+
+def test_where_few_fit_it_arms_only_when_nearly_everybody_waits() -> None:
+    """Who waits for one of a few places waits for much of another's session."""
+    arming = Arming(CAPACITY, quiet_s=120.0, few=2.0)
+    for _ in range(200):
+        arming.answered(90, 100, 0.9)
+    assert arming.may_arm(0.0, 9.0)
+    assert not arming.may_arm(0.0, 1.9)
+    for _ in range(300):
+        arming.answered(90, 100, 1.0)
+    assert arming.may_arm(0.0, 1.9)
+
+
+def test_it_lets_everybody_in_for_a_while_where_holding_back_does_not_help() -> None:
+    arming = Arming(CAPACITY, quiet_s=120.0, always=False)
+    arming.answered(30, 60, 1.0)
+    assert arming.may_arm(0.0, 9.0)
+    arming.arm(0.0)
+    time = 0.0
+    while arming.armed:
+        time += 1.0
+        arming.passed(time, waiting=True)
+        arming.answered(9, 10, 1.0)
+    assert arming.times_in_vain == 1
+    arming.answered(60, 60, 1.0)
+    assert not arming.may_arm(time + 599.0, 9.0)
+    assert arming.may_arm(time + 600.0, 9.0)
+
+
+def test_it_stays_where_less_is_lost_than_at_the_worst_without_it() -> None:
+    arming = Arming(CAPACITY, quiet_s=120.0, always=False)
+    arming.answered(95, 100, 1.0)
+    arming.arm(0.0)
+    for time in range(500):
+        arming.passed(float(time), waiting=True)
+        arming.answered(9, 10, 1.0)
+    assert arming.armed
+
+
+def test_what_is_paused_and_remembered_is_bounded_by_tenant() -> None:
+    gate, _ = thrashing(max_absent=4)
+    for number in range(50):
+        client = Client(gate, f"x{number}", tenant="flood")
+        client.send(20.0 + number)
+        if not client.held:
+            client.end(found=0.0)
+    assert gate.stats()["paused_sessions"] <= 4
+
+
+@pytest.mark.parametrize("prompt", [1, 7, 1000])
+def test_the_window_of_thrash_is_a_capacity_in_a_bounded_number_of_parts(prompt: int) -> None:
+    thrash = Thrash(1000)
+    for _ in range(5000):
+        thrash.answered(0, prompt)
+    for _ in range(5000):
+        thrash.answered(prompt, prompt)
+    assert thrash.share == 1.0
+    assert 1000 <= thrash.computed <= 1000 + 2 * max(prompt, 1000 // 64 + 1)
+    assert len(thrash._parts) <= 66

@@ -1,0 +1,93 @@
+"""Numbers of result files stand in the pages as the files have them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import result_pages
+from result_tables import Claim, Row
+
+PAGES = result_pages.pages()
+MARKED = [path for path in PAGES if result_pages.BLOCK.search(path.read_text(encoding="utf-8"))]
+GUIDES = sorted((result_pages.ROOT / "docs" / "guide").glob("*.md"))
+PAPERS = result_pages.ROOT / "docs" / "research" / "papers"
+
+
+def test_no_page_differs_from_its_result_files() -> None:
+    stale = [str(path.relative_to(result_pages.ROOT)) for path in result_pages.stale_pages()]
+    assert stale == [], "run: python scripts/result_pages.py"
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
+def test_a_changed_digit_is_seen(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    start, _, _, shown, _ = result_pages.BLOCK.search(text).groups()
+    digit = re.search(r"\d", shown)
+    other = str((int(digit[0]) + 1) % 10)
+    changed = shown[: digit.start()] + other + shown[digit.end() :]
+    assert result_pages.render(text.replace(start + shown, start + changed, 1)) == text
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
+def test_marks_are_closed(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<!-- results: ") == len(result_pages.BLOCK.findall(text))
+
+
+def test_every_part_is_shown() -> None:
+    shown: dict[str, set[str]] = {}
+    for page in MARKED:
+        for _, file, name, _, _ in result_pages.BLOCK.findall(page.read_text(encoding="utf-8")):
+            shown.setdefault(file, set()).add(name)
+    for file, names in shown.items():
+        assert names == set(result_pages.parts(file)), f"benchmark/{file}"
+
+
+@pytest.mark.parametrize("page", sorted(PAPERS.glob("*.md")), ids=lambda page: page.name)
+def test_the_papers_pages_have_no_result_outside_a_mark(page) -> None:
+    if page not in MARKED:
+        pytest.skip("no part of it is written from results")
+    text = result_pages.BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = re.sub(r"`[^`\n]*`|arXiv [\d.]+|[Ss]ections? [\d.]+", "", text)
+    assert re.findall(r".*\d\.\d.*|.*\d %.*", text) == []
+
+
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+RESULT = re.compile(rf"({NUMBER.pattern})(?= ?(?:%|points|times|x\b|us\b|s\b|ms\b))")
+
+
+def results_quoted(page: Path) -> list[tuple[str, str, bool]]:
+    """Every result in a line that links to research pages: line, number, and whether one of these
+    pages has it, or a number that rounds to it."""
+    found = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        links = re.findall(r"\]\(([^)#\s]*research/[\w/-]+\.md)", line)
+        pages = " ".join((page.parent / link).read_text(encoding="utf-8") for link in links)
+        known = {float(number.replace(",", "")) for number in NUMBER.findall(pages)}
+        for text in RESULT.findall(re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", line)):
+            number = text.replace(",", "")
+            digits = len(number.partition(".")[2])
+            holds = any(abs(round(one, digits) - float(number)) < 1e-9 for one in known)
+            if links:
+                found.append((line[:80], text, holds))
+    return found
+
+
+@pytest.mark.parametrize("page", [result_pages.ROOT / "README.md", *GUIDES], ids=lambda p: p.name)
+def test_a_result_beside_a_link_stands_on_the_page_that_is_linked(page) -> None:
+    assert [(line, number) for line, number, holds in results_quoted(page) if not holds] == []
+
+
+def test_results_are_quoted() -> None:
+    assert len(results_quoted(result_pages.ROOT / "README.md")) > 10
+
+
+def test_a_verdict_follows_from_its_claims() -> None:
+    yes, no = Claim("it is less", True), Claim("it is none", False)
+    assert Row("Figure 1", (yes,)).verdict() == "reproduced"
+    assert (
+        Row("Figure 1", (yes, no), because="of it").verdict() == "in part, not: it is none; of it"
+    )
+    assert Row("Figure 1", (no,), because="of it").verdict() == "differs: of it"
+    assert Row("Figure 1", shows="a sketch").verdict() == "built"

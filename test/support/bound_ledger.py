@@ -1,0 +1,91 @@
+"""A second set of books on `BoundedShortest`: by how much was each request passed?
+
+Spies on a live queue's order: nothing of its own budgets is read, and nothing is changed. Work is in
+predicted seconds of prefill, at the price at which each request was let in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class _Account:
+    allowed_s: float
+    """Of younger work: kappa times the older work that it found, lambda times its own, and beta."""
+    passed_s: float = 0.0
+
+
+class BoundLedger:
+    """Everybody who waits in `order`, what may pass them, and what did."""
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+        self.over = 0
+        """Times that someone was passed by more than it may be."""
+        self.fullest = 0.0
+        """The largest share of its allowance that anybody was passed by."""
+        self._accounts: dict[Any, _Account] = {}
+        """Of those who wait, and of the prompt in the middle of its chunks."""
+        self._inside: dict[Any, _Account] = {}
+        self._chunk: Any = None
+        self._rest_s = 0.0
+        for name in ("add", "back", "let_in", "remove", "chunked"):
+            setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
+
+    def close(self) -> None:
+        """Forget the requests, which keep SGLang's alive."""
+        self._accounts.clear()
+        self._inside.clear()
+        self._chunk = None
+
+    def _add(self, theirs: Any, *args: Any, **kwargs: Any) -> Any:
+        before = list(self._accounts)
+        made = theirs(*args, **kwargs)
+        older_s = sum(
+            self._rest_s if one is self._chunk else one.cost
+            for one in before
+            if _line(one) == _line(made)
+        )
+        order = self.order
+        allowed_s = (order.max_wait_factor - 1.0) * older_s + order.own * made.cost + order.least_s
+        self._accounts[made] = _Account(allowed_s)
+        return made
+
+    def _let_in(self, theirs: Any, admitted: Iterable[Any]) -> None:
+        admitted = list(admitted)
+        for one in admitted:
+            self._inside[one] = self._accounts.pop(one)
+            for waiting, account in self._accounts.items():
+                if waiting.number < one.number and _line(waiting) == _line(one):
+                    account.passed_s += one.cost
+                    self.over += account.passed_s > account.allowed_s + ROUNDING
+                    full = account.passed_s / account.allowed_s
+                    self.fullest = max(self.fullest, full)
+        theirs(admitted)
+
+    def _back(self, theirs: Any, waiting: Any, *args: Any) -> None:
+        self._accounts[waiting] = self._inside.pop(waiting)
+        theirs(waiting, *args)
+
+    def _remove(self, theirs: Any, waiting: Any) -> Any:
+        self._accounts.pop(waiting, None)
+        return theirs(waiting)
+
+    def _chunked(self, theirs: Any, waiting: Any, rest_s: float) -> None:
+        if self._chunk is not None and self._chunk is not waiting:
+            self._accounts.pop(self._chunk, None)
+        if waiting is not None and waiting in self._inside:
+            self._accounts[waiting] = self._inside[waiting]
+        self._chunk, self._rest_s = waiting, rest_s
+        theirs(waiting, rest_s)
+
+
+def _line(waiting: Any) -> tuple[Any, int]:
+    """Budgets count within one tenant's turn and one priority."""
+    return waiting.turn, waiting.urgency

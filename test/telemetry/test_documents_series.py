@@ -1,0 +1,36 @@
+"""What is counted of documents is on ``/metrics`` beside the series of any cache."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from sglang_canopy.telemetry import documents_series
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.reporter import DocumentsReporter
+
+
+def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
+    registry = CollectorRegistry()
+    Metrics(0, registry=registry)  # a cache's series, in the same process
+    counted = {
+        "fused_requests": 1,
+        "reused_tokens": 111,
+        "recomputed_tokens": 20,
+        "fallbacks": 0,
+        "not_fused": {"lora": 2},
+        "store": {"tiers": {"memory": {"used_bytes": 4096}}},
+    }
+    shown = Metrics(0, registry=registry, metrics=documents_series.METRICS)
+    reporter = DocumentsReporter(lambda: counted, shown)
+    reporter.report()
+    counted["reused_tokens"], counted["not_fused"] = 300, {"lora": 2, "multimodal": 1}
+    reporter.report()
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"canopy:documents_{name}", {"dp_rank": "0", **labels})
+
+    assert value("fused_requests_total") == 1
+    assert value("reused_tokens_total") == 300
+    assert value("not_fused_total", reason="lora") == 2
+    assert value("not_fused_total", reason="multimodal") == 1
+    assert value("stored_bytes", tier="memory") == 4096

@@ -1,0 +1,82 @@
+"""The scheduler's thread is charged for what hooks do, and not for what SGLang does inside them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sglang_canopy import thread_time
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A thread's clock that a test moves; every call is timed."""
+    now = [0.0]
+    monkeypatch.setattr(thread_time, "_clocks", {})
+    monkeypatch.setattr(thread_time, "_every", 1)
+    monkeypatch.setattr(thread_time.time, "thread_time", lambda: now[0])
+    return now
+
+
+def test_a_hook_pays_for_itself(clock):
+    def hook(seconds):
+        clock[0] += seconds
+        return "done"
+
+    counted = thread_time.timed("Scheduler.step", hook, around=False)
+    assert [counted(s) for s in (1.0, 4.0, 2.0)] == ["done"] * 3
+    said = thread_time.report()
+    assert said["seams"]["Scheduler.step"] == {"calls": 3, "seconds": 7.0, "longest_s": 4.0}
+    assert said["thread_s"] == 7.0
+
+
+def test_what_the_hooked_function_does_is_not_the_hooks(clock):
+    def original(seconds):
+        clock[0] += seconds
+        return seconds
+
+    def hook(original, seconds):
+        clock[0] += 1.0
+        return original(seconds) + original(seconds)
+
+    counted = thread_time.timed("Scheduler.step", hook, around=True)
+    assert counted(original, 50.0) == 100.0
+    assert thread_time.report()["seams"]["Scheduler.step"]["seconds"] == 1.0
+
+
+def test_a_hook_that_fails_is_charged_and_fails(clock):
+    def hook():
+        clock[0] += 3.0
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        thread_time.timed("Scheduler.step", hook, around=False)()
+    assert thread_time.report()["seams"]["Scheduler.step"]["longest_s"] == 3.0
+
+
+def test_a_sample_stands_for_all_calls(clock, monkeypatch):
+    monkeypatch.setattr(thread_time, "_every", 5)
+    numbers = itertools.count()
+
+    def hook():
+        next(numbers)
+        clock[0] += 2.0
+
+    counted = thread_time.timed("Scheduler.step", hook, around=False)
+    for _ in range(50):
+        counted()
+    assert next(numbers) == 50
+    assert thread_time.report()["seams"]["Scheduler.step"]["seconds"] == 100.0
+
+
+def test_a_method_of_the_tree_is_timed_whole_under_its_name(clock):
+    class Tree:
+        @thread_time.of_the_tree
+        def _evict(self, seconds):
+            clock[0] += seconds
+            return self
+
+    tree = Tree()
+    assert tree._evict(2.0) is tree
+    assert thread_time.report()["seams"]["radix.evict"]["seconds"] == 2.0

@@ -1,0 +1,77 @@
+"""A policy falls behind LRU by no more than its floor allows, and ranks again when it would win."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.whatif.floor import CREDIT, SHARE, SLACK, Floor
+
+CAPACITY = 10_000
+ASKED = 100
+HITS = st.lists(st.tuples(st.integers(0, ASKED), st.integers(0, ASKED)), max_size=400)
+
+
+@given(HITS)
+def test_what_is_lost_before_lru_ranks_is_bounded(hits):
+    floor, lost, asked = Floor(CAPACITY), 0, 0
+    for policy, lru in hits:
+        if floor.behind:
+            break
+        lost, asked = lost + lru - policy, asked + ASKED
+        floor.compare(policy, lru, ASKED)
+        if not floor.behind:
+            assert lost <= SLACK * CAPACITY + SHARE * asked
+    assert lost <= SLACK * CAPACITY + SHARE * asked + ASKED  # the request that showed it
+
+
+@given(st.lists(st.tuples(st.integers(0, ASKED), st.integers(0, ASKED)), max_size=400))
+def test_a_policy_that_is_never_worse_is_never_replaced(hits):
+    floor = Floor(CAPACITY)
+    for one, other in hits:
+        floor.compare(max(one, other), min(one, other), ASKED)
+        assert not floor.behind
+
+
+def test_it_ranks_again_once_it_would_have_been_ahead_however_long_it_was_behind():
+    floor, requests = Floor(CAPACITY), 0
+    for _ in range(10_000):
+        floor.compare(0, ASKED, ASKED)
+    assert floor.behind
+    while floor.behind:
+        floor.compare(ASKED, 0, ASKED)
+        requests += 1
+    assert requests < (CREDIT + 5 * SLACK) * CAPACITY / ASKED
+
+
+def test_what_it_won_is_credit_and_the_credit_is_bounded():
+    floor, requests = Floor(CAPACITY), 0
+    for _ in range(10_000):
+        floor.compare(ASKED, 0, ASKED)
+    while not floor.behind:
+        floor.compare(0, ASKED, ASKED)
+        requests += 1
+    least, most = CREDIT * CAPACITY / ASKED, (CREDIT + 2 * SLACK) * CAPACITY / ASKED
+    assert least < requests < most
+
+
+def test_orders_that_differ_by_chance_take_fewer_and_fewer_turns():
+    draw, floor, falls = random.Random(1), Floor(CAPACITY), []
+    for step in range(100_000):
+        one, other = draw.choice(((0, ASKED), (ASKED, 0)))
+        before = floor.falls
+        floor.compare(one, other, ASKED)
+        if floor.falls > before:
+            falls.append(step)
+    assert 1 <= len(falls) <= 8
+
+
+def test_a_sample_that_may_differ_by_chance_needs_more():
+    sure, unsure = Floor(CAPACITY), Floor(CAPACITY)
+    for _ in range(40):
+        sure.compare(90, ASKED, ASKED)
+        unsure.compare(90, ASKED, ASKED, doubt=0.1)
+    assert sure.behind
+    assert not unsure.behind
