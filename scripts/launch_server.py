@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -141,10 +142,28 @@ def healthy(url: str, timeout_s: float = 5.0) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A port that nobody uses at this moment, below those that the system gives to clients.
+
+    One of the clients' ports may be taken by any connection of any process before a server that
+    takes a minute to start binds it; SGLang then waits for itself and ends after two minutes.
+    Raises CanopyError if 100 ports in a row are taken.
+    """
+    first_of_clients = _first_client_port()
+    draw = random.SystemRandom()  # processes that fork agree on no sequence
+    for _ in range(100):
+        port = draw.randrange(max(1024, first_of_clients - 20_000), first_of_clients)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise CanopyError(f"no free port on {host}: 100 below {first_of_clients} were taken")
+
+
+def _first_client_port() -> int:
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        return max(2048, int(text.split()[0]))
+    except (OSError, ValueError, IndexError):  # not Linux
+        return 32_768
 
 
 def cpu_dtype() -> str:

@@ -4,8 +4,8 @@
     python benchmark/latency/auto.py > benchmark/latency/results/auto.md
 
 Reads the runs of simulated.py. A cell is a workload, a load and a size of the host tier; its best
-static setting is the one of SGLang's with the least mean TTFT there, found by trying them all, which
-no operator can. Figures are geometric means over profiles and seeds, in percent.
+static setting is the one of SGLang's in STATIC with the least mean TTFT there, found by trying each,
+which no operator can. Figures are geometric means over profiles and seeds, in percent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STATIC = {
     2.0: ("sglang-host",),
 }
 """SGLang's own settings, by the size of the host tier; the first are its defaults."""
-OURS = {0.0: ("auto", "wa", "order", "random"), 2.0: ("auto-host", "wa-host")}
-"""What is held against them; `random` is the placebo of an order."""
+OURS = {0.0: ("auto", "wa", "order"), 2.0: ("auto-host", "wa-host")}
+"""What is held against them."""
 Runs = Mapping[str, Sequence[Mapping[str, float]]]
 """Arm -> a row for each profile and seed."""
 

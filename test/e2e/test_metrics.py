@@ -134,6 +134,8 @@ def test_metrics_say_what_the_responses_said(client) -> None:
 
 
 def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
+    for kind in ("chat", "rag"):
+        client.generate(list(range(1000, 1000 + PROMPT)), custom_params={"canopy_category": kind})
     status = until(lambda: fetch(client.url) if fetch(client.url)["prompt_tokens"] else None)
     samples = series(client.get("/metrics"))
     for tier, of in status["tiers"].items():

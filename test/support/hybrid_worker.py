@@ -8,13 +8,11 @@ the first all at once, and what was found of each prompt, on the host as well.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 
 from support.hybrid_models import ANSWER, by_turn, conversations
-from support.scheduler_worker import InProcess
+from support.scheduler_worker import InProcess, end_with
 
 
 def main() -> None:
@@ -36,9 +34,7 @@ def main() -> None:
     found["together"] = [list(req.output_ids) for req in together]
     found["core"] = type(cache.tree_core).__name__
     found["components"] = [kind.name for kind in cache.tree_components]
-    print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
+    end_with(found)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,10 @@ Prints one JSON object: what the function ``SCENARIO`` below returns.
 from __future__ import annotations
 
 import gc
-import json
-import os
 import random
 import sys
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
 from sglang_canopy import thread_time
@@ -23,7 +20,7 @@ from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, time_told
 from support.bound_ledger import BoundLedger
 from support.prompts import continuing_prompts, token_ids
-from support.scheduler_worker import KV_TOKENS, InProcess
+from support.scheduler_worker import KV_TOKENS, InProcess, run
 
 ANSWER = 4
 MOST_OTHERS = 400
@@ -215,16 +212,5 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    import torch
-
-    engine = InProcess(Path(sys.argv[1]), sys.argv[3:])
-    with torch.no_grad():
-        found = globals()[sys.argv[2]](engine)
-    print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
-
-
 if __name__ == "__main__":
-    main()
+    run([sys.argv[1], *sys.argv[3:]], globals()[sys.argv[2]])

@@ -10,11 +10,10 @@ and the ``victims`` of the device.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
-from support.scheduler_worker import InProcess
+from support.scheduler_worker import InProcess, end_with
 
 TOKENS = 6
 
@@ -37,9 +36,7 @@ def main() -> None:
     core = engine.scheduler.tree_cache.tree_core
     victims = core.live.counters.victims.sum[0] if hasattr(core, "live") else None
     engine.scheduler.tree_cache.sanity_check()
-    print(json.dumps({"answers": answers, "found": found, "victims": victims}))
-    sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
+    end_with({"answers": answers, "found": found, "victims": victims})
 
 
 if __name__ == "__main__":

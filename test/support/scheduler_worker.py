@@ -13,8 +13,9 @@ import os
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from support.prompts import continuing_prompts, token_ids
 
@@ -165,16 +166,23 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def run(arguments: list[str], work: Callable[[InProcess], dict[str, Any]]) -> None:
+    """What a worker's program does: ``arguments`` are its model and the server's own, and what
+    ``work`` finds is printed. Does not return."""
     import torch
 
-    engine = InProcess(Path(sys.argv[1]), sys.argv[2:])
+    engine = InProcess(Path(arguments[0]), arguments[1:])
     with torch.no_grad():
-        found = answers(engine, "--enable-priority-scheduling" in sys.argv)
+        found = work(engine)
+    end_with(found)
+
+
+def end_with(found: dict[str, Any]) -> NoReturn:
+    """Print ``found`` and end this process, which SGLang's threads would keep."""
     print(json.dumps(found))
     sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:], lambda engine: answers(engine, "--enable-priority-scheduling" in sys.argv))

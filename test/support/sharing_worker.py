@@ -7,14 +7,11 @@ Prints one JSON object; ``shared`` below says what.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from support.prompts import token_ids
-from support.scheduler_worker import InProcess
+from support.scheduler_worker import InProcess, run
 
 SHORT, SHARED = 8, 4
 """Tokens of a short prompt, and of those how many all short ones begin with."""
@@ -36,16 +33,5 @@ def shared(engine: InProcess) -> dict[str, Any]:
     return {"answered": answered, "beside": beside}
 
 
-def main() -> None:
-    import torch
-
-    engine = InProcess(Path(sys.argv[1]), sys.argv[2:])
-    with torch.no_grad():
-        found = shared(engine)
-    print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
-
-
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:], shared)

@@ -7,14 +7,11 @@ Prints one JSON object. The cache is far smaller than what is asked for.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from support.prompts import continuing_prompts
-from support.scheduler_worker import InProcess
+from support.scheduler_worker import InProcess, run
 
 REQUESTS = 48
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -69,16 +66,5 @@ def exchanged(engine: InProcess) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    import torch
-
-    engine = InProcess(Path(sys.argv[1]), sys.argv[2:])
-    with torch.no_grad():
-        found = exchanged(engine)
-    print(json.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # SGLang's threads would keep the process
-
-
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:], exchanged)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_canopy.admission.settings import AUTO as GATE_AUTO
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.plan_arguments import typed
+from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.refusals import GATE, QUEUE, unsupported
 from sglang_canopy.policy.registry import AUTO
@@ -20,21 +20,14 @@ from sglang_canopy.policy.registry import AUTO
 POLICY = "wa"
 """Who ranks, as long as it is not behind its floor."""
 WRITE_POLICY = "--hicache-write-policy"
-_HOST_FLAGS = ("--enable-hierarchical-cache", "--enable-hicache")
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
     """What ``auto`` adds to SGLang's own arguments: a host tier that holds nothing twice."""
-    words = [word for at, word in enumerate(argv) if _names_policy(argv, at)]
-    asked = words and words[-1].rpartition("=")[2] == AUTO
-    if asked and typed(argv, *_HOST_FLAGS) and not typed(argv, WRITE_POLICY):
+    asked = value(argv, "--radix-eviction-policy") == AUTO
+    if asked and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
         return [WRITE_POLICY, "write_back"]
     return []
-
-
-def _names_policy(argv: Sequence[str], at: int) -> bool:
-    flag = "--radix-eviction-policy"
-    return argv[at].startswith(f"{flag}=") or (at > 0 and argv[at - 1] == flag)
 
 
 @dataclass(frozen=True, slots=True)

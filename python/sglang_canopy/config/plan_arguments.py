@@ -54,11 +54,11 @@ def _server(
 ) -> tuple[list[str], list[str]]:
     added, overruled = [], []
     for flag, words in settings.arguments().items():
-        if not typed(argv, flag, *_ALSO.get(flag, ())):
+        if not typed(argv, flag):
             added += words
-        elif words[1:] != [_value(argv, flag)]:
+        elif words[1:] != [value(argv, flag)]:
             overruled.append(f"server: {' '.join(words)}: {flag} was given")
-    given = _value(argv, EXTRA_CONFIG)
+    given = value(argv, EXTRA_CONFIG)
     if given is not None and given.startswith("@"):
         overruled.append(f"server: {settings.extra_config()}: {EXTRA_CONFIG} names a file")
         return added, overruled
@@ -78,11 +78,12 @@ def _server(
 
 
 def typed(argv: Sequence[str], *flags: str) -> bool:
-    """Whether one of ``flags`` is among the words of a command line."""
-    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in flags)
+    """Whether one of ``flags``, in any of its spellings, is among the words of a command line."""
+    spelt = [spelling for flag in flags for spelling in (flag, *_ALSO.get(flag, ()))]
+    return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in spelt)
 
 
-def _value(argv: Sequence[str], flag: str) -> str | None:
+def value(argv: Sequence[str], flag: str) -> str | None:
     """What was typed after ``flag``, the last time."""
     found = None
     for at, word in enumerate(argv):
