@@ -60,6 +60,7 @@ def test_a_server_under_sglangs_lru_is_watched_and_answers_as_without(server, ti
             assert {p for p, _ in arms} == {"lru", "canopy-lru", "wa"}
             assert arms["lru", "device x2"]["hit_ratio"] >= arms["lru", "now"]["hit_ratio"] > 0
             assert "lru hits" in status["whatif_in_words"]
+            assert status["next_step"].startswith("Nothing to decide yet: too few requests")
             time.sleep(1.5)
             found = re.findall(r"^canopy:whatif_hit_ratio\{(.*)\}", client.get("/metrics"), re.M)
             assert len(found) == len(arms)

@@ -46,6 +46,7 @@ CHUNKS = {
 }
 ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
 RANK: dict[str, Any] = {
+    "kv_bytes_per_token": 1000.0,
     "policies": {"device": "wa", "host": "wa"},
     "prompt_tokens_last_minute": 1000,
     "tiers": {"device": TIER, "host": TIER},
@@ -81,6 +82,7 @@ RANK: dict[str, Any] = {
 }
 STATUS: dict[str, Any] = {
     "version": "9.9",
+    "next_step": "Keep wa: no policy tried would find more.",
     "policy": "wa",
     "uptime_s": 600.0,
     "ttft_model": {
@@ -216,45 +218,62 @@ def test_the_hour_is_of_whole_minutes_and_the_one_that_runs() -> None:
 # ---- in a browser ----
 
 
-@pytest.mark.long
-def test_a_browser_shows_every_part(tmp_path: Path) -> None:
+def shown(tmp_path: Path) -> str:
+    """The page's elements as a browser has them once they are filled."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium here; Debian has it as the package chromium")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,1500")
+    more = (f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom")
     with serving(canopy()) as url:
         done = subprocess.run(
-            [
-                *(
-                    browser,
-                    "--headless",
-                    "--no-sandbox",
-                    "--disable-gpu",
-                    "--window-size=1280,1500",
-                ),
-                *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom"),
-                url + "/canopy/ui",
-            ],
+            [browser, *flags, *more, url + "/canopy/ui"],
             capture_output=True,
             text=True,
             timeout=180,
             check=True,
         )
-    dom = done.stdout
+    return done.stdout
+
+
+def hidden_parts(dom: str) -> set[str]:
+    return set(re.findall(r'<section[^>]* hidden="">\s*<h2>([^<]*)', dom))
+
+
+@pytest.mark.long
+def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) -> None:
+    dom = shown(tmp_path)
     for text in (
-        "wa runs and hits 47.0 %",
+        "Keep wa: no policy tried would find more.",
+        "41.0 % ± 0.8",
+        "−6.0 ± 0.8",
         "58.0 % ± 0.8",
         "system prompt",
         "60.0 %",
-        "public",
         "4.32k",
         "777",
         "98.8k",
         "2 h",
-        "123 ms",
+        "123 ms for each 1,000 new tokens",
         "99 in 100 below",
+        "not reused: lora",
     ):
         assert text in dom, text
-    assert dom.count('class="u-wrap"') == 4  # hits, evictions, curves, times to first token
+    assert dom.index("Keep wa") < dom.index("<h2>")
+    assert dom.count('class="u-wrap"') == 4  # hits, times to first token, evictions, curves
+    assert hidden_parts(dom) == {"Held by tenant"}  # there is none but the public one
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom
     assert "<img" not in dom
+    assert "no news" not in dom
+
+
+@pytest.mark.long
+def test_a_browser_leaves_out_what_is_off_or_empty(tmp_path: Path, monkeypatch) -> None:
+    quiet = {"policy": "lru", "next_step": "Nothing to decide yet.", "ranks": [], "whatif": None}
+    monkeypatch.setattr(f"{__name__}.STATUS", {**STATUS, **quiet})
+    monkeypatch.setattr(f"{__name__}.CHUNKS", {})
+    dom = shown(tmp_path)
+    assert "Nothing to decide yet." in dom
+    parts = set(re.findall(r"<section[^>]*>\s*<h2>([^<]*)", dom))
+    assert parts - hidden_parts(dom) == {"Time to first token"}
     assert "no news" not in dom

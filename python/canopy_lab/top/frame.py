@@ -23,6 +23,8 @@ def frame(status: Mapping[str, Any], trouble: str | None = None) -> RenderableTy
     """Everything about one status; ``trouble`` is a line about why it is not fresh."""
     empty = Text()
     lines: list[RenderableType] = [_header(status)]
+    if status.get("next_step"):
+        lines.append(plain(status["next_step"], 400))
     if status["ranks"]:
         lines += [empty, _hit_ratios(status), empty]
         if status.get("workers"):

@@ -62,7 +62,8 @@ def fetch_all(urls: Sequence[str], api_key: str | None = None) -> dict[str, Any]
         )
     ranks = [rank for status in counted for rank in status["ranks"]]
     together = {**counted[0], "ranks": ranks, "uptime_s": min(s["uptime_s"] for s in counted)}
-    together.pop("whatif", None)  # each server's own: what it would hit with its own capacity
+    for own in ("whatif", "next_step"):  # each server's: what it would hit with its own capacity
+        together.pop(own, None)
     return {**together, **_added_up(urls[0], together), "workers": rows}
 
 

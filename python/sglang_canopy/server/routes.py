@@ -14,6 +14,7 @@ from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.server_options import options_of
+from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.document_names import COMMAND
 from sglang_canopy.request.hints import KEY, TooManyHints, Waiting, deliver
@@ -27,6 +28,7 @@ from sglang_canopy.server.page_http import add_page
 from sglang_canopy.server.session_gate import TIME_KEY
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import new_shown_key
+from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
 
 logger = logging.getLogger(__name__)
@@ -81,9 +83,14 @@ def _add(server_args: Any) -> None:
         watched = status_file.read_all(status_file.OBSERVED)
         meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
         whatif = added_up(meters)
+        policy = ranks[0]["running"] if ranks else server_args.radix_eviction_policy
+        auto = ranks[0].get("auto") if ranks else None
         return {
             "version": __version__,
-            "policy": ranks[0]["running"] if ranks else server_args.radix_eviction_policy,
+            "next_step": next_step(
+                whatif, policy, ours=policy in live_names(), auto=auto is not None
+            ),
+            "policy": policy,
             "policy_config": server_args.radix_eviction_policy_config or {},
             "ttft_model": entered.ttft_fit.stats(),
             "ttft_hour": entered.ttft_hour.points(),
@@ -91,7 +98,7 @@ def _add(server_args: Any) -> None:
             "hints_waiting": len(hints),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
-            "auto": ranks[0].get("auto") if ranks else None,
+            "auto": auto,
             "whatif": whatif,
             "whatif_in_words": None if whatif is None else in_words(whatif),
             "ranks": ranks,

@@ -12,14 +12,16 @@ function node(tag, text, className) {
   return made;
 }
 function show(id, ...children) { byId(id).replaceChildren(...children); }
-function table(heads, rows) {
+function only(id, there) { byId(id).closest("section").hidden = !there; return there; }
+function table(heads, rows) {  // a head that begins with ~ is left out where the screen is narrow
   const made = node("table"), top = node("tr");
-  heads.forEach((head, i) => top.append(node("th", head, i && "n")));
+  const kinds = heads.map((head, i) => [i && "n", head[0] === "~" && "more"].filter(Boolean).join(" "));
+  heads.forEach((head, i) => top.append(node("th", head.replace("~", ""), kinds[i])));
   made.append(top);
   for (const row of rows) {
     const line = node("tr", null, row.now ? "now" : "");
     (row.cells || row).forEach((cell, i) => {
-      const field = node("td", null, i && "n");
+      const field = node("td", null, kinds[i]);
       field.append(cell instanceof Node ? cell : document.createTextNode(cell ?? "-"));
       line.append(field);
     });
@@ -81,33 +83,36 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
 
 function whatIf(meter) {
-  if (!meter) { show("whatif", node("p", "Off. Start the server with --canopy-whatif auto, or --canopy-observe.", "note")); return; }
+  if (!only("whatif", meter)) return;
   if (meter.undecided) { byId("whatif-note").textContent = ""; show("whatif", node("p", meter.undecided, "note")); return; }
-  const names = [...new Set(meter.arms.map((a) => a.capacity))];
-  const rows = [...new Set(meter.arms.map((a) => a.policy))].map((policy) => ({
-    now: policy === meter.running,
-    cells: [policy, ...names.flatMap((capacity) => {
-      const arm = meter.arms.find((a) => a.policy === policy && a.capacity === capacity);
-      if (!arm) return [];
-      const error = arm.running ? "" : " ± " + (200 * arm.standard_error).toFixed(1);
-      return [(100 * arm.hit_ratio).toFixed(1) + " %" + error, bar(arm.hit_ratio)];
-    })],
-  }));
-  byId("whatif-note").textContent = meter.running + " runs and hits " + percent(meter.hit_ratio, 1) + "; " +
-    size(meter.sampled_requests) + " sampled requests, one block in " + meter.one_block_in + ".";
-  show("whatif", table(["policy", ...names.flatMap((n) => [n, ""])], rows));
+  const at = (policy, capacity) => meter.arms.find((a) => a.policy === policy && a.capacity === capacity);
+  const error = (arm) => arm.running ? "" : " ± " + (200 * arm.standard_error).toFixed(1);
+  const share = (arm) => arm ? (100 * arm.hit_ratio).toFixed(1) + " %" + error(arm) : null;
+  const points = (arm) => {
+    if (!arm || arm.running) return "";
+    const more = 100 * (arm.hit_ratio - meter.hit_ratio);
+    return (more < 0 ? "−" : "+") + Math.abs(more).toFixed(1) + error(arm);
+  };
+  const others = [...new Set(meter.arms.map((a) => a.capacity))].filter((name) => name !== "now");
+  const rows = [...new Set(meter.arms.map((a) => a.policy))].map((policy) => {
+    const now = at(policy, "now");
+    return { now: policy === meter.running, cells: [policy, bar(now ? now.hit_ratio : 0), share(now), points(now), ...others.map((n) => share(at(policy, n)))] };
+  });
+  byId("whatif-note").textContent = "Share of prompt tokens that each policy would find, ± two standard errors; from " +
+    size(meter.sampled_requests) + " requests" + (meter.one_block_in > 1 ? ", one block in " + meter.one_block_in : "") + ".";
+  show("whatif", table(["policy", "~", "now", "points", ...others], rows));
 }
 
 function tiers(ranks) {
-  const rows = [];
+  const rows = [], tokens = (all, key) => sum(all.map((t, i) => (t[key] || 0) / (ranks[i].kv_bytes_per_token || 1)));
   for (const name of Object.keys(ranks[0].tiers)) {
-    const all = ranks.map((r) => r.tiers[name]);
-    const used = sum(all.map((t) => t.used_bytes || 0)), room = sum(all.map((t) => t.capacity_bytes || 0));
+    const all = ranks.map((r) => r.tiers[name]), room = sum(all.map((t) => t.capacity_bytes || 0));
+    const used = sum(all.map((t) => t.used_bytes || 0));
     const gone = sum(all.flatMap((t) => Object.values(t.evicted_tokens)));
-    rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(used) + "B", size(room) + "B",
-      size(sum(all.map((t) => t.entered_tokens))), size(gone)]);
+    rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(tokens(all, "used_bytes")),
+      room ? size(tokens(all, "capacity_bytes")) : "-", size(sum(all.map((t) => t.entered_tokens))), size(gone), room ? size(room) + "B" : "-"]);
   }
-  show("tiers", table(["tier", "policy", "", "used", "of", "entered", "evicted"], rows));
+  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "(bytes)"], rows));
 }
 
 function hits(ranks) {
@@ -120,15 +125,15 @@ function hits(ranks) {
   plot("hits", xs, names.map((label) => ({
     label, values: hour.map((p) => (p.prompt_tokens ? 100 * (p.hit_tokens[label] || 0) / p.prompt_tokens : null)),
   })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "-" : v.toFixed(1) + " %" });
-  const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens)))];
-  plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
+  const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens).filter((name) => p.evicted_tokens[name])))];
+  if (only("evictions", reasons.length)) plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
     { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "-" : size(v) });
 }
 
 function curves(rank) {
   const all = Object.entries(rank.curves || {});
   const xs = all.length ? all[0][1].map((p) => Math.max(p[0], 0.5)) : [];
-  plot("curves", xs, all.map(([label, points]) => ({ label, values: points.map((p) => p[1]) })), {
+  if (only("curves", all.length)) plot("curves", xs, all.map(([label, points]) => ({ label, values: points.map((p) => p[1]) })), {
     x: { time: false, distr: 3 }, y: { range: [0, 1] }, xSeries: { label: "age, s" },
     value: (_, v) => v == null ? "-" : v.toFixed(3),
   });
@@ -144,7 +149,8 @@ function held(ranks) {
       row.requests += c.requests; row.prompts += c.prompt_tokens; row.missed += c.miss_tokens;
       for (const t of on) row[t] += c.held_tokens[t] || 0;
     }
-  show("categories", table(["category", "requests", "hit", ...on], Object.entries(rows)
+  const named = Object.keys(rows);
+  if (only("categories", named.length)) show("categories", table(["category", "~requests", "hit", ...on], Object.entries(rows)
     .sort((a, b) => b[1].prompts - a[1].prompts).slice(0, 16)
     .map(([name, r]) => [name, size(r.requests), percent(r.prompts - r.missed, r.prompts), ...sizes(r)])));
   const tenants = {};
@@ -153,26 +159,27 @@ function held(ranks) {
       const row = tenants[t.tenant ?? "public"] ||= { device: 0, host: 0, disk: 0 };
       for (const tier of on) row[tier] += t[tier] || 0;
     }
-  show("tenants", table(["tenant", ...on], Object.entries(tenants)
+  if (only("tenants", Object.keys(tenants).some((name) => name !== "public")))
+    show("tenants", table(["tenant", ...on], Object.entries(tenants)
     .map(([name, t]) => [name, ...sizes(t)])));
   const groups = ranks[0].groups.slice(0, 24);
   const of = (group, tier) => group.held_tokens && tier in group.held_tokens ? size(sum(ranks.map((r) => {
     const same = r.groups.find((g) => g.tier === group.tier && g.group === group.group);
     return (same && same.held_tokens ? same.held_tokens[tier] || 0 : 0);
   }))) : "-";
-  show("groups", table(["group", "TTL on", "TTL", ...on], groups
+  if (only("groups", groups.length)) show("groups", table(["group", "~TTL on", "TTL", ...on], groups
     .map((g) => [g.name, g.tier, g.ttl_s === null ? "no expiry" : lasting(g.ttl_s), ...on.map((t) => of(g, t))])));
 }
 
 function firstTokens(status) {
-  const hour = status.ttft_hour || [], time = lasting;
+  const hour = status.ttft_hour || [], time = lasting, last = hour.length && hour[hour.length - 1];
+  show("waited", ...(last ? [node("span", time(last.p50_s), "big"), node("span", " is the median of the last minute; 99 in 100 are below " + time(last.p99_s))] : []));
   plot("ttft-hour", hour.map((p) => p.time), [
     { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
   ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => time(v) });
-  const line = status.ttft_model || {};
-  const ms = (v) => v == null ? "-" : lasting(v / 1000);
-  show("ttft", table(["", ""], [["each 1,000 new tokens", ms(line.alpha_ms_per_1k_tokens)], ["beside them", ms(line.beta_ms)],
-    ["off by, on average", ms(line.mean_residual_ms)], ["from requests", line.requests == null ? "-" : size(line.requests)]]));
+  const line = status.ttft_model || {}, ms = (v) => time(v / 1000);
+  byId("ttft").textContent = line.alpha_ms_per_1k_tokens == null ? "" : "Without the queue: " + ms(line.alpha_ms_per_1k_tokens) +
+    " for each 1,000 new tokens, and " + ms(line.beta_ms) + " beside them (fitted to " + size(line.requests) + " requests).";
 }
 
 async function asked(path, headers = {}) {
@@ -189,27 +196,28 @@ async function refresh() {
     byId("what").textContent = "sglang-canopy " + status.version + ", policy " + status.policy + ", up " +
       lasting(status.uptime_s) + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
     byId("trouble").textContent = "";
+    byId("next").textContent = status.next_step || "";
     whatIf(status.whatif);
     firstTokens(status);
+    for (const id of ["hits", "tiers"]) only(id, ranks.length);
     if (ranks.length) { hits(ranks); tiers(ranks); held(ranks); curves(ranks[0]); }
-    else show("tiers", node("p", "SGLang's own cache is only watched.", "note"));
+    else for (const id of ["evictions", "categories", "tenants", "curves", "groups", "explained"]) only(id, false);
   } catch (error) {
     byId("trouble").textContent = "no news: " + error.message;
   }
 }
 
 async function chunks() {
-  try {
-    const found = await asked("chunks"), now = found.server;
-    const counts = [
-      ["documents registered", found.documents.length], ["prompts that reused documents", now.fused_requests],
-      ["tokens reused", now.reused_tokens], ["tokens of documents computed again", now.recomputed_tokens],
-      ...Object.entries(now.not_fused).map(([why, n]) => ["not reused: " + why, n]),
-      ["failures, computed as usual", now.fallbacks], ["documents waiting to be encoded", now.waiting_chunks],
-      ...Object.entries(now.store.tiers).map(([tier, t]) => ["bytes in " + tier, t.used_bytes]),
-    ];
-    show("chunks", table(["", ""], counts.map(([name, n]) => [name, size(n)])));
-  } catch { show("chunks", node("p", "Reuse of documents is off.", "note")); }
+  let found;
+  try { found = await asked("chunks"); } catch { only("chunks", false); return; }
+  const now = found.server, of = Object.entries(now.not_fused).sort((a, b) => b[1] - a[1]);
+  const prompts = [["reused documents", now.fused_requests], ...of.slice(0, 5).map(([why, n]) => ["not reused: " + why, n])];
+  if (now.fallbacks) prompts.push(["failed, and computed as usual", now.fallbacks]);
+  if (!only("chunks", found.documents.length || sum(prompts.map((p) => p[1])))) return;
+  const held = Object.entries(now.store.tiers).map(([tier, t]) => size(t.used_bytes) + "B in " + tier).join(", ");
+  show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
+    node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
+    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."));
 }
 
 byId("ask").addEventListener("submit", async (event) => {
@@ -254,3 +262,4 @@ refresh();
 chunks();
 fromAddress();
 setInterval(refresh, EVERY_MS);
+setInterval(chunks, 10 * EVERY_MS);
