@@ -50,8 +50,8 @@ def advice(mixed):
 
 
 def test_wa_is_recommended_where_scans_push_out_what_comes_back(advice):
-    assert advice.decision.flag == "wa"
-    assert "Use wa" in advice.decision.sentence
+    assert advice.decision.flag == "auto"
+    assert "Use auto (wa ranks)" in advice.decision.sentence
     rows = {row.gain.label: row for row in advice.rows}
     assert rows["wa"].gain.low > 0
     bound = rows["hindsight bound"].gain.hit_ratio

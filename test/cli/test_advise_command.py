@@ -7,6 +7,7 @@ import json
 import pytest
 
 from canopy_lab.cli.main import main
+from sglang_canopy.config.plan_file import read_plan
 
 
 @pytest.fixture
@@ -109,3 +110,59 @@ def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, 
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canopy ")]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+def started(monkeypatch, log, tmp_path, *command):
+    """What the process would become, and the plan that it is given."""
+    ran = []
+    monkeypatch.setattr("canopy_lab.cli.advise.os.execvp", lambda *a: ran.append(a))
+    _, page = advise(tmp_path, log, "--start", *command)
+    ((program, words),) = ran
+    assert program == words[0]
+    return words, read_plan(page.with_name("page.plan.json"))
+
+
+def test_advice_starts_a_server_that_can_be_tried_on(scanned_log, tmp_path, monkeypatch, capsys):
+    asked = ("sglang", "serve", "MODEL", "--tp", "2")
+    words, plan = started(monkeypatch, scanned_log, tmp_path, *asked)
+    assert words[:5] == list(asked)
+    assert words[5:] == ["--canopy-plan", str(tmp_path / "page.plan.json"), "--canopy-whatif", "auto,floor=off"]  # fmt: skip
+    assert plan.radix_eviction == "canopy-lru"
+    said = capsys.readouterr().out
+    assert "Use auto (wa ranks)" in said
+    assert plan.made_by["advice"] in said
+    assert "canopy trial --policy wa" in said
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("Use auto") < page.index("canopy trial --policy wa") < page.index("<h2>")
+
+
+def test_where_lru_is_to_be_kept_the_server_is_only_watched(tmp_path, monkeypatch, capsys):
+    words, plan = started(
+        monkeypatch, served_log(tmp_path, 400_000), tmp_path, "sglang", "serve", "M"
+    )
+    assert words[-1] == "--canopy-observe"
+    assert plan.radix_eviction == "lru"
+    assert "Keep LRU" in capsys.readouterr().out
+
+
+def test_a_program_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    log = served_log(tmp_path, 400_000)
+    status, _ = advise(tmp_path, log, "--start", "no-such-server")
+    assert status == 2
+    assert "cannot run 'no-such-server'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def scanned_log(tmp_path):
+    """Agents' sessions that come back within seconds, among long prompts that never do."""
+    path = tmp_path / "agents.jsonl"
+    with path.open("w") as out:
+        for at in range(600):
+            if at % 2:
+                row = {"prompt": f"scan {at} " * 500}
+            else:
+                talk, turn = at // 2 % 30, at // 2 // 30
+                text = "".join(f"session {talk} step {k} " * 40 for k in range(turn + 1))
+                row = {"prompt": text, "session_id": f"s{talk}"}
+            out.write(json.dumps({"time": 1.7e9 + at, "completion_tokens": 9, **row}) + "\n")
+    return path

@@ -161,8 +161,9 @@ def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned
     assert main([*common, "--json", str(out), "--output", str(file)]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["device_policy"] for row in rows} == {"wa"}
-    assert read_plan(file).radix_eviction == "wa"
-    assert "Policy: wa" in capsys.readouterr().out
+    assert read_plan(file).radix_eviction == "auto"
+    assert "Policy: auto" in capsys.readouterr().out
+    assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
     assert main([*common, "--json", str(out), "--policy", "lru"]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["device_policy"] for row in rows} == {"lru"}

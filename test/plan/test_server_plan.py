@@ -9,6 +9,7 @@ from canopy_lab.plan.prices import GIB, load_prices
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, system_of
+from canopy_lab.plan.validate import system_of_plan
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -143,3 +144,18 @@ def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
 @pytest.mark.parametrize("name", served_names())
 def test_every_policy_has_a_name_that_a_server_knows(name):
     assert live_name(name) in live_names()
+
+
+def test_auto_is_planned_as_it_is_served():
+    inputs = work()
+    inputs.engine = replace(inputs.engine, auto=True)
+    alone = Configuration(device_policy="wa")
+    plan = server_plan(row(alone), inputs, {})
+    assert plan.radix_eviction == "auto"
+    assert plan.server.schedule_policy == "fcfs"  # what lets auto order the queue
+    planned = system_of(alone, inputs.engine, inputs.prices, {})
+    served = system_of_plan(plan, PROFILE, device_tokens=4096)
+    for system in (planned, served):
+        assert (system.device_policy, system.schedule_policy) == ("wa", "bounded-shortest")
+    asked = replace(alone, schedule_policy="lpm")
+    assert system_of(asked, inputs.engine, inputs.prices, {}).schedule_policy == "lpm"

@@ -15,7 +15,7 @@ from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import Hints
 from canopy_lab.sim.workers import Workers
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import AUTO, make_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Arm:
     label: str
     """As the page names it."""
     flag: str
-    """What ``--radix-eviction`` would be given; empty where no server can run it."""
+    """What ``--radix-eviction`` would be given; empty where no server can run it. ``auto`` lets
+    ``wa`` rank as long as it is ahead of LRU."""
     policy: str
     config: tuple[tuple[str, object], ...] = ()
     whole_nodes: bool = False
@@ -38,7 +39,7 @@ class Arm:
 SGLANG_LRU = Arm("lru, as in SGLang", "lru", "lru", whole_nodes=True)
 """The baseline: SGLang's own policy, which evicts whole nodes."""
 LRU = Arm("canopy-lru", "canopy-lru", "lru")
-WA = Arm("wa", "wa", "wa")
+WA = Arm("wa", AUTO, "wa")
 CANDIDATES = (
     LRU,
     WA,
@@ -46,8 +47,8 @@ CANDIDATES = (
 """What a server could run instead, without a word from clients. Simplest first."""
 PLACEBO = Arm("wa, labels shuffled", "", "wa", placebo=True)
 HINTED = (
-    Arm("wa, half of the clients hint, 9 in 10 right", "wa", "wa", hints=(0.5, 0.9)),
-    Arm("wa, every client hints, always right", "wa", "wa", hints=(1.0, 1.0)),
+    Arm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
+    Arm("wa, every client hints, always right", AUTO, "wa", hints=(1.0, 1.0)),
 )
 BOUND = Arm("hindsight bound", "", "belady", hindsight=True)
 

@@ -70,10 +70,15 @@ def decide(
     return Decision(
         chosen.flag,
         chosen,
-        f"Use {chosen.label}: at {capacity} it hits {100 * chosen.hit_ratio:.1f} % of the prompt "
+        f"Use {_named(chosen)}: at {capacity} it hits {100 * chosen.hit_ratio:.1f} % of the prompt "
         f"tokens instead of the {lru} of SGLang's LRU, {chosen.points:+.1f} points (95 % interval "
         f"{chosen.low:.1f} to {chosen.high:.1f}).",
     )
+
+
+def _named(gain: Gain) -> str:
+    """What to give ``--radix-eviction``, and who ranks then."""
+    return gain.flag if gain.flag == gain.label else f"{gain.flag} ({gain.label} ranks)"
 
 
 def _why_not(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tqdm import tqdm
 
 from canopy_lab.advise.advice import LOST_POINTS, Below, advise
 from canopy_lab.advise.answers import Advice
+from canopy_lab.advise.first_start import first_start, plan_beside
 from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, LogOptions
 from canopy_lab.cli.values import above_zero, listed, out_file, positive, write
@@ -17,7 +20,9 @@ from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy import declared
+from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.declared import declare
+from sglang_canopy.errors import CanopyError
 
 
 def _sizes(text: str) -> tuple[float, ...]:
@@ -65,6 +70,10 @@ class Options(LogOptions):
         None, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
     )
     seed: int = declare(1, "--seed", "seed of placebo, hints and intervals", metavar="K")
+    start: tuple[str, ...] | None = declare(
+        None, "--start", "then start this server to try the advice on: the rest of the line, such as "
+        "sglang serve MODEL", metavar="COMMAND", rest=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -90,9 +99,22 @@ def run(args: Options) -> int:
     write_page(args.out, made, Path(args.log).name)
     if args.json:
         write(args.json, json.dumps(made.as_json(), indent=1) + "\n")
+    first, plan = first_start(made), plan_beside(args.out)
+    write_plan(plan, first.plan)
     print(summary(made))
-    print(f"\nThe page: {args.out}")
-    return 0
+    print(f"\nThe page: {args.out}; the plan of a first start: {plan}")
+    command = [*(args.start or ("sglang", "serve", "MODEL")), *first.arguments(plan)]
+    print(f"{'Starting' if args.start else 'Start'}: {shlex.join(command)}")
+    print(f"Then: {first.then}", flush=True)
+    return _start(command) if args.start else 0
+
+
+def _start(command: list[str]) -> int:
+    """Become the server. Raises ``CanopyError`` where there is no such program."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise CanopyError(f"--start: cannot run {command[0]!r:.80} ({error.strerror})") from None
 
 
 def _read(args: Options, format: str) -> Sample:

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "hint": "tell every worker behind a gateway when a conversation ends or goes on",
     "explain": "where a conversation's KV is, when it would go, and why the last of it went",
+    "trial": "two policies on a running server, in turns, until the difference is sure",
     "top": "a running server's tiers, hits and evictions, live",
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure which share of a document a server should recompute",

@@ -20,8 +20,10 @@ from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.trace.guess import guess_format
+from sglang_canopy.config import auto
 from sglang_canopy.config.server_settings import ServerSettings, chunk_of
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import AUTO
 
 ADVICE_REQUESTS = 5_000
 """Of the trace, in whole conversations, on which policies are compared."""
@@ -91,7 +93,7 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
         instances=chosen.instances,
         page_sizes=engine.page_size,
         prefetch_policies=engine.prefetch_policy,
-        write_policies=engine.write_policy,
+        **({} if engine.write_policy is None else {"write_policies": engine.write_policy}),
         schedule_policies=engine.schedule_policy,
         chunked_prefill_sizes=chunks,
         dram_most_gib=chosen.dram_max_gib,
@@ -136,17 +138,28 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
     devices' pools; and the reason in words."""
     asked = command.choosing.policy
     name, config = asked.name, asked.config
-    why = f"Policy: {name}, as you asked."
+    flag, why = name, f"Policy: {name}, as you asked."
     if name is None:
         pool = command.engine.device_tokens * min(command.request.instances)
         sample = sample_of(trace, ADVICE_REQUESTS)
         arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
-        name, config = arm.policy, dict(arm.config)
-        why = f"Policy: {name}, as canopy advise finds. {decision.sentence}"
+        name, config, flag = arm.policy, dict(arm.config), arm.flag
+        why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"
+    if flag == AUTO:
+        name, command = auto.POLICY, _as_auto(command)
     request = replace(
         command.request, device_policies=(name,), host_policies=(name,), disk_policies=(name,)
     )
     return replace(command, request=request, policy_configs={name: config} if config else {}), why
+
+
+def _as_auto(command: PlanCommand) -> PlanCommand:
+    """``command`` for servers under ``auto``: its order of the queue, and a host tier that holds
+    nothing twice unless something else was asked for."""
+    request = command.request
+    if command.engine_options.write_policy is None:
+        request = replace(request, write_policies=(auto.WRITTEN,))
+    return replace(command, request=request, engine=replace(command.engine, auto=True))
 
 
 def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanCommand:

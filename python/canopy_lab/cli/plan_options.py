@@ -27,7 +27,7 @@ from sglang_canopy.config.server_settings import (
 )
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import served_names
+from sglang_canopy.policy.registry import AUTO, served_names
 
 _GIVEN = SGLANG_DEFAULTS.to_json()
 _TRIED = "SGLang's, the values to try"
@@ -120,11 +120,12 @@ class PolicyOption:
 
 def _policy(text: str) -> PolicyOption:
     name, separator, body = text.partition("=")
-    if name not in served_names():
-        close = get_close_matches(name, served_names(), n=1)
+    allowed = (AUTO, *served_names())
+    if name not in allowed:
+        close = get_close_matches(name, allowed, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise CanopyError(
-            f"names an unknown policy {name!r}; choose from: {', '.join(served_names())}{hint}"
+            f"names an unknown policy {name!r}; choose from: {', '.join(allowed)}{hint}"
         )
     return PolicyOption(name, declared.json_object(body) if separator else None)
 
@@ -262,9 +263,10 @@ class EngineOptions:
         ("timeout", "wait_complete"), "--prefetch-policy", f"{_TRIED}: {', '.join(PREFETCH_POLICIES)}",
         metavar="A,B", parse=_of(PREFETCH_POLICIES), shown_default="timeout,wait_complete",
     )  # fmt: skip
-    write_policy: tuple[str, ...] = declare(
-        (_GIVEN["hicache_write_policy"],), "--write-policy", f"{_TRIED}: {', '.join(WRITE_POLICIES)}",
-        metavar="A,B", parse=_of(WRITE_POLICIES), shown_default=_GIVEN["hicache_write_policy"],
+    write_policy: tuple[str, ...] | None = declare(
+        None, "--write-policy", f"{_TRIED}: {', '.join(WRITE_POLICIES)}",
+        metavar="A,B", parse=_of(WRITE_POLICIES),
+        shown_default=f"write_back where the policy is auto, else {_GIVEN['hicache_write_policy']}",
     )  # fmt: skip
     schedule_policy: tuple[str, ...] = declare(
         (_GIVEN["schedule_policy"],), "--schedule-policy", f"{_TRIED}: {', '.join(SCHEDULE_POLICIES)}",

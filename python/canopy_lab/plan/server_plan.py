@@ -14,7 +14,7 @@ from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.worker import PlanInputs
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.server_settings import ServerSettings
-from sglang_canopy.policy.registry import live_name
+from sglang_canopy.policy.registry import AUTO, live_name
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
 _ABOVE_PEAK = 1.1
@@ -63,7 +63,7 @@ def server_plan(
     with_host = c.dram_gib > 0
     own_disk = c.disk is not None and not shared
     return ServerPlan(
-        radix_eviction=live_name(c.device_policy),
+        radix_eviction=AUTO if work.engine.auto else live_name(c.device_policy),
         radix_eviction_config=dict(configs.get(c.device_policy, {})),
         host_eviction=live_name(c.host_policy) if with_host else None,
         host_eviction_config=dict(configs.get(c.host_policy, {})) if with_host else {},

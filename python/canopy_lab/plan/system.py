@@ -12,6 +12,7 @@ from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.result import SystemResult
+from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
@@ -41,6 +42,13 @@ class Engine:
     settings: ServerSettings = SGLANG_DEFAULTS
     pool_known: bool = True
     """Whether ``device_tokens`` was given or measured; else it was assumed."""
+    auto: bool = False
+    """Whether the servers run ``--radix-eviction auto``, which orders the queue too."""
+
+    def order_of(self, c: Configuration) -> str:
+        """The order of the queue: ``auto`` keeps one of SGLang's that was asked for."""
+        default = c.schedule_policy == SGLANG_DEFAULTS.schedule_policy
+        return BOUNDED_SHORTEST if self.auto and default else c.schedule_policy
 
     def settings_of(self, c: Configuration) -> ServerSettings:
         """All of SGLang's settings that a server of this configuration has.
@@ -113,7 +121,7 @@ def system_of(
         max_prefill_tokens=settings["max_prefill_tokens"],
         page_tokens=c.page_size,
         write_policy=c.write_policy,
-        schedule_policy=c.schedule_policy,
+        schedule_policy=engine.order_of(c),
         prefetch_policy=c.prefetch_policy,
         # SGLang fetches no less than a page.
         prefetch_threshold_tokens=max(settings["prefetch_threshold"], c.page_size),

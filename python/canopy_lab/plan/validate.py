@@ -25,10 +25,12 @@ from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import ServedRequest
+from sglang_canopy.config import auto
 from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import policy_names
+from sglang_canopy.policy.registry import AUTO, policy_names
 
 WARM_UP = 0.1
 TIERS = ("device", "host", "disk")
@@ -116,7 +118,7 @@ def system_of_plan(
         max_prefill_tokens=settings["max_prefill_tokens"],
         page_tokens=settings["page_size"],
         write_policy=settings["hicache_write_policy"],
-        schedule_policy=settings["schedule_policy"],
+        schedule_policy=_order(plan, settings["schedule_policy"]),
         prefetch_policy=settings["hicache_storage_prefetch_policy"],
         prefetch_threshold_tokens=max(settings["prefetch_threshold"], settings["page_size"]),
         prefetch_timeout_base_s=settings["prefetch_timeout_base"],
@@ -211,7 +213,15 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
 
 
+def _order(plan: ServerPlan, asked: str) -> str:
+    """Of the queue. ``auto`` keeps one of SGLang's that was asked for."""
+    default = asked == SGLANG_DEFAULTS.schedule_policy
+    return BOUNDED_SHORTEST if default and plan.radix_eviction == AUTO else asked
+
+
 def _simulated(policy: str | None) -> str:
     """The simulator's name of a server's policy."""
+    if policy == AUTO:
+        return auto.POLICY
     name = (policy or "lru").removeprefix("canopy-")
     return name if name in policy_names() else policy or "lru"

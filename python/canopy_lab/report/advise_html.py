@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from canopy_lab.advise.answers import Advice
+from canopy_lab.advise.first_start import first_start, plan_beside
 from canopy_lab.report import advise_text as words
 from canopy_lab.report.advise_charts import DARK, LIGHT, charts
 from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
@@ -16,13 +17,13 @@ from sglang_canopy.private_file import replace_file
 def write_page(path: Path | str, advice: Advice, name: str) -> None:
     """Write the page of the log ``name``, whole or not at all. Raises ``CanopyError``."""
     try:
-        replace_file(path, page(advice, name))
+        replace_file(path, page(advice, name, plan_beside(Path(path)).name))
     except OSError as error:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def page(advice: Advice, name: str) -> str:
-    """The page, figures included as data."""
+def page(advice: Advice, name: str, plan: str) -> str:
+    """The page, figures included as data. ``plan``: the file of its first start."""
     light = {n: as_data(png_bytes(f)) for n, f in charts(advice, LIGHT)}
     dark = {n: as_data(png_bytes(f)) for n, f in charts(advice, DARK)}
     marked = next(
@@ -65,7 +66,7 @@ def page(advice: Advice, name: str) -> str:
         "advise",
         title=f"A cache for {name}",
         sentence=advice.decision.sentence,
-        steps=_steps(advice),
+        steps=_steps(advice, plan),
         about=words.about_log(advice),
         sections=sections,
         light=light,
@@ -74,10 +75,19 @@ def page(advice: Advice, name: str) -> str:
     )
 
 
-def _steps(advice: Advice) -> list[str]:
-    if advice.decision.gain is None:
-        return []
-    steps = ["sglang serve MODEL --radix-eviction canopy-lru"]
-    if advice.decision.flag != "canopy-lru":
-        steps.append(f"sglang serve MODEL --radix-eviction {advice.decision.flag}")
-    return steps
+def _steps(advice: Advice, plan: str) -> list[tuple[str, str]]:
+    """(what for, command), in order."""
+    first = first_start(advice)
+    found = [("Start so, with your model:", _served(*first.arguments(plan)))]
+    gain, flag = advice.decision.gain, advice.decision.flag
+    if gain is None:
+        return [*found, ("Its page says when something is to be won:", "canopy top page")]
+    found.append(("See what the server's meter says of your traffic:", "canopy top page"))
+    if flag != "canopy-lru":
+        found.append(("Let both rank in turns:", f"canopy trial --policy {gain.label}"))
+        found.append(("If it is better, for good:", _served("--radix-eviction", flag)))
+    return [*found, ("The way back:", _served("--radix-eviction", "lru"))]
+
+
+def _served(*flags: str) -> str:
+    return " ".join(("sglang serve MODEL", *flags))

@@ -19,14 +19,14 @@ from sglang_canopy.policy.registry import AUTO
 
 POLICY = "wa"
 """Who ranks, as long as it is not behind its floor."""
-WRITE_POLICY = "--hicache-write-policy"
+WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
     """What ``auto`` adds to SGLang's own arguments: a host tier that holds nothing twice."""
     asked = value(argv, "--radix-eviction-policy") == AUTO
     if asked and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
-        return [WRITE_POLICY, "write_back"]
+        return [WRITE_POLICY, WRITTEN]
     return []
 
 

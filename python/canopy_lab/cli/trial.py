@@ -1,0 +1,120 @@
+"""``canopy trial``: is another policy better on this server? In turns, until the answer is sure."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_lab.cli.shared import ServerOptions
+from canopy_lab.trial import stopping
+from canopy_lab.trial.server import RunningServer
+from canopy_lab.trial.turns import Pair, pairs
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+
+
+@dataclass(frozen=True, slots=True)
+class Options(ServerOptions):
+    policy: str = declare("wa", "--policy", "the policy on trial", choices=live_names())
+    against: str = declare(
+        "canopy-lru", "--against", "the other one; the same twice is a placebo", choices=live_names()
+    )  # fmt: skip
+    slice: float = declare(
+        60.0, "--slice", "how long one policy ranks at a time; the first half is not counted",
+        metavar="SECONDS", low=1.0, high=86400.0,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+OPTIONS = (Options,)
+
+
+def run(args: Options) -> int:
+    """Returns 0 where the policy won and stays, else 1: the other one ranks again.
+
+    Raises ``CanopyError``, and goes back first, where the server stops taking part.
+    """
+    server = RunningServer(args.url, args.key)
+    if args.policy != args.against and not _meter_agrees(server.status(), args):
+        return 1
+    print(
+        f"{args.policy} and {args.against} rank in turns of {args.slice:g} s, {stopping.LOOKS[0]} to "
+        f"{stopping.LOOKS[-1]} pairs: {_minutes(args, 0):.0f} to {_minutes(args, -1):.0f} minutes. "
+        "Ctrl-C goes back.",
+        flush=True,
+    )
+    verdict = None
+    try:
+        for number, pair in enumerate(
+            pairs(server, args.policy, args.against, args.slice, time.sleep), start=1
+        ):
+            print(_line(number, pair, args), flush=True)
+            verdict = None if pair.so_far is None else pair.so_far.verdict
+    finally:
+        won = verdict == stopping.BETTER
+        with contextlib.nullcontext() if verdict else contextlib.suppress(CanopyError):
+            server.exchange(args.policy if won else args.against)
+    assert pair.so_far is not None
+    print("\n".join(_end(args, pair.so_far)))
+    return 0 if won else 1
+
+
+def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
+    """The meter first: it costs nobody a hit. Says why where there is nothing to try."""
+    meter, why = status.get("whatif"), None
+    if meter is None:
+        return True
+    arm = next(
+        (a for a in meter["arms"] if (a["policy"], a["capacity"]) == (args.policy, "now")), None
+    )
+    if meter["undecided"]:
+        why = f"{meter['undecided']}; try again later"
+    elif arm is not None and meter["running"] == args.against:
+        points, error = 100 * (arm["hit_ratio"] - meter["hit_ratio"]), 200 * arm["standard_error"]
+        said = f"{args.policy} would find {points:+.1f} ± {error:.1f} points"
+        print(f"The meter: {said}.")
+        if points + error < stopping.WORTH_POINTS:
+            why = f"{said}, too little to try"
+    if why is not None:
+        print(f"Nothing to try on {args.url}: {why}.")
+    return why is None
+
+
+def _minutes(args: Options, look: int) -> float:
+    return 2 * args.slice * stopping.LOOKS[look] / 60
+
+
+def _line(number: int, pair: Pair, args: Options) -> str:
+    text = (
+        f"pair {number}: {args.policy} {100 * pair.policy:.1f} %, {args.against} "
+        f"{100 * pair.against:.1f} %, {pair.points:+.1f}"
+    )
+    far = pair.so_far
+    return text if far is None else f"{text}; so far {far.points:+.1f} ({_interval(far)})"
+
+
+def _interval(far: stopping.Standing) -> str:
+    return f"{far.low:+.1f} to {far.high:+.1f}"
+
+
+def _end(args: Options, far: stopping.Standing) -> list[str]:
+    said = f"{far.points:+.1f} points of the prompt tokens ({_interval(far)}), {far.pairs} pairs."
+    back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
+    if far.verdict == stopping.BETTER:
+        flag = "auto" if args.policy == "wa" else args.policy
+        return [
+            f"{args.policy} is better than {args.against}: {said} It ranks now.",
+            f"For good: restart with --radix-eviction {flag}. Back: {back}",
+        ]
+    why = {
+        stopping.WORSE: f"{args.policy} is worse than {args.against}",
+        stopping.SAME: f"no difference of {stopping.WORTH_POINTS:g} points",
+        stopping.UNSURE: "not sure after the last look; longer slices tell more",
+    }[far.verdict or stopping.UNSURE]
+    return [f"{why[0].upper()}{why[1:]}: {said} {args.against} ranks again."]

@@ -1,0 +1,55 @@
+"""A running server, as a trial asks it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from canopy_lab.top.source import fetch
+from canopy_lab.trial.turns import Counts
+from sglang_canopy.errors import CanopyError
+
+TIMEOUT_S = 30.0
+
+
+class RunningServer:
+    """The server at ``url``. Every call raises ``CanopyError`` in one line."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url, self.api_key = url.rstrip("/"), api_key
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself, its replicas added up; its policies are Canopy's."""
+        status = fetch(self.url, self.api_key)
+        if not status.get("ranks"):
+            raise CanopyError(
+                f"{self.url} runs {status['policy']}, SGLang's own, which cannot be exchanged; restart it "
+                "with --radix-eviction canopy-lru --canopy-whatif auto,floor=off"
+            )
+        return status
+
+    def counts(self) -> Counts:
+        """Prompt tokens, and how many of them were found in any tier."""
+        status = self.status()
+        hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
+        return Counts(status["prompt_tokens"], hits, status["ranks"][0]["running"])
+
+    def exchange(self, policy: str) -> None:
+        """``POST /canopy/policy``."""
+        request = urllib.request.Request(
+            f"{self.url}/canopy/policy",
+            data=json.dumps({"device": policy}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        if self.api_key:
+            request.add_header("Authorization", f"Bearer {self.api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+                pass
+        except urllib.error.HTTPError as error:
+            said = error.read(4096).decode(errors="replace")
+            raise CanopyError(f"{self.url} does not exchange its policy: {said:.300}") from None
+        except OSError as error:
+            raise CanopyError(f"no answer from {self.url} ({error}); give --url") from None

@@ -1,0 +1,55 @@
+"""When a trial is over: paired differences, an interval, and a few looks at it.
+
+A pair is two slices of time, one under each policy, in random order, so that a trend in the traffic
+favours neither. The interval of the mean difference is Student's; it is looked at ``LOOKS`` times, at
+``LEVEL / len(LOOKS)`` each, so that all looks together call two equal policies different at most once in
+``1 / LEVEL`` trials (Bonferroni). ``benchmark/whatif/trial.py`` measures that with a placebo.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOOKS = (6, 8, 11, 15, 20, 27)
+"""Numbers of pairs after which a trial may end; at the last one it does."""
+LEVEL = 0.05
+WORTH_POINTS = 0.5
+"""A difference that is surely smaller is none."""
+BETTER, WORSE, SAME, UNSURE = "better", "worse", "same", "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the pairs so far say, in points (hundredths) of the prompt tokens."""
+
+    pairs: int
+    points: float
+    low: float
+    high: float
+    verdict: str | None
+    """``None``: the trial goes on."""
+
+
+def standing(differences: Sequence[float]) -> Standing:
+    """Where a trial stands after these pairs, two at least. ``differences``: points of each."""
+    from scipy.stats import t
+
+    pairs = len(differences)
+    mean = statistics.fmean(differences)
+    quantile = float(t.ppf(1 - LEVEL / len(LOOKS) / 2, pairs - 1))
+    half = quantile * statistics.stdev(differences) / math.sqrt(pairs)
+    verdict = _verdict(mean - half, mean + half, pairs) if pairs in LOOKS else None
+    return Standing(pairs, mean, mean - half, mean + half, verdict)
+
+
+def _verdict(low: float, high: float, pairs: int) -> str | None:
+    if low > -WORTH_POINTS and high < WORTH_POINTS:
+        return SAME
+    if low > 0:
+        return BETTER
+    if high < 0:
+        return WORSE
+    return UNSURE if pairs == LOOKS[-1] else None

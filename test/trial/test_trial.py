@@ -1,0 +1,138 @@
+"""A trial: fair turns, few looks, and the server as it was unless the answer is sure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from canopy_lab.cli import trial
+from canopy_lab.trial import stopping
+from canopy_lab.trial.stopping import LOOKS, standing
+from canopy_lab.trial.turns import Counts, pairs
+from sglang_canopy.errors import CanopyError
+
+
+class FakeServer:
+    """Hits by policy, with noise and a trend over time; time passes as a trial waits."""
+
+    def __init__(self, hits: dict[str, float], noise: float = 0.01, trend: float = 0.0) -> None:
+        self.hits, self.noise, self.trend = hits, noise, trend
+        self.now = self.prompts = self.found = 0.0
+        self.running, self.exchanged = "canopy-lru", list[str]()
+        self.draw = random.Random(1)
+        self.floor = False
+
+    def wait(self, seconds: float) -> None:
+        ratio = self.hits[self.running] + self.trend * self.now + self.draw.gauss(0, self.noise)
+        self.now += seconds
+        self.prompts += 1000 * seconds
+        self.found += 1000 * seconds * ratio
+
+    def counts(self) -> Counts:
+        return Counts(int(self.prompts), int(self.found), self.running)
+
+    def exchange(self, policy: str) -> None:
+        self.exchanged.append(policy)
+        self.running = "canopy-lru" if self.floor else policy
+
+    def status(self):
+        return {"whatif": None}
+
+
+def test_a_clear_gain_is_sure_at_the_first_look() -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    found = list(pairs(server, "wa", "canopy-lru", 60, server.wait))
+    assert len(found) == LOOKS[0]
+    last = found[-1].so_far
+    assert last.verdict == stopping.BETTER
+    assert last.low < 10 < last.high
+    assert server.exchanged.count("wa") == server.exchanged.count("canopy-lru") == LOOKS[0]
+
+
+def test_a_trend_in_the_traffic_favours_neither() -> None:
+    server = FakeServer({"wa": 0.4, "canopy-lru": 0.4}, noise=0.0, trend=2e-5)
+    *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)
+    assert last.so_far.verdict in (stopping.SAME, stopping.UNSURE)
+    firsts = server.exchanged[::2]
+    assert {"wa", "canopy-lru"} == set(firsts)
+
+
+def test_by_hand() -> None:
+    found = standing([1.0, 2.0, 3.0, 1.0, 2.0, 3.0])  # s = .894, t(5) at 1 - 1/240 = 4.18
+    assert found.points == pytest.approx(2.0)
+    assert found.high - found.points == pytest.approx(4.18 * 0.8944 / 6**0.5, rel=0.01)
+    assert found.verdict == stopping.BETTER
+    assert standing([-1.0, -2.0, -3.0, -1.0, -2.0, -3.0]).verdict == stopping.WORSE
+    assert standing([0.1, -0.1, 0.1, -0.1, 0.1, -0.1]).verdict == stopping.SAME
+    assert standing([9.0, -9.0] * 3).verdict is None
+    assert standing([1.0, 2.0, 3.0]).verdict is None  # between two looks
+
+
+def test_a_floor_that_takes_over_ends_it() -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    server.floor = True
+    with pytest.raises(CanopyError, match="floor=off"):
+        list(pairs(server, "wa", "canopy-lru", 60, server.wait))
+
+
+def test_a_server_without_requests_is_not_waited_for_for_ever() -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    with pytest.raises(CanopyError, match="a trial needs traffic"):
+        list(pairs(server, "wa", "canopy-lru", 60, lambda seconds: None))
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs ``canopy trial`` on a made-up server: its status, what it said."""
+
+    def run(server: FakeServer, meter=None, **options):
+        monkeypatch.setattr(trial, "RunningServer", lambda url, key: server)
+        monkeypatch.setattr(trial.time, "sleep", server.wait)
+        monkeypatch.setattr(server, "status", lambda: {"whatif": meter}, raising=False)
+        return trial.run(trial.Options(**options)), capsys.readouterr().out
+
+    return run
+
+
+def test_the_winner_stays_and_the_way_back_is_said(command) -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    status, said = command(server)
+    assert (status, server.running) == (0, "wa")
+    assert "wa is better than canopy-lru" in said
+    assert "--radix-eviction auto" in said
+    assert '-d \'{"device": "canopy-lru"}\'' in said
+
+
+@pytest.mark.parametrize("hits", [0.4, 0.3])
+def test_without_a_gain_the_server_is_as_before(command, hits) -> None:
+    server = FakeServer({"wa": hits, "canopy-lru": 0.4}, noise=0.001)
+    status, said = command(server)
+    assert (status, server.running) == (1, "canopy-lru")
+    assert said.rstrip().endswith("canopy-lru ranks again.")
+
+
+def test_a_trial_that_fails_goes_back_first(command) -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    server.counts = lambda: Counts(0, 0, server.running)
+    with pytest.raises(CanopyError):
+        command(server)
+    assert server.running == "canopy-lru"
+
+
+def arm(hits: float, error: float):
+    return {"policy": "wa", "capacity": "now", "hit_ratio": hits, "standard_error": error}
+
+
+@pytest.mark.parametrize(
+    ("meter", "says"),
+    [
+        ({"undecided": "too few requests: 5 of 200", "arms": []}, "too few requests: 5 of 200"),
+        ({"undecided": None, "arms": [arm(0.4, 0.001)]}, "+0.0 ± 0.2 points, too little to try"),
+    ],
+)
+def test_the_meter_is_asked_first(command, meter, says) -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+    status, said = command(server, {"running": "canopy-lru", "hit_ratio": 0.4, **meter})
+    assert (status, server.exchanged) == (1, [])
+    assert says in said
