@@ -150,7 +150,7 @@ def served() -> str:
     """Hits of Figures 25 to 27 by host memory, and queued TTFT without any."""
     rows = []
     for name, policies in cells():
-        for policy in ("LRU", "FIFO", "LFU", "S3-FIFO", PAPERS_WA, OURS):
+        for policy in ("LRU", "LFU", PAPERS_WA, OURS):
             case = policies[policy]
             hits = [f"{case[ratio]['hit_percent']:.2f}" for ratio in RATIOS]
             rows.append([f"{name}: {policy}", *hits, f"{case['0']['qttft_s']:.2f}"])
@@ -181,24 +181,6 @@ def ablation() -> str:
     )
 
 
-def stability() -> str:
-    """Distances between fitted and later distributions of the time to the next use."""
-    keys = ("exponential_here", "exponential_next", "curve_next", "everybody_next")
-    rows = [
-        [name, *(f"{row['mean_by_blocks'][key]:.3f}" for key in keys)]
-        for name, row in RESULTS["figures-15-29"].items()
-        if "mean_by_blocks" in row
-    ]
-    header = [
-        "fitted, tried",
-        "exponential, own stretch",
-        "exponential, next",
-        "curve, next",
-        "all categories' curve, next",
-    ]
-    return table(header, rows, numbers=True)
-
-
 def all_rows() -> list[Row]:
     return [*section_3(), *evaluation(), *code()]
 
@@ -208,5 +190,4 @@ PARTS = {
     "short": short,
     "served": served,
     "ablation": ablation,
-    "stability": stability,
 }
