@@ -126,25 +126,20 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def options_table(cls: type, without: Collection[str] = ()) -> str:
-    """Key, type, default and meaning of each field of a configuration dataclass."""
+    """Key, default and meaning of each field of a configuration dataclass."""
     docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
     rows = [
-        [f"`{f.name}`", _type(f), _default(f), docs.get(f.name, "")]
+        [f"`{f.name}`", _default(f), docs.get(f.name, "")]
         for f in dataclasses.fields(cls)
         if f.init and f.name not in without
     ]
-    return table(["key", "type", "default", "meaning"], rows)
+    return table(["key", "default", "meaning"], rows)
 
 
 def _declared(option: declared.Declared) -> str:
     """Help and allowed values of a declared key."""
     allowed = option.allowed
     return f"{option.help} {allowed[:1].upper()}{allowed[1:]}." if allowed else option.help
-
-
-def _type(f: dataclasses.Field) -> str:
-    name = str(f.type).removesuffix(" | None").replace(" | ", " or ")
-    return f"`{name}`"
 
 
 def _default(f: dataclasses.Field) -> str:
@@ -261,44 +256,45 @@ def canopy_flags(hidden: bool) -> str:
     return table(FLAG_COLUMNS, rows if hidden else [short, *rows])
 
 
+FEATURES = {
+    "policies": "policies",
+    "chunks": "documents",
+    "gate": "session gate",
+    "queue": "queue order",
+    "disk": "disk",
+}
+"""Fields of a refusal -> what is refused."""
+
+
 def refused() -> str:
     """What stops the start, for policies and for all that needs one of them."""
-    features = ["policies", "documents", "session gate", "queue order", "disk"]
     rows = []
     for one in refusals.REFUSALS:
         reasons: dict[str, list[str]] = {}
-        for feature, why in zip(
-            features, [one.policies, one.chunks, one.gate, one.queue, one.disk], strict=True
-        ):
-            if why:
+        for field, feature in FEATURES.items():
+            if why := getattr(one, field):
                 reasons.setdefault(why.format("N"), []).append(feature)
+        way_out = "" if one.instead in ("", refusals.DROP) else f" ({one.instead})"
         for why, refusing in reasons.items():
-            name = f"`{one.option or one.variable}`"
-            rows.append([name, ", ".join(refusing), why, one.instead])
-    return table(["`ServerArgs`, model or variable", "refused by", "why", "instead"], rows)
+            named = re.match(r"(--[\w-]+(?: (?:N|full|decode|with prefill full))?):? (.*)", why)
+            name, why = named.groups() if named else (one.option or one.variable, why)
+            rows.append([f"`{name}`", ", ".join(refusing), why + way_out])
+    return table(["option, model or variable", "refused by", "why"], rows)
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part, by which tests, and why one is refused."""
+    """How far each set-up was tried with each part, and by which tests."""
     rows = []
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
         tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
-        named = [f"`test/{test}`" for test in tests]
-        why = [cell.why for cell in cells if cell.state == setups.REFUSED and cell.why]
-        states = [cell.state for cell in cells]
-        rows.append([one.name, *states, "; ".join(dict.fromkeys([*named, *why]))])
-    return table(["set-up", *setups.PARTS, "tests; why refused"], rows)
+        named = ", ".join(dict.fromkeys(f"`{test}`" for test in tests))
+        rows.append([one.name, *(cell.state for cell in cells), named])
+    return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)
 
 
-def seams_table() -> str:
-    """What the hooks on SGLang are for, and where they are."""
-    places: dict[str, list[str]] = {}
-    for seam in seams.SEAMS:
-        place = f"`{seam.target.removeprefix('sglang.srt.')}` ({seam.kind})"
-        places.setdefault(seam.purpose, []).append(place)
-    rows = [[purpose, ", ".join(dict.fromkeys(where))] for purpose, where in places.items()]
-    return table(["for", "functions of `sglang.srt`, and when"], rows)
+COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json")
+"""Options that mean the same in every command that has them: the page has them once, by hand."""
 
 
 def commands() -> str:
@@ -306,11 +302,13 @@ def commands() -> str:
     parts = []
     for name, summary in cli.COMMANDS.items():
         module = importlib.import_module(cli.module_of(name))
-        rows = [
-            [f"`{r['flag']} {r['value']}`".replace(" `", "`"), r["default"], _meaning(r)]
-            for group in module.OPTIONS
-            for r in declared.rows(group)
-        ]
+        rows: list[list[str]] = []
+        for r in (r for group in module.OPTIONS for r in declared.rows(group)):
+            flag = f"`{r['flag']} {r['value']}`".replace(" `", "`")
+            if rows and rows[-1][1:] == [r["default"], _meaning(r)]:
+                rows[-1][0] += f", {flag}"
+            elif r["flag"] not in COMMON:
+                rows.append([flag, r["default"], _meaning(r)])
         text = summary[0].upper() + summary[1:]
         made = table(["option", "default", "meaning"], rows)
         parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}")
@@ -318,8 +316,8 @@ def commands() -> str:
 
 
 def _meaning(row: Mapping[str, str]) -> str:
-    """What an option does, with its choices; formats are listed once, on the page of traces."""
-    if row["allowed"].startswith("one of") and row["flag"] != "--format":
+    """What an option does, with its choices."""
+    if row["allowed"].startswith("one of"):
         return f"{row['help']}; {row['allowed']}"
     return row["help"]
 
@@ -426,7 +424,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "storage-keys": lambda: options_table(StorageSettings),
     "refused": refused,
     "setups": setups_table,
-    "seams": seams_table,
     "chunk-keys": lambda: options_table(chunk_options.Options),
     "commands": commands,
     "replay-flags": replay_flags,

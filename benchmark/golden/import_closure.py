@@ -17,7 +17,7 @@ from paths import ROOT
 DOCUMENTS = re.compile(r"(sglang_canopy\.chunk|canopy_chunks)(\.|$)")
 """Modules of document reuse."""
 LABORATORY = re.compile(
-    r"(sglang_canopy\.(trace|sim|characterize|advise|plan|report|cli|compiled|profiling)"
+    r"(sglang_canopy\.(trace|sim|characterize|advise|plan|report|cli|profiling)"
     r"|canopy_lab)(\.|$)"
 )
 

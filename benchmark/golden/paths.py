@@ -19,17 +19,13 @@ ON_A_CPU = (ROOT / "python" / "sglang_canopy" / "cpu", ROOT / "sgl-kernel" / "cp
 
 
 def use_checkout() -> None:
-    """Import the packages and the tests of this checkout, and no compiled copy of them.
-
-    In child processes, too.
-    """
+    """Import the packages and the tests of this checkout, in child processes too."""
     folders = [*SOURCES, ROOT / "test", ROOT / "test" / "radix", ROOT / "scripts", HERE]
     folders.append(ROOT / "benchmark" / "traces")
     sys.path[:0] = [str(f) for f in folders]
     inherited = os.environ.get("PYTHONPATH")
     first = [str(f) for f in folders]
     os.environ["PYTHONPATH"] = os.pathsep.join([*first, *([inherited] if inherited else [])])
-    os.environ["CANOPY_COMPILED"] = "off"
     # As test/conftest.py has it, before anything imports sglang.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -5,8 +5,7 @@
 
 Synthetic chat (``benchmark/traces``, preset ``trace-a``), four instances with host memory and a shared
 disk. A trace of n requests lasts n / 5.6 s: longer, not denser. CPU seconds of one process, and its
-peak memory; reading and preparing the trace are counted apart. After ``canopy compile`` it measures
-the compiled simulator; ``CANOPY_COMPILED=off`` the one in Python.
+peak memory; reading and preparing the trace are counted apart.
 """
 
 from __future__ import annotations
@@ -20,23 +19,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from canopy_lab.compiled.finder import use
-
-use()  # before anything is imported that simulates
-
-from canopy_lab.sim.compact import CompactTrace  # noqa: E402
-from canopy_lab.sim.system import (  # noqa: E402
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system import (
     SystemConfig,
     TierSpec,
     Workload,
     load_profile,
     simulate_system,
 )
-from canopy_lab.trace.record import TraceRequest  # noqa: E402
+from canopy_lab.trace.record import TraceRequest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
-from synthetic.presets import PRESETS  # noqa: E402
-from synthetic.trace import synthesise  # noqa: E402
+from synthetic.presets import PRESETS
+from synthetic.trace import synthesise
 
 RATE = 40_000 / 7200
 KV = "llama-3.1-8b-a100"

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from canopy_lab.compiled.finder import use as use_compiled
 from sglang_canopy import __version__, declared
 from sglang_canopy.errors import CanopyError
 
@@ -22,7 +21,6 @@ COMMANDS = {
     "plan ttl": "a plan file with a TTL for each prefix group, within a disk budget",
     "validate": "what a plan predicted beside what its server's log says, and the error",
     "profile": "measure a live server's costs, for the simulator and the planner",
-    "compile": "make plan, simulate system and validate about twice as fast",
     "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
     "hint": "tell every worker behind a gateway when a conversation ends or goes on",
     "explain": "where a conversation's KV is, when it would go, and why the last of it went",
@@ -32,8 +30,6 @@ COMMANDS = {
     "documents calibrate": "measure which share of a document a server should recompute",
 }
 """By one word or two: the second is a part of the first."""
-SIMULATES = ("plan", "simulate system", "validate")
-"""Commands that take the compiled simulator where there is one."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments are another program's, options too."""
 
@@ -70,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         return _overview(argv)
     rest = argv[len(name.split()) :]
-    if name in SIMULATES:
-        use_compiled()
     parser, module = parser_of(name)
     args = parser.parse_args(_whole(rest) if name in TAKES_THE_REST else rest)
     try:

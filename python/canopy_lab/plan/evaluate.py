@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from canopy_lab.compiled.finder import use as use_compiled
 from canopy_lab.plan.cache import Cache, code_digest, digest, trace_digest
 from canopy_lab.plan.objective import Row
 from canopy_lab.plan.space import GROUP, Configuration
@@ -36,7 +35,7 @@ class Evaluator:
         self._kv_bytes = work.engine.profile.kv_bytes_per_token
         self.simulated = 0
         self.from_cache = 0
-        self._workers = Workers(work, jobs, use_compiled)
+        self._workers = Workers(work, jobs)
         self._results: dict[str, SystemResult] = {}
         """The last ones, of each request."""
         profile = work.engine.profile.to_json()

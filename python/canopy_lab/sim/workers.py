@@ -23,13 +23,13 @@ Done = TypeVar("Done")
 class Workers(Generic[Work]):
     """A context manager; processes start when there is something to do.
 
-    Each loads ``work`` once, from a file that only this user can read, after ``start()``.
+    Each loads ``work`` once, from a file that only this user can read.
     """
 
-    def __init__(self, work: Work, jobs: int, start: Callable[[], object] | None = None) -> None:
+    def __init__(self, work: Work, jobs: int) -> None:
         if jobs < 1:
             raise CanopyError(f"--jobs must be 1 or more, got {jobs}")
-        self._work, self._jobs, self._start = work, jobs, start
+        self._work, self._jobs = work, jobs
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -77,9 +77,7 @@ class Workers(Generic[Work]):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 pickle.dump(self._work, file, protocol=pickle.HIGHEST_PROTOCOL)
             self._pool = ProcessPoolExecutor(
-                max_workers=self._jobs,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=self._start,
+                max_workers=self._jobs, mp_context=multiprocessing.get_context("spawn")
             )
         return self._pool, str(Path(self._folder.name) / "work")
 

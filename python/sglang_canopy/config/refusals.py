@@ -33,6 +33,9 @@ _TRUE = ("1", "true", "yes", "y")
 """What SGLang takes for true in a variable."""
 
 
+DROP = "drop that option"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """One option that policies, chunk reuse or the session gate cannot be used with."""
@@ -47,7 +50,7 @@ class Refusal:
     """Whether this value of the option is one."""
     variable: str | None = None
     """An environment variable that sets the same."""
-    instead: str = "drop that option"
+    instead: str = DROP
     """What to do about it; empty where nothing helps."""
     gate: str | None = None
     """Why the session gate cannot."""

@@ -158,10 +158,6 @@ class EngineProfile:
         """JSON-able, and what ``from_json`` takes."""
         return {"version": VERSION, **asdict(self)}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled, for a process of its own; the compiled class has no other way."""
-        return EngineProfile.from_json, (self.to_json(),)
-
     @classmethod
     def from_json(cls, data: Any) -> EngineProfile:
         """Validated. Raises ``CanopyError`` naming the field that is wrong."""

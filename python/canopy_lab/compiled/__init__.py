@@ -1,1 +1,0 @@
-"""The simulator compiled to machine code, where a user has asked for it (``canopy compile``)."""
