@@ -90,15 +90,15 @@ def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() 
     shorts = [line.add(Prefill(60)) for _ in range(2)]
     line.let_in([long])
     line.chunked(long, 80.0)
-    assert line.may_not_pass(line.order()) == shorts[1:]
+    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     assert line.may_go(line.order(), lambda _one: True) == shorts[:1]
     line.let_in(shorts[:1])
-    assert line.may_not_pass(line.order()) == shorts[1:]
+    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     assert line.left(shorts[1]) == 220.0
     line.reprice()  # nothing of it is lost where everything is built anew
-    assert line.may_not_pass(line.order()) == shorts[1:]
+    assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     line.chunked(None, 0.0)
-    assert line.may_not_pass(line.order()) == []
+    assert line.may_not_pass(line.order(), 1000) == []
 
 
 def test_the_rest_of_the_chunk_is_older_work() -> None:

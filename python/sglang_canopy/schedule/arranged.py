@@ -26,6 +26,10 @@ ROUND_LOOKUPS = 4
 SHARERS = 128
 """Places at the head of the queue that are looked at for who shares a step with a long prompt."""
 
+STEPS = 2
+"""So many steps' tokens at the head of the queue are looked at for who may be let in at all: what is
+cached of a request may be more than was known."""
+
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
 
@@ -97,6 +101,10 @@ class Arranged(Generic[T]):
             return list(queue)
         self._refresh()
         self._last = self.order.order()
+        return self.arranged()
+
+    def arranged(self) -> list[T]:
+        """The queue as it is arranged now, which ``deferred`` and ``sharing`` may change."""
         return [one.about for one in self._last]
 
     def _seconds_left(self, chunk: Waiting) -> float:
@@ -149,16 +157,22 @@ class Arranged(Generic[T]):
         the tree does not have yet. To be called once a pass, or not at all."""
         begun = [self._requests.path(request)[0] for request in computing]
         self._held = self._waits_for(begun)
-        barred = self.order.may_not_pass([w for w in self._last if w.number not in self._held])
+        return self._left_out()
+
+    def _left_out(self) -> list[T]:
+        """Those that are held, and who would overdraw their budgets while they are."""
+        here = [one for one in self._last if one.number not in self._held]
+        barred = self.order.may_not_pass(here, STEPS * self._requests.step_tokens())
         self._held.update((one.number, None) for one in barred)
         return [one.about for one in self._last if one.number in self._held] if self._held else []
 
     def sharing(
         self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
-    ) -> list[T]:
+    ) -> tuple[list[T], list[T]]:
         """Who shares a step with the prompt in the middle of its chunks, of which ``chunk_tokens``
         are left: shorter ones, for at most half of the step, or for what it does not need itself.
-        ``fits``: whether there is room for it beside those for whom it was asked before."""
+        And who should not be let in now, since a budget has no more for them after that. ``fits``:
+        whether there is room for one beside those for whom it was asked before."""
         room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
 
         def shares(waiting: Waiting) -> bool:
@@ -171,7 +185,11 @@ class Arranged(Generic[T]):
             return True
 
         head = [one for one in self._last[:SHARERS] if one.number not in self._held]
-        return [one.about for one in self.order.may_go(head, shares)]
+        found = self.order.may_go(head, shares)
+        if not found:
+            return [], []
+        self._last = [*found, *self.order.order(gone=found)]
+        return [one.about for one in found], self._left_out()
 
     def _waits_for(self, begun: Sequence[Path]) -> dict[int, int | None]:
         """Who waits for what somebody else computes, and for whom, by number."""
@@ -179,26 +197,14 @@ class Arranged(Generic[T]):
         if not self._defers or not head or len(self._last) + len(begun) < 2:
             return {}
         held = self._sharing(head, begun)
-        for one in head:
-            if one.number in held:  # what they wait for may be there by now
-                self.order.update(one, self._requests.prefill(one.about, True))
         if held:
-            held = self._sharing(head, begun)
             for one in head:
-                if one.number in held and self.order.left(one) < self._passes_in_a_step(one):
-                    del held[one.number]
+                if one.number in held:  # what they wait for may be there by now
+                    self.order.update(one, self._requests.prefill(one.about, True))
+            self._last = self.order.order()  # who costs more now may pass fewer
+            head = list(islice(self._last, PLACES))
+            held = self._sharing(head, begun)
         return held
-
-    def _passes_in_a_step(self, waiting: Waiting) -> float:
-        """Seconds of younger work that one step may let in past ``waiting``."""
-        tokens, seconds = self._requests.step_tokens(), 0.0
-        for one in self._last:
-            if tokens <= 0:
-                break
-            if one.number > waiting.number:
-                tokens -= one.prefill.uncached
-                seconds += one.cost
-        return seconds
 
     def _sharing(self, head: Sequence[Waiting], begun: Sequence[Path]) -> dict[int, int | None]:
         about = self._requests

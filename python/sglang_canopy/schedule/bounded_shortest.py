@@ -194,41 +194,49 @@ class BoundedShortest:
                 found.append(waiting)
         return found
 
-    def may_not_pass(self, order: Sequence[Waiting]) -> list[Waiting]:
-        """Of ``order``, who would overdraw the budget of the prompt in the middle of its chunks, if
-        those before it are let in."""
-        chunk = self.chunk
-        if chunk is None:
+    def may_not_pass(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
+        """Of ``order``, first to be let in first, who would overdraw the budget of somebody that is
+        not in it, or is the prompt in the middle of its chunks. Looked at are those who fill
+        ``tokens``."""
+        lines = [line for turns in self._lines.values() for line in turns.values()]
+        if all(line.passing.least_allowance() >= line.work for line in lines):
             return []
-        line = self._line(chunk)
-        left = line.passing.allowance(chunk.place)
-        if left >= line.work:
-            return []
-        found = []
-        for waiting in order:
-            if waiting.number > chunk.number and waiting.number in line.requests:
-                if waiting.cost > left:
-                    found.append(waiting)
-                else:
-                    left -= waiting.cost
-        return found
+        looked_at: list[Waiting] = []
 
-    def order(self, places: int = PLACES) -> list[Waiting]:
-        """The queue, first to be let in first.
+        def head() -> Iterator[Waiting]:
+            for waiting in order:
+                if tokens <= 0:
+                    return
+                looked_at.append(waiting)
+                yield waiting
+
+        def computes(waiting: Waiting) -> bool:
+            nonlocal tokens
+            tokens -= waiting.prefill.uncached
+            return True
+
+        may = {one.number for one in self.may_go(head(), computes)}
+        return [one for one in looked_at if one.number not in may]
+
+    def order(self, places: int = PLACES, gone: Sequence[Waiting] = ()) -> list[Waiting]:
+        """The queue without ``gone``, which are let in before it; first to be let in first.
 
         Only the first ``places`` are worked out; behind them, in each urgency, everyone is in
         order of arrival. Changes nothing: what is let in is told by ``let_in``.
         """
         queue: list[Waiting] = []
         starts: dict[Turn, float] = {}
+        taken = {waiting.number for waiting in gone}
         for urgency in sorted(self._lines, reverse=True):
             turns = {t: line for t, line in self._lines[urgency].items() if line.requests}
-            taken = set()
             if len(queue) < places and turns:
-                walks = {turn: line.walk() for turn, line in turns.items()}
-                heads = {turn: next(walk) for turn, walk in walks.items()}
+                walks = {
+                    turn: line.walk([w for w in gone if w.number in line.requests])
+                    for turn, line in turns.items()
+                }
+                heads = {turn: one for turn, walk in walks.items() if (one := next(walk, None))}
                 starts = self.shares.starts(turns) | starts
-                mine = {turn: starts[turn] for turn in turns}
+                mine = {turn: starts[turn] for turn in heads}
                 while heads and len(queue) < places:
                     turn = first(mine)
                     queue.append(heads[turn])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,23 +129,35 @@ class Line:
                     found += one.cost
         return found
 
-    def walk(self) -> Iterator[Waiting]:
-        """Who is let in, one after another; then the others in order of arrival. Changes nothing."""
-        spare, taken = self.passing.least_allowance(), set()
-        head: list[Waiting] = []
+    def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
+        """Who is let in, one after another; then the others in order of arrival. ``gone`` are let
+        in before. Changes nothing."""
+        spare, taken = self._after(gone).least_allowance(), {one.number for one in gone}
+        head = list(gone)
         for cost, number, waiting in self.by_cost:
+            if number in taken:
+                continue
             if cost > spare:
                 break
             spare -= cost
             head.append(waiting)
             taken.add(number)
             yield waiting
-        if len(head) < len(self.requests):
+        if len(taken) < len(self.requests):
             for waiting in self._tight(head):
                 taken.add(waiting.number)
                 yield waiting
             for number in sorted(self.requests.keys() - taken):
                 yield self.requests[number]
+
+    def _after(self, gone: Sequence[Waiting]) -> Passing:
+        """The allowances once ``gone`` are let in."""
+        if not gone:
+            return self.passing
+        trial = self.passing.copy()
+        for waiting in gone:
+            go(trial, waiting)
+        return trial
 
     def _tight(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
         """The next ones after ``gone``, where budgets decide."""

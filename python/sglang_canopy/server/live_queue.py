@@ -52,7 +52,8 @@ class LiveQueue:
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._left_out: list[Any] = []
-        """Of the step that is being chosen: who waits for what another one computes."""
+        """Of the step that is being chosen: who waits for what another one computes, and who would
+        overdraw somebody's budget meanwhile."""
         self.deferrals = 0
         self._chunked: Any = None
         """Who is in the middle of its chunks, while a batch is chosen."""
@@ -189,11 +190,10 @@ class LiveQueue:
             return True
 
         tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
-        sharing = self._arranged.sharing(tokens, step_tokens, page, fits)
+        sharing, later = self._arranged.sharing(tokens, step_tokens, page, fits)
         if not sharing:
             return None
-        first = {id(req) for req in sharing}
-        queue[:] = [*sharing, *(req for req in queue if id(req) not in first)]
+        self._leave_out(queue, later)
         held = sum(-(-_to_compute(req) // page) * page for req in sharing)
         return (step_tokens - held) // page * page
 
@@ -208,11 +208,14 @@ class LiveQueue:
         """Take those out of ``queue``, which is in order, that should not be let in now."""
         if not self._choosing:
             return
-        later = {id(req) for req in self._arranged.deferred(self._computing.values())}
-        if later:
-            self._left_out = [req for req in queue if id(req) in later]
-            self.deferrals += len(self._left_out)
-            queue[:] = [req for req in queue if id(req) not in later]
+        self._leave_out(queue, self._arranged.deferred(self._computing.values()))
+        self.deferrals += len(self._left_out)
+
+    def _leave_out(self, queue: list[Any], later: list[Any]) -> None:
+        """``queue`` as it is arranged now, without those."""
+        gone = {id(req) for req in later}
+        self._left_out = later
+        queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
 
     # ---- what is protected ----
 

@@ -43,8 +43,6 @@ class Queue:
         self._prefixes = prefixes
         self._asked = False
         self.jobs: list[SimulatedRequest] = []
-        self.deferred: frozenset[SimulatedRequest] = frozenset()
-        """Jobs that the order leaves out of this step."""
         self.at_door: list[SimulatedRequest] = []
         """Jobs that the gate has not let in, longest there first."""
         self.now = 0.0
@@ -107,13 +105,12 @@ class Queue:
         """Put the waiting jobs in order for a step that may let somebody in. ``computing``: who
         is in the middle of its chunks."""
         self.now, self._asked = now, False
-        self.deferred = frozenset()
         if self.jobs:
             self._oldest_sessions_first()
             if isinstance(self._order, BoundedShortestFirst):
                 chunked = computing[0] if computing else None
-                self.jobs = list(self._order.order(self.jobs, self, chunked))
-                self.deferred = frozenset(self._order.deferred(computing))
+                self._order.order(self.jobs, self, chunked)
+                self.jobs = list(self._order.defer(computing))
             else:
                 self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._asked)
@@ -128,6 +125,13 @@ class Queue:
         jobs, limit = self._order.share(rest, step_tokens, page, self.jobs)
         self.jobs = list(jobs)
         return limit
+
+    @property
+    def deferred(self) -> frozenset[SimulatedRequest]:
+        """Jobs that the order leaves out of this step."""
+        if self.jobs and isinstance(self._order, BoundedShortestFirst):
+            return self._order.deferred
+        return frozenset()
 
     def nothing_to_do(self) -> None:
         """Without the deferred there was nothing to prefill: they are not deferred again."""

@@ -174,6 +174,8 @@ class BoundedShortestFirst:
     ) -> None:
         self._view: QueueView | None = None
         self._shares = share
+        self.deferred: frozenset[SimulatedRequest] = frozenset()
+        """Who is left out of this step."""
         order = BoundedShortest(self, max_wait_factor, own, least_s)
         self._arranged = Arranged(order, self, defer)
 
@@ -186,10 +188,11 @@ class BoundedShortestFirst:
         self._view = view
         return self._arranged.arrange(waiting, chunked)
 
-    def deferred(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
-        """Those of the last order that are not to be let in at this step. ``computing``: the job
-        that is in the middle of its chunks."""
-        return self._arranged.deferred(computing)
+    def defer(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
+        """Choose who is left out of this step. ``computing``: the job that is in the middle of its
+        chunks. Returns the waiting jobs in their order, which this may change."""
+        self.deferred = frozenset(self._arranged.deferred(computing))
+        return self._arranged.arranged()
 
     def share(
         self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
@@ -197,13 +200,12 @@ class BoundedShortestFirst:
         """``ShortestPrefillFirst.share``: ``waiting`` with those first who share the step."""
         if not self._shares:
             return waiting, None
-        sharing = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
+        sharing, later = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
         if not sharing:
             return waiting, None
-        first = frozenset(sharing)
+        self.deferred = frozenset(later)
         held = sum(-(-self.prefill(job, True).uncached // page) * page for job in sharing)
-        limit = max(page, (step_tokens - held) // page * page)
-        return [*sharing, *(job for job in waiting if job not in first)], limit
+        return self._arranged.arranged(), max(page, (step_tokens - held) // page * page)
 
     def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
         """These are prefilled from now on."""

@@ -1,0 +1,153 @@
+"""A scheduler's queue under everything that may happen to it: who is passed by more than its budget?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from support.bound_ledger import BoundLedger
+
+BLOCK = 4
+STEP = 24
+"""Tokens of a step."""
+
+
+@dataclass(eq=False)
+class Job:
+    path: tuple[int, ...]
+    """A number for each block; equal ones after an equal prefix are the same block."""
+    done: int = 0
+    """Tokens that were computed."""
+
+    @property
+    def tokens(self) -> int:
+        return BLOCK * len(self.path)
+
+
+@dataclass
+class Scheduler:
+    """Takes from the head of its queue as SGLang does: the last prompt of a step in chunks."""
+
+    cached: set[tuple[int, ...]] = field(default_factory=set)
+    queue: list[Job] = field(default_factory=list)
+    chunk: Job | None = None
+    computing: list[Job] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        cost = PrefillCost()
+        cost.adopt((0.0, 1.0, 0.0, 0.0))  # a token costs a second
+        self.order = BoundedShortest(cost, 1.5, 0.5, 3.0)
+        self.ledger = BoundLedger(self.order)
+        self.arranged = Arranged(self.order, self)
+
+    # what a queue asks about its requests
+
+    def tenant(self, job: Job) -> None:
+        return None
+
+    def urgency(self, job: Job) -> int:
+        return 0
+
+    def prefill(self, job: Job, again: bool) -> Prefill:
+        cached = self.found(job)
+        return Prefill(job.tokens - cached, cached)
+
+    def path(self, job: Job) -> tuple[Sequence[int], int]:
+        return [hash(job.path[: at + 1]) for at in range(len(job.path))], BLOCK
+
+    def rest(self, job: Job) -> Prefill:
+        return Prefill(job.tokens - job.done, job.done)
+
+    def step_tokens_worth(self) -> float:
+        return 1.0
+
+    def step_tokens(self) -> int:
+        return STEP
+
+    # what it does
+
+    def found(self, job: Job) -> int:
+        blocks = 0
+        while blocks < len(job.path) - 1 and job.path[: blocks + 1] in self.cached:
+            blocks += 1
+        return BLOCK * blocks
+
+    def step(self, hidden: int = 0) -> None:
+        """``hidden``: how many of the queue's first somebody holds back, who then is not shown."""
+        held, self.queue = self.queue[:hidden], self.queue[hidden:]
+        self.queue = list(self.arranged.arrange(self.queue, self.chunk))
+        left_out = {id(job) for job in self.arranged.deferred(self.computing)}
+        self.queue = self.arranged.arranged()
+        room, entered = STEP, []
+        if self.chunk is not None:
+            rest = self.chunk.tokens - self.chunk.done
+            sharing, later = self.arranged.sharing(rest, STEP, 1, lambda _job: True)
+            self.queue = self.arranged.arranged()
+            left_out = {id(job) for job in later} if sharing else left_out
+            taken = min(rest, STEP - sum(self.prefill(job, True).uncached for job in sharing))
+            self.chunk.done += taken
+            room -= taken
+        for job in self.queue:
+            if room <= 0:
+                break
+            if id(job) not in left_out:
+                job.done = self.found(job)
+                taken = min(job.tokens - job.done, room)
+                job.done += taken
+                room -= taken
+                entered.append(job)
+        was, self.chunk = self.chunk, None
+        for job in [*entered, *([was] if was is not None else [])]:
+            if job.done < job.tokens:
+                self.chunk = job
+        if entered:
+            self.arranged.let_in(entered)
+        elif left_out and was is None:
+            self.arranged.nothing_to_do()
+        self.queue = [*held, *(job for job in self.queue if job not in entered)]
+        for job in [*self.computing, *entered]:
+            if job.done == job.tokens:
+                self.cached.update(job.path[: at + 1] for at in range(len(job.path)))
+        self.computing = [j for j in [*self.computing, *entered] if j.done < j.tokens]
+
+    def evict(self, block: int) -> None:
+        self.cached = {path for path in self.cached if block not in path}
+
+    def give_up(self, place: int) -> None:
+        if self.queue:
+            self.queue.pop(place % len(self.queue))
+
+
+LENGTHS = (1, 1, 2, 3, 5, 9, 14)
+"""Blocks of a prompt."""
+
+
+def anything(scheduler: Scheduler, draw: random.Random) -> None:
+    """A request comes, or a step is made, or something is evicted, or somebody gives up."""
+    what = draw.random()
+    if what < 0.45:
+        blocks = draw.choice(LENGTHS)
+        scheduler.queue.append(Job(tuple(draw.choice((0, 0, 0, 1, 2)) for _ in range(blocks))))
+    elif what < 0.85:
+        scheduler.step(hidden=draw.choice((0, 0, 0, 0, 1, 2)))
+    elif what < 0.96:
+        scheduler.evict(draw.choice((0, 1, 2)))
+    else:
+        scheduler.give_up(draw.randrange(20))
+
+
+def test_nobody_is_passed_by_more_than_its_budget_whatever_is_cached_or_held_back() -> None:
+    fullest, kept = 0.0, 0
+    for seed in range(150):
+        draw, scheduler = random.Random(seed), Scheduler()
+        for _ in range(120):
+            anything(scheduler, draw)
+            assert scheduler.ledger.over == 0, (seed, scheduler.ledger.fullest)
+        fullest = max(fullest, scheduler.ledger.fullest)
+        kept += scheduler.order.let_in_by["budget"]
+    assert fullest > 0.9, "budgets were never used up"
+    assert kept > 100
