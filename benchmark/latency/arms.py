@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+CHAT, AGENTS = ("conversation", "synthetic", "pauses"), ("agentic", "agentic-open", "mix")
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -21,7 +23,7 @@ class Arm:
     """Arguments of ``sim.system.SystemConfig``; ``device_policy`` is that of the host too."""
     host: float = 0.0
     """Host memory, as a multiple of the device's."""
-    workloads: tuple[str, ...] = ("conversation", "synthetic", "agentic")
+    workloads: tuple[str, ...] = (*CHAT, *AGENTS)
     first: bool = False
     """Whether ``run --first`` runs it."""
 
@@ -37,7 +39,6 @@ ORDER = {"schedule_policy": "bounded-shortest"}
 WA = {"device_policy": "wa"}
 GATE = {"session_gate": "footprint"}
 AUTO = {**WA, **ORDER, **GATE}
-CHAT, AGENTS = ("conversation", "synthetic"), ("agentic",)
 
 ARMS: tuple[Arm, ...] = (
     # The first of each host size is the baseline.
@@ -52,6 +53,11 @@ ARMS: tuple[Arm, ...] = (
         {**SGLANG, "schedule_policy": "shortest-prefill-first"}),
     Arm("wa-hrrn", "wa and SGLang's hrrn", {**WA, "schedule_policy": "hrrn"}),
     Arm("lru", "canopy-lru: LRU, evicting what is needed"),
+    Arm("few", "SGLang's lru, at most 32 requests running", {**SGLANG, "max_running": 32}),
+    Arm("shortest-few", "shortest-prefill-first, at most 32 requests running",
+        {**SGLANG, "schedule_policy": "shortest-prefill-first", "max_running": 32}),
+    Arm("shortest-sessions", "shortest-prefill-first and SGLang's session-aware cache",
+        {**SGLANG, "schedule_policy": "shortest-prefill-first", "session_refs": "closed"}),
     Arm("lpm", "SGLang's lru and lpm", {**SGLANG, "schedule_policy": "lpm"}),
     Arm("random", "a random order, the placebo of every order", {**SGLANG,
                                                                  "schedule_policy": "random"}),
@@ -80,6 +86,11 @@ ARMS: tuple[Arm, ...] = (
     Arm("lru-late-host", "LRU, the same", {"waiting_prefixes": "awaited"}, host=2.0),
     Arm("back-host", "copies at eviction, which the step waits for",
         {**SGLANG, "write_policy": "write_back"}, host=2.0),
+    Arm("back-shortest-host", "the same with shortest-prefill-first",
+        {**SGLANG, "write_policy": "write_back", "schedule_policy": "shortest-prefill-first"},
+        host=2.0),
+    Arm("back-sessions-host", "copies at eviction, SGLang's session-aware cache",
+        {**SGLANG, "write_policy": "write_back", "session_refs": "closed"}, host=2.0),
     Arm("selective-host", "copies at the second use", {**SGLANG,
         "write_policy": "write_through_selective"}, host=2.0),
     Arm("sessions-host", "SGLang's session-aware cache on both tiers, sessions closed",

@@ -12,7 +12,9 @@ Workloads, 2,000 requests or fewer each: `conversation` and `synthetic` are Moon
 stretched to the load, a turn no earlier than the answer before it; a seed is another window of
 the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
 the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is that of
-the sessions' beginnings.
+the sessions' beginnings. `agentic-open` is the same at its own times, stretched. `pauses` is the
+conversation trace with ten times as long between turns, `mix` half of its requests beside agents
+that begin in the same time (mixed.py).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from arms import ARMS, Arm
+from mixed import merged, with_pauses
 
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile
@@ -47,9 +50,12 @@ from overlays import overlay
 RESULTS = Path(__file__).parent / "results" / "simulated"
 REQUESTS = 2000
 SESSIONS = 50
+SESSIONS_OF_MIX = 20
+PAUSES = 10.0
+"""So much longer are the gaps between the turns of `pauses`."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
-WORKLOADS = ("conversation", "synthetic", "agentic")
+WORKLOADS = ("conversation", "synthetic", "agentic", "agentic-open", "pauses", "mix")
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
 
@@ -95,17 +101,28 @@ def parts() -> list[Part]:
 def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> list[TraceRequest]:
     """The requests of one seed; of agents no request of more than ``longest`` tokens, and none of
     its session after it."""
-    if workload == "agentic":
-        archive = data / "agentic_coding" / "traces_500.tar.xz"
-        made = overlay(archive, SESSIONS, 3600.0, seed, own_prefixes=True)
-        return list(itertools.islice(made if longest is None else up_to(made, longest), REQUESTS))
-    if workload == "conversation":
-        path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
-        found = itertools.islice(open_trace(path, "mooncake"), start, start + REQUESTS)
-        return list(found)
-    path = data / "mooncake" / "synthetic_trace.jsonl"
-    made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
-    return made if seed == 0 else shuffled(made, seed)
+    if workload in ("agentic", "agentic-open"):
+        return list(itertools.islice(agents(SESSIONS, seed, data, longest), REQUESTS))
+    if workload == "synthetic":
+        path = data / "mooncake" / "synthetic_trace.jsonl"
+        made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
+        return made if seed == 0 else shuffled(made, seed)
+    if workload == "mix":
+        chat = conversation(seed, REQUESTS // 2, data)
+        return merged(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
+    made = conversation(seed, REQUESTS, data)
+    return with_pauses(made, PAUSES) if workload == "pauses" else made
+
+
+def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterator[TraceRequest]:
+    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    made = overlay(archive, sessions, 3600.0, seed, own_prefixes=True)
+    return made if longest is None else up_to(made, longest)
+
+
+def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
+    path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
+    return list(itertools.islice(open_trace(path, "mooncake"), start, start + requests))
 
 
 def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
@@ -158,7 +175,7 @@ def fingerprint(arm: Arm) -> str:
     the lengths."""
     settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
     if settings.get("schedule_policy") == "bounded-shortest":
-        settings["ranks_by"] = "marginal cost, branches deferred"
+        settings["ranks_by"] = "marginal cost, branches deferred, budgets of who stays behind"
     if settings.get("session_gate") == "footprint":
         settings["arms"] = "by thrash, where the device does not keep up and many fit"
     text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
