@@ -91,4 +91,63 @@ def gate() -> str:
     return table(["seeds 0, 1, 2", "60 %", "80 %", "95 %", "110 %"], lines)
 
 
-PARTS = {"eviction": eviction, "sessions": sessions, "auto": auto, "gate": gate}
+ORDERS = {
+    "random": "random, the placebo",
+    "lpm": "`lpm`",
+    "hrrn": "`hrrn`",
+    "shortest-prefill-first": "`shortest-prefill-first`, which shares steps",
+    "bounded-shortest": "**`bounded-shortest`**",
+}
+
+
+def order_runs() -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Load -> order -> a run's changes in per cent for each trace and profile."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    names: list[str] = []
+    at = ""
+    for line in (RESULTS.parent / "order.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            at = line.split(", ")[-1].partition("%")[0] + " %"
+        elif cells[0] == "policy":
+            names = cells
+        elif len(cells) > 2 and cells[1] in ORDERS:
+            row = dict(zip(names, cells, strict=True))
+            changes = {key: float(row[key].rstrip(" %")) for key in ("mean", "median", "P99", "max")}
+            found.setdefault(at, {}).setdefault(cells[1], []).append(changes)
+    return found
+
+
+def order() -> str:
+    """Every order against first come, first served."""
+    runs = order_runs()
+    lines = []
+    for name, label in ORDERS.items():
+        cells = []
+        for by_order in runs.values():
+            of = by_order[name]
+            changes = [
+                100 * (geometric_mean(1 + run[key] / 100 for run in of) - 1) for key in of[0]
+            ]
+            cells.append(" / ".join(signed(one, 0) for one in changes))
+        lines.append([label, *cells])
+    return table(["mean / median / P99 / slowest", *runs], lines)
+
+
+def slowest() -> str:
+    """The greatest slowest request of the runs, by load."""
+    runs = order_runs().values()
+    return "; ".join(
+        f"`{name}` " + ", ".join(signed(max(run["max"] for run in of[name]), 0) for of in runs)
+        for name in ("shortest-prefill-first", "bounded-shortest")
+    )
+
+
+PARTS = {
+    "eviction": eviction,
+    "sessions": sessions,
+    "auto": auto,
+    "gate": gate,
+    "order": order,
+    "slowest": slowest,
+}
