@@ -113,7 +113,9 @@ def order_runs() -> dict[str, dict[str, list[dict[str, float]]]]:
             names = cells
         elif len(cells) > 2 and cells[1] in ORDERS:
             row = dict(zip(names, cells, strict=True))
-            changes = {key: float(row[key].rstrip(" %")) for key in ("mean", "median", "P99", "max")}
+            changes = {
+                key: float(row[key].rstrip(" %")) for key in ("mean", "median", "P99", "max")
+            }
             found.setdefault(at, {}).setdefault(cells[1], []).append(changes)
     return found
 
