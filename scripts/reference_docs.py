@@ -305,21 +305,20 @@ def commands() -> str:
         rows: list[list[str]] = []
         for r in (r for group in module.OPTIONS for r in declared.rows(group)):
             flag = f"`{r['flag']} {r['value']}`".replace(" `", "`")
-            if rows and rows[-1][1:] == [r["default"], _meaning(r)]:
+            if rows and rows[-1][1] == _meaning(r):
                 rows[-1][0] += f", {flag}"
             elif r["flag"] not in COMMON:
-                rows.append([flag, r["default"], _meaning(r)])
+                rows.append([flag, _meaning(r)])
         text = summary[0].upper() + summary[1:]
-        made = table(["option", "default", "meaning"], rows)
+        made = table(["option", "meaning (default)"], rows)
         parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}")
     return "\n".join(parts)
 
 
 def _meaning(row: Mapping[str, str]) -> str:
-    """What an option does, with its choices."""
-    if row["allowed"].startswith("one of"):
-        return f"{row['help']}; {row['allowed']}"
-    return row["help"]
+    """What an option does, its choices, and its default."""
+    of = f": {row['allowed'][7:]}" if row["allowed"].startswith("one of ") else ""
+    return f"{row['help']}{of}" + (f" ({row['default']})" if row["default"] else "")
 
 
 def replay_flags() -> str:
@@ -373,13 +372,12 @@ def metrics_table() -> str:
     rows = [
         [
             f"`{series.PREFIX}{m.name}`",
-            m.kind,
             ", ".join(f"`{label}`" for label in m.labels),
             m.meaning,
         ]
         for m in series.METRICS
     ]
-    return table(["metric", "type", "labels", "meaning"], rows)
+    return table(["metric", "labels", "meaning"], rows)
 
 
 def plan_keys() -> str:

@@ -70,13 +70,17 @@ class Row:
             return f"follows from {self.follows}"
         if not self.claims:
             return "built"
-        failed = [claim.says for claim in self.claims if not claim.holds]
-        if not failed:
+        reason = f": {self.because}" if self.because else ""
+        holds = [claim.holds for claim in self.claims]
+        if all(holds):
             return "reproduced"
-        reason = f"; {self.because}" if self.because else ""
-        if len(failed) == len(self.claims):
-            return f"differs{reason.replace(';', ':', 1)}"
-        return f"in part, not: {'; '.join(failed)}{reason}"
+        return f"in part{reason}" if any(holds) else f"differs{reason}"
+
+    def statements(self) -> str:
+        """What the paper says; where some of it holds, what does not is marked."""
+        some = any(claim.holds for claim in self.claims)
+        said = (f"(not) {c.says}" if some and not c.holds else c.says for c in self.claims)
+        return self.shows or "; ".join(said)
 
 
 def near(ours: float, theirs: float, within: float = 0.25) -> bool:
@@ -89,7 +93,7 @@ def items(rows: Iterable[Row]) -> str:
     cells = [
         [
             row.item,
-            row.shows or "; ".join(c.says for c in row.claims),
+            row.statements(),
             row.here,
             row.verdict(),
             row.where,

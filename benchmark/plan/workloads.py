@@ -95,16 +95,13 @@ def work_of(workload: Workload, args: argparse.Namespace, instances: int = 1) ->
     return PlanInputs(CompactTrace(source), engine, load_prices(args.prices))
 
 
-def request(
-    args: argparse.Namespace | None = None, instances: int = 1, grid: bool = False
-) -> PlanRequest:
+def request(args: argparse.Namespace | None = None, instances: int = 1) -> PlanRequest:
     """The space of both benchmarks: DRAM, disk, 2 classes with bandwidth to be bought, 3 kinds of
-    TTL; with ``grid`` 16 and 8 equal steps, which the search's sizes are not on."""
+    TTL."""
     return PlanRequest(
         disks=DISKS if args is None else tuple(args.disks.split(",")),
         ttls=TTLS if args is None else tuple(map(_ttl, args.ttls.split(","))),
         instances=(instances,),
-        grid=grid,
         checks=False,
         options=SearchOptions(),
     )

@@ -169,11 +169,9 @@ def test_a_short_trace_is_simulated_whole(sample):
 
 
 def test_policies_and_ttls_are_searched_on_a_part_too():
-    plan = small_plan(
-        sample_requests=8, device_policies=("wa",), host_policies=("wa",), disk_policies=("wa",)
-    )
+    plan = small_plan(sample_requests=8, policy="wa")
     assert plan.predicted > 0
-    assert {row["device_policy"] for row in plan.found.rows.values()} == {"wa"}
+    assert {row["policy"] for row in plan.found.rows.values()} == {"wa"}
 
 
 def test_the_busiest_part_is_consecutive_and_begins_at_zero():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.search import SearchOptions, full_grid, search
+from canopy_lab.plan.search import SearchOptions, search
 from canopy_lab.plan.sizes import sizes
 from canopy_lab.plan.space import Space
 
@@ -53,14 +53,14 @@ class Cache:
 
 def share_of_grid(model, space=SPACE, finer=GRID, **options):
     """(hypervolume against the finer grid's, evaluations against the grid's, result)."""
-    grid = full_grid(finer, model)
+    grid = dict(zip(finer.grid(), model(finer.grid())))
     found = search(space, OBJECTIVES, model, known=model.known, options=SearchOptions(**options))
-    points = OBJECTIVES.matrix([*grid.rows.values(), *found.rows.values()])
+    points = OBJECTIVES.matrix([*grid.values(), *found.rows.values()])
     scale = Scale.of(points)
     volume, whole = (
-        scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (found.rows, grid.rows)
+        scale.hypervolume(OBJECTIVES.matrix(rows.values())) for rows in (found.rows, grid)
     )
-    return volume / whole, len(found.rows) / len(grid.rows), found
+    return volume / whole, len(found.rows) / len(grid), found
 
 
 MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip

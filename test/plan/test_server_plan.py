@@ -33,9 +33,7 @@ def work(ids=TRACE_HASH):
     return PlanInputs(CompactTrace(requests), Engine(PROFILE, 4096), prices, {}, ids)
 
 
-WITH_DISK = Configuration(
-    instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, device_policy="wa", disk_policy="etlru"
-)
+WITH_DISK = Configuration(instances=2, dram_gib=1.5, disk="gp3", disk_gib=2.0, policy="wa")
 
 
 def row(c):
@@ -48,8 +46,8 @@ def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
     read = read_plan(tmp_path / "plan.json")
     assert read == plan
     assert (read.host_bytes, read.disk_bytes) == (round(1.5 * GIB), 2 * 2**30)
-    assert (read.radix_eviction, read.host_eviction) == ("wa", "canopy-lru")
-    assert (read.disk_eviction, read.disk_path) == ("etlru", "/kv")
+    assert (read.radix_eviction, read.host_eviction) == ("wa", "wa")
+    assert (read.disk_eviction, read.disk_path) == ("wa", "/kv")
     assert read.ttl.residual_ttl_s == 600
     assert read.made_by["instances"] == 2
     read.check_for_server()
@@ -149,7 +147,7 @@ def test_every_policy_has_a_name_that_a_server_knows(name):
 def test_auto_is_planned_as_it_is_served():
     inputs = work()
     inputs.engine = replace(inputs.engine, auto=True)
-    alone = Configuration(device_policy="wa")
+    alone = Configuration(policy="wa")
     plan = server_plan(row(alone), inputs, {})
     assert plan.radix_eviction == "auto"
     assert plan.server.schedule_policy == "fcfs"  # what lets auto order the queue

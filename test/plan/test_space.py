@@ -25,7 +25,7 @@ def test_the_grid_has_every_configuration_once():
 
 def test_the_grid_is_counted_without_being_made():
     many = space(
-        ttls=(None, 600.0), instances=(1, 4), page_sizes=(1, 64), host_policies=("lru", "wa"),
+        ttls=(None, 600.0), instances=(1, 4), page_sizes=(1, 64), write_policies=("write_through", "write_back"),
         speeds={"a": (125.0, 1000.0)},
     )  # fmt: skip
     for s in (space(), many, space(disks=(), disk_gib=(0.0,)), many.finer(5, 3)):
@@ -37,9 +37,9 @@ def test_no_disk_without_dram():
 
 
 def test_what_an_absent_tier_would_do_makes_no_difference():
-    one = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0, disk_policy="wa")
+    one = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
     assert one.normal() == Configuration(dram_gib=1)
-    assert Configuration(host_policy="wa").normal() == Configuration()
+    assert Configuration(write_policy="write_back").normal() == Configuration()
 
 
 def test_alternatives_differ_in_one_choice():
@@ -55,8 +55,8 @@ def test_alternatives_differ_in_one_choice():
     assert Configuration(dram_gib=1, disk="b", disk_gib=4) in beside_none
 
 
-def test_a_tier_that_is_added_gets_a_policy_and_ttl_of_the_space():
-    s = space(host_policies=("wa",), disk_policies=("s3fifo",), ttls=(600.0,))
+def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
+    s = space(policy="wa", ttls=(600.0,))
     grid = set(s.grid())
     for configuration in grid:
         assert set(s.alternatives(configuration)) <= grid
@@ -99,11 +99,9 @@ def test_halving_reaches_sizes_that_are_no_power_of_two():
 
 
 def test_a_row_gives_its_configuration_back():
-    c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", "lru", "s3fifo", page_size=64)
+    c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", page_size=64)
     assert Configuration.from_json({**c.to_json(), "cost": 1.0}) == c
-    assert c.label() == (
-        "2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, wa, host lru, disk s3fifo, pages of 64"
-    )
+    assert c.label() == ("2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, wa, pages of 64")
 
 
 def test_sizes_as_text():
@@ -116,7 +114,7 @@ def test_sizes_as_text():
         ({"dram_gib": (1.0, 2.0)}, "dram_gib must be ascending sizes that begin with 0"),
         ({"instances": (0,)}, "instances must be whole numbers from 1"),
         ({"ttls": ()}, "ttls must have at least one"),
-        ({"device_policies": ("lru", "no-such")}, "no-such"),
+        ({"policy": "no-such"}, "no-such"),
     ],
 )
 def test_a_wrong_space_is_refused(fields, message):

@@ -93,7 +93,7 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
         instances=chosen.instances,
         page_sizes=engine.page_size,
         prefetch_policies=engine.prefetch_policy,
-        **({} if engine.write_policy is None else {"write_policies": engine.write_policy}),
+        write_policies=engine.write_policy or PlanRequest().write_policies,
         schedule_policies=engine.schedule_policy,
         chunked_prefill_sizes=chunks,
         dram_most_gib=chosen.dram_max_gib,
@@ -104,9 +104,8 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
         objectives=chosen.objectives,
         constraints=chosen.slo,
         minimise=chosen.best,
-        grid=how.grid,
         sample_requests=how.sample_requests,
-        options=SearchOptions(tolerance=how.tolerance, evaluations=how.evaluations),
+        options=SearchOptions(evaluations=how.evaluations),
         loads=how.scale_traffic,
         checks=not how.no_checks,
         confidence=confidence,
@@ -147,9 +146,7 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
         why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"
     if flag == AUTO:
         name, command = auto.POLICY, _as_auto(command)
-    request = replace(
-        command.request, device_policies=(name,), host_policies=(name,), disk_policies=(name,)
-    )
+    request = replace(command.request, policy=name)
     return replace(command, request=request, policy_configs={name: config} if config else {}), why
 
 

@@ -304,7 +304,6 @@ class Searching:
         "of a trace with more than twice as many, search on the N busiest and simulate what could be "
         "the choice on all; 0: search on all", metavar="N", low=0,
     )  # fmt: skip
-    grid: bool = declare(False, "--grid", "evaluate a full grid in equal steps instead")
     evaluations: int = declare(
         SearchOptions().evaluations,
         "--evaluations",
@@ -312,11 +311,6 @@ class Searching:
         metavar="N",
         low=1,
     )
-    tolerance: float = declare(
-        SearchOptions().tolerance, "--tolerance",
-        "stop when further sizes could add no more than this to the dominated volume",
-        metavar="SHARE", low=0, high=1,
-    )  # fmt: skip
     scale_traffic: tuple[float, ...] = declare(
         LOADS, "--scale-traffic", "what the choice does at X times the traffic too", metavar="X,Y",
         parse=_loads, shown_default="0.8,1.2",

@@ -52,9 +52,6 @@ class Machines:
     host_gb: float = declare(
         0.0, "--host-gb", "host memory of one instance, in GB", metavar="G", low=0
     )
-    host_gb_per_s: float | None = declare(
-        None, "--host-gb-per-s", "its bandwidth", metavar="G", shown_default="the profile's"
-    )
     disk_gb: float = declare(
         0.0, "--disk-gb", "size of the disk, one for all instances, in GB", metavar="G", low=0
     )
@@ -68,9 +65,6 @@ class Machines:
     )  # fmt: skip
     disk_per_instance: bool = declare(
         False, "--disk-per-instance", "each instance has a disk of its own"
-    )
-    shared_channel: bool = declare(
-        False, "--shared-channel", "the disk's reads and writes share its bandwidth"
     )
 
     def __post_init__(self) -> None:
@@ -98,9 +92,6 @@ class Settings:
     )  # fmt: skip
     schedule_policy: str = declare(
         "fcfs", "--schedule-policy", "SGLang's: order of the queue", choices=tuple(QUEUE_ORDERS)
-    )
-    schedule_conservativeness: float = declare(
-        1.0, "--schedule-conservativeness", "SGLang's", metavar="X"
     )
     chunked_prefill_tokens: int = declare(
         8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N"
@@ -130,13 +121,6 @@ class Traffic(TraceOptions):
         None, "--max-new-tokens",
         "tokens that clients allow an answer, which the server reserves a share of", metavar="N",
         shown_default="what each generates",
-    )  # fmt: skip
-    fixed_outputs: bool = declare(
-        False, "--fixed-outputs", "clients fix the length of their answers: all of it is reserved"
-    )
-    keep_stamps: bool = declare(
-        False, "--keep-stamps",
-        "let requests of one time stamp come at once; else they are spread over the trace's step",
     )  # fmt: skip
     turns_wait: bool = declare(
         False, "--turns-wait", "send a turn only after the answer to the one before it"
@@ -223,18 +207,16 @@ def _system(
     tier: dict[str, Any] = {"ttl": settings.ttl_s, "policy": settings.policy}
     host = disk = None
     if machines.host_gb:
-        speed = _speed(machines.host_gb_per_s, None, profile.host, "--host-gb-per-s")
+        if profile.host is None:
+            raise CanopyError("the profile has no host bandwidth: measure one with canopy profile")
+        speed = (profile.host.read_bytes_per_s, profile.host.write_bytes_per_s)
         host = TierSpec(machines.host_gb * 1e9, *speed, **tier)
     if machines.disk_gb:
         given = (machines.disk_read_gb_per_s, machines.disk_write_gb_per_s)
-        speed = _speed(*given, profile.disk, "--disk-read-gb-per-s")
-        disk = TierSpec(
-            machines.disk_gb * 1e9, *speed, shared_channel=machines.shared_channel, **tier
-        )
+        disk = TierSpec(machines.disk_gb * 1e9, *_speed(*given, profile.disk), **tier)
     of_settings = (
         *("routing", "write_policy", "prefetch_policy", "schedule_policy", "session_gate"),
-        *("schedule_conservativeness", "chunked_prefill_tokens", "max_running"),
-        "waiting_prefixes",
+        *("chunked_prefill_tokens", "max_running", "waiting_prefixes"),
     )
     return SystemConfig(
         device_tokens=machines.device_tokens,
@@ -244,7 +226,6 @@ def _system(
         disk=disk,
         disk_per_instance=machines.disk_per_instance,
         max_new_tokens=traffic.max_new_tokens,
-        fixed_outputs=traffic.fixed_outputs,
         **{name: getattr(settings, name) for name in of_settings},
     )
 
@@ -252,7 +233,7 @@ def _system(
 def _workload(traffic: Traffic) -> Workload:
     trace = open_trace(traffic.trace, traffic.format, skip_bad=traffic.skip_bad)
     requests = itertools.islice(trace, traffic.requests)
-    return Workload(requests, keep_stamps=traffic.keep_stamps, seed=traffic.seed)
+    return Workload(requests, seed=traffic.seed)
 
 
 def _loads(traffic: Traffic, asked: Question, config: SystemConfig, profile: EngineProfile) -> None:
@@ -267,7 +248,6 @@ def _loads(traffic: Traffic, asked: Question, config: SystemConfig, profile: Eng
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
         warm_up_share=asked.warm_up_share,
-        keep_stamps=traffic.keep_stamps,
     )
     made = run_loads(
         system,
@@ -320,12 +300,10 @@ def summary(result: SystemResult, profile: str) -> str:
     )
 
 
-def _speed(
-    read: float | None, write: float | None, known: Bandwidth | None, option: str
-) -> tuple[float, float]:
+def _speed(read: float | None, write: float | None, known: Bandwidth | None) -> tuple[float, float]:
     """Bytes/s of reads and writes."""
     if read is not None:
         return read * 1e9, (read if write is None else write) * 1e9
     if known is None:
-        raise CanopyError(f"the profile has no bandwidth for this tier; give {option}")
+        raise CanopyError("the profile has no bandwidth for a disk; give --disk-read-gb-per-s")
     return known.read_bytes_per_s, known.write_bytes_per_s if write is None else write * 1e9

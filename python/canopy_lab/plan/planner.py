@@ -28,7 +28,7 @@ from canopy_lab.plan.objective import (
 )
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.sampled import Target, busiest, sampled_search
-from canopy_lab.plan.search import SearchOptions, SearchResult, full_grid, search
+from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import Rejected, rejected, settle
 from canopy_lab.plan.sizes import round_size, sizes
 from canopy_lab.plan.space import TTL, Configuration, Space
@@ -63,9 +63,8 @@ class PlanRequest:
     """``None``: every class of the price list."""
     ttls: tuple[TTL, ...] = (None, "group")
     instances: tuple[int, ...] = (1,)
-    device_policies: tuple[str, ...] = ("lru",)
-    host_policies: tuple[str, ...] = ("lru",)
-    disk_policies: tuple[str, ...] = ("lru",)
+    policy: str = "lru"
+    """Of every tier."""
     page_sizes: tuple[int, ...] = (Configuration().page_size,)
     prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
     write_policies: tuple[str, ...] = (Configuration().write_policy,)
@@ -80,8 +79,6 @@ class PlanRequest:
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     constraints: tuple[Constraint, ...] = ()
     minimise: Metric = METRICS["cost"]
-    grid: bool = False
-    """The full grid instead of the search."""
     sample_requests: int = SAMPLE_REQUESTS
     """The search runs on so many; what could be the choice, on the whole trace. 0: all."""
     options: SearchOptions = field(default_factory=SearchOptions)
@@ -153,9 +150,7 @@ def make_space(
         least_gib=least_gib,
         ttls=request.ttls,
         instances=request.instances,
-        device_policies=request.device_policies,
-        host_policies=request.host_policies,
-        disk_policies=request.disk_policies,
+        policy=request.policy,
         page_sizes=request.page_sizes,
         prefetch_policies=request.prefetch_policies,
         write_policies=request.write_policies,
@@ -190,12 +185,10 @@ def make_plan(
     objectives = Objectives.of(request.objectives)
     footprint_gib = footprint(work.trace, work.engine)
     space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
-    grid = space.finer(*GRID_STEPS)
-    most = grid.count() if request.grid else request.options.evaluations
 
     def say(stage: str, done: int) -> None:
         if progress is not None:
-            progress(stage, done, most)
+            progress(stage, done, request.options.evaluations)
 
     with Evaluator(work, jobs=jobs, cache=cache) as evaluate:
         fixed = baseline_of(request, space, footprint_gib)
@@ -204,8 +197,6 @@ def make_plan(
             target = Target(objectives, request.constraints, request.minimise, request.options)
             with Evaluator(part, jobs=jobs, cache=cache) as on_part:
                 found = sampled_search(space, target, on_part, evaluate, [fixed], say)
-        elif request.grid:
-            found = full_grid(grid, evaluate)
         else:
             found = search(
                 space, objectives, evaluate, known=evaluate.known, options=request.options,
@@ -232,7 +223,7 @@ def make_plan(
         hypervolume=scale.hypervolume(points),
         scale=scale,
         footprint_gib=footprint_gib,
-        grid_size=grid.count(),
+        grid_size=space.finer(*GRID_STEPS).count(),
         simulated=evaluate.simulated,
         from_cache=evaluate.from_cache,
         trace_hash=evaluate.trace_hash,
@@ -281,7 +272,7 @@ def _checked(
 
 def samples(request: PlanRequest, requests: int) -> bool:
     """Whether the search runs on a part of so many requests."""
-    return not request.grid and 0 < 2 * request.sample_requests < requests
+    return 0 < 2 * request.sample_requests < requests
 
 
 def _sure(

@@ -98,15 +98,6 @@ def search(
     return run.found
 
 
-def full_grid(space: Space, evaluate: Evaluate) -> SearchResult:
-    """Every configuration of ``space``, in the form of a search's result."""
-    configurations = space.grid()
-    found = SearchResult(budget=len(configurations))
-    found.rows.update(zip(configurations, evaluate(configurations)))
-    found.stages["grid"] = len(found.rows)
-    return found
-
-
 class _Search:
     def __init__(
         self,
@@ -216,7 +207,7 @@ class _Search:
         front = [c for c in self._front() if applies(name, c)]
         at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
         chosen = dict.fromkeys(front[round(i)] for i in at)
-        tiers = ("ttl", "disk_policy", "prefetch_policy")
+        tiers = ("ttl", "prefetch_policy")
         for disk in self.space.disks if name in tiers else ():
             have = [c for c in self.found.rows if c.disk == disk]
             if have:

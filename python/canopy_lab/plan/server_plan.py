@@ -63,13 +63,13 @@ def server_plan(
     with_host = c.dram_gib > 0
     own_disk = c.disk is not None and not shared
     return ServerPlan(
-        radix_eviction=AUTO if work.engine.auto else live_name(c.device_policy),
-        radix_eviction_config=dict(configs.get(c.device_policy, {})),
-        host_eviction=live_name(c.host_policy) if with_host else None,
-        host_eviction_config=dict(configs.get(c.host_policy, {})) if with_host else {},
+        radix_eviction=AUTO if work.engine.auto else live_name(c.policy),
+        radix_eviction_config=dict(configs.get(c.policy, {})),
+        host_eviction=live_name(c.policy) if with_host else None,
+        host_eviction_config=dict(configs.get(c.policy, {})) if with_host else {},
         # A shared store evicts by itself.
-        disk_eviction=live_name(c.disk_policy) if own_disk else None,
-        disk_eviction_config=dict(configs.get(c.disk_policy, {})) if own_disk else {},
+        disk_eviction=live_name(c.policy) if own_disk else None,
+        disk_eviction_config=dict(configs.get(c.policy, {})) if own_disk else {},
         host_bytes=round(c.dram_gib * GIB) if with_host else None,
         disk_bytes=_disk_bytes(c, row, work) if c.disk else None,
         disk_path=disk_path if own_disk else None,

@@ -35,9 +35,8 @@ class Configuration:
     """Bandwidth bought apart from the size; 0: what comes with it."""
     ttl: TTL = None
     """On the disk."""
-    device_policy: str = "lru"
-    host_policy: str = "lru"
-    disk_policy: str = "lru"
+    policy: str = "lru"
+    """Of every tier."""
     page_size: int = _DEFAULTS["page_size"]
     """This and the next ones are SGLang's settings of these names."""
     prefetch_policy: str = _DEFAULTS["hicache_storage_prefetch_policy"]
@@ -50,13 +49,11 @@ class Configuration:
         found = self
         if found.disk is None or found.disk_gib <= 0:
             found = replace(
-                found, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None, disk_policy="lru",
+                found, disk=None, disk_gib=0.0, disk_mib_s=0.0, ttl=None,
                 prefetch_policy=_DEFAULTS["hicache_storage_prefetch_policy"],
             )  # fmt: skip
         if found.dram_gib <= 0:
-            found = replace(
-                found, host_policy="lru", write_policy=_DEFAULTS["hicache_write_policy"]
-            )
+            found = replace(found, write_policy=_DEFAULTS["hicache_write_policy"])
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -77,11 +74,7 @@ class Configuration:
             parts.append(f"{gib_text(self.disk_gib)} {self.disk}{width}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
-        parts += [self.device_policy] if self.device_policy != "lru" else []
-        tiers = (("host", self.host_policy, self.dram_gib), ("disk", self.disk_policy, self.disk))
-        parts += [
-            f"{tier} {name}" for tier, name, there in tiers if there and name != self.device_policy
-        ]
+        parts += [self.policy] if self.policy != "lru" else []
         given = Configuration()
         parts += [
             f"{word} {getattr(self, name)}"
@@ -113,9 +106,7 @@ class Space:
     """Smaller sizes hold nothing of use, and are not tried."""
     ttls: tuple[TTL, ...] = (None,)
     instances: tuple[int, ...] = (1,)
-    device_policies: tuple[str, ...] = ("lru",)
-    host_policies: tuple[str, ...] = ("lru",)
-    disk_policies: tuple[str, ...] = ("lru",)
+    policy: str = "lru"
     page_sizes: tuple[int, ...] = (Configuration().page_size,)
     prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
     write_policies: tuple[str, ...] = (Configuration().write_policy,)
@@ -133,13 +124,13 @@ class Space:
         for count in self.instances:
             if type(count) is not int or not 1 <= count <= 1024:
                 raise CanopyError(f"instances must be whole numbers from 1 to 1024, got {count!r}")
-        for name in (*self.device_policies, *self.host_policies, *self.disk_policies):
-            make_policy(name, {})
+        make_policy(self.policy, {})
 
     def first_slices(self) -> list[Configuration]:
         """One slice an instance count and disk class, every choice at its first value."""
         disks: Sequence[str | None] = self.disks or (None,)
-        first = Configuration(**{name: getattr(self, plural(name))[0] for name in CHOICES})
+        choices = {name: getattr(self, plural(name))[0] for name in CHOICES}
+        first = Configuration(policy=self.policy, **choices)
         return [
             replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
         ]
@@ -165,7 +156,7 @@ class Space:
         names = ("instances", "disk", *CHOICES)
         choices = [getattr(self, plural(name)) for name in CHOICES]
         for values in product(self.instances, disks, *choices):
-            yield Configuration(**dict(zip(names, values)))
+            yield Configuration(policy=self.policy, **dict(zip(names, values)))
 
     def grid(self) -> list[Configuration]:
         """Every configuration once, in a fixed order."""
@@ -185,9 +176,9 @@ class Space:
             return math.prod(len(set(getattr(self, plural(name)))) for name in names)
 
         disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
-        disk *= values("ttl", "disk_policy", "prefetch_policy")
-        host = values("host_policy", "write_policy") * (len(self.dram_gib) - 1)
-        always = values("device_policy", "page_size", "schedule_policy", "chunked_prefill_size")
+        disk *= values("ttl", "prefetch_policy")
+        host = values("write_policy") * (len(self.dram_gib) - 1)
+        always = values("page_size", "schedule_policy", "chunked_prefill_size")
         return len(self.instances) * always * (1 + host * (1 + disk))
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
@@ -212,7 +203,7 @@ class Space:
             first = self.first_slices()
             steps += [
                 replace(of, disk=s.disk, disk_gib=self.disk_gib[1], ttl=s.ttl,
-                        disk_mib_s=self.widths(s.disk)[0], disk_policy=s.disk_policy,
+                        disk_mib_s=self.widths(s.disk)[0],
                         prefetch_policy=s.prefetch_policy)
                 for s in first
                 if s.disk is not None
@@ -228,8 +219,8 @@ class Space:
 
 
 CHOICES = (
-    "ttl", "disk_policy", "host_policy", "device_policy", "prefetch_policy", "page_size",
-    "write_policy", "schedule_policy", "chunked_prefill_size",
+    "ttl", "prefetch_policy", "page_size", "write_policy", "schedule_policy",
+    "chunked_prefill_size",
 )  # fmt: skip
 """Variables that are no amounts, in the order in which a search tries them."""
 
@@ -243,9 +234,9 @@ def plural(name: str) -> str:
 
 def applies(name: str, of: Configuration) -> bool:
     """Whether a choice makes a difference where ``of`` has its tiers."""
-    if name in ("ttl", "disk_policy", "prefetch_policy"):
+    if name in ("ttl", "prefetch_policy"):
         return of.disk is not None
-    return name not in ("host_policy", "write_policy") or of.dram_gib > 0
+    return name != "write_policy" or of.dram_gib > 0
 
 
 def slice_of(of: Configuration) -> Configuration:

@@ -89,8 +89,8 @@ def system_of(
             c.dram_gib * GIB,
             speed.read_bytes_per_s if speed else HOST_BYTES_PER_S,
             speed.write_bytes_per_s if speed else HOST_BYTES_PER_S,
-            policy=c.host_policy,
-            policy_config=policy_configs.get(c.host_policy, {}),
+            policy=c.policy,
+            policy_config=policy_configs.get(c.policy, {}),
             latency_s=speed.latency_s if speed else 0.0,
         )
     if c.disk is not None:
@@ -100,8 +100,8 @@ def system_of(
             sold.read_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
             sold.write_bytes_per_s(c.disk_gib, c.disk_mib_s, page_bytes),
             shared_channel=sold.shared_channel,
-            policy=c.disk_policy,
-            policy_config=policy_configs.get(c.disk_policy, {}),
+            policy=c.policy,
+            policy_config=policy_configs.get(c.policy, {}),
             ttl=group_table if c.ttl == GROUP else c.ttl,
             latency_s=sold.latency_s,
         )
@@ -109,8 +109,8 @@ def system_of(
         device_tokens=engine.device_tokens,
         instances=c.instances,
         routing=engine.routing,
-        device_policy=c.device_policy,
-        device_policy_config=policy_configs.get(c.device_policy, {}),
+        device_policy=c.policy,
+        device_policy_config=policy_configs.get(c.policy, {}),
         host=host,
         disk=disk,
         # A store locks its folder: what instances share must be sold as one store.

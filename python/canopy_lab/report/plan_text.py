@@ -47,10 +47,10 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
 def overview(plan: CapacityPlan) -> list[str]:
     """What was done, in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
-    grid = f" A grid in equal steps has {plan.grid_size}." if not plan.request.grid else ""
     lines = [
         f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
-        f"{len(plan.found.rows)} configurations evaluated ({stages}).{grid}",
+        f"{len(plan.found.rows)} configurations evaluated ({stages}). "
+        f"A grid in equal steps has {plan.grid_size}.",
         f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
         f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
     ]
@@ -62,7 +62,7 @@ def overview(plan: CapacityPlan) -> list[str]:
             f"{plan.request.sample_requests:,} requests only (~): none could be the choice within "
             "the margins of those simulated on all (--sample-requests 0 simulates all on all)."
         )
-    elif not plan.request.grid:
+    else:
         lines.append(
             f"Sizes between those evaluated could add {100 * plan.found.left:.2g} % to that volume "
             "at most, if more room is never slower."
