@@ -82,19 +82,20 @@ def client(url: str, kind: str, seed: int, until: float) -> None:
 
 
 @contextlib.contextmanager
-def small_server(folder: Path, *more: str) -> Iterator[Any]:
-    """A server with three tiers that are far too small."""
+def small_server(folder: Path, *more: str, policy: str = "wa", disk: bool = True) -> Iterator[Any]:
+    """A server with three tiers that are far too small; without ``disk`` the device alone."""
     from launch_server import cpu_arguments, free_port, serving
     from tiny_model import write_tiny_model
 
     write_tiny_model(folder / "tiny", MODEL)
     plan = folder / "plan.json"
     plan.write_text(json.dumps({**PLAN, "disk_path": str(folder / "disk")}))
+    tiers = ["--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"]
+    tiers += ["--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)]
     arguments = [
         *cpu_arguments(folder / "tiny", kv_tokens=KV_TOKENS, dtype="float32"),
-        *("--load-format", "dummy", "--radix-eviction", "wa", "--page-size", str(PAGE)),
-        *("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy"),
-        *("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan)),
+        *("--load-format", "dummy", "--radix-eviction", policy, "--page-size", str(PAGE)),
+        *(tiers if disk else ()),
         *more,
     ]
     with serving(arguments, log=folder / "log", port=free_port(), deadline_s=900) as server:

@@ -36,7 +36,7 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterOptions, Question
+from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterSetup, Question
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from overlays import overlay
@@ -73,7 +73,7 @@ def hashed(block: int, seed: int) -> int:
 def measured(requests: list[TraceRequest], blocks: int, one_in: int | None, seed: int) -> Meter:
     """A meter that heard of the whole trace, served under LRU."""
     memory = Memory(blocks * requests[0].block_tokens)
-    meter = Meter(MeterOptions(POLICIES, (1.0, 2.0), one_in, memory_s=math.inf), memory, LRU)
+    meter = Meter(MeterSetup(POLICIES, (1.0, 2.0), one_in, memory_s=math.inf), memory, LRU)
     ids: dict[int, int] = {}
 
     def ended(request: Request, hit_tokens: int) -> None:
@@ -147,7 +147,7 @@ def cost(rate: float, span_s: float = 300.0) -> dict[str, Any]:
     from sglang_canopy.server.observer import Observer
 
     draw, talks = random.Random(1), {}
-    meter = Meter(MeterOptions(), Memory(300_000, 600_000), "lru")
+    meter = Meter(MeterSetup(), Memory(300_000, 600_000), "lru")
     observer, spent, half = Observer(meter), 0.0, 0.0
     batches: list[Any] = []
     for step in range(int(rate * span_s)):

@@ -136,3 +136,28 @@ def test_the_meter_is_asked_first(command, meter, says) -> None:
     status, said = command(server, {"running": "canopy-lru", "hit_ratio": 0.4, **meter})
     assert (status, server.exchanged) == (1, [])
     assert says in said
+
+
+def test_what_any_policy_would_have_hit_drops_out() -> None:
+    """Traffic that comes in waves: the shadow cache sees the same waves."""
+
+    class Waves(FakeServer):
+        lru = 0.0
+
+        def wait(self, seconds: float) -> None:
+            wave = self.draw.uniform(0.0, 0.3)
+            self.now += seconds
+            self.prompts += 1000 * seconds
+            self.found += 1000 * seconds * (self.hits[self.running] + wave)
+            self.lru += 1000 * seconds * (0.4 + wave)
+
+        def counts(self) -> Counts:
+            asked = int(self.prompts)
+            return Counts(asked, int(self.found), self.running, asked, int(self.lru))
+
+    server = Waves({"wa": 0.43, "canopy-lru": 0.4})
+    found = list(pairs(server, "wa", "canopy-lru", 60, server.wait))
+    assert len(found) == LOOKS[0]
+    assert found[-1].so_far.points == pytest.approx(3.0, abs=0.01)
+    alone = FakeServer({"wa": 0.43, "canopy-lru": 0.4}, noise=0.1)
+    assert len(list(pairs(alone, "wa", "canopy-lru", 60, alone.wait))) > LOOKS[0]

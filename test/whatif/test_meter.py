@@ -344,6 +344,7 @@ def stats(hit, sampled, wa):
         "sampled_requests": sampled,
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",
+        "sums": {"prompt_tokens": 2 * sampled, "lru_tokens": sampled},
         "floor": {"policy": LRU, "behind": False, "falls": 0},
     }
 
@@ -354,6 +355,7 @@ def test_replicas_weigh_by_what_they_sampled():
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
     assert total["arms"][0]["tokens"] == 300
     assert total["undecided"] is None
+    assert total["sums"] == {"prompt_tokens": 800, "lru_tokens": 400}
     assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0

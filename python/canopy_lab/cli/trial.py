@@ -10,7 +10,7 @@ from typing import Any
 from canopy_lab.cli.shared import ServerOptions
 from canopy_lab.trial import stopping
 from canopy_lab.trial.server import RunningServer
-from canopy_lab.trial.turns import Pair, pairs
+from canopy_lab.trial.turns import Pair, Slice, pairs
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -92,11 +92,16 @@ def _minutes(args: Options, look: int) -> float:
 
 def _line(number: int, pair: Pair, args: Options) -> str:
     text = (
-        f"pair {number}: {args.policy} {100 * pair.policy:.1f} %, {args.against} "
-        f"{100 * pair.against:.1f} %, {pair.points:+.1f}"
+        f"pair {number}: {args.policy} {_shown(pair.policy)}, {args.against} "
+        f"{_shown(pair.against)}, {pair.points:+.1f}"
     )
     far = pair.so_far
     return text if far is None else f"{text}; so far {far.points:+.1f} ({_interval(far)})"
+
+
+def _shown(one: Slice) -> str:
+    beside = f" (LRU's shadow {100 * one.lru:.1f})" if one.lru else ""
+    return f"{100 * one.hit:.1f} %{beside}"
 
 
 def _interval(far: stopping.Standing) -> str:

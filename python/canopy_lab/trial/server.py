@@ -31,10 +31,17 @@ class RunningServer:
         return status
 
     def counts(self) -> Counts:
-        """Prompt tokens, and how many of them were found in any tier."""
+        """By the meter, where there is one: of the same requests on both sides."""
         status = self.status()
+        running, meter = status["ranks"][0]["running"], status.get("whatif")
+        if meter is not None and meter["sums"]["lru_tokens"]:
+            sums = meter["sums"]
+            return Counts(
+                sums["prompt_tokens"], sums["hit_tokens"], running,
+                sums["sampled_tokens"], sums["lru_tokens"],
+            )  # fmt: skip
         hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
-        return Counts(status["prompt_tokens"], hits, status["ranks"][0]["running"])
+        return Counts(status["prompt_tokens"], hits, running)
 
     def exchange(self, policy: str) -> None:
         """``POST /canopy/policy``."""

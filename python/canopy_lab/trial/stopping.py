@@ -8,6 +8,7 @@ favours neither. The interval of the mean difference is Student's; it is looked 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -35,14 +36,18 @@ class Standing:
 
 def standing(differences: Sequence[float]) -> Standing:
     """Where a trial stands after these pairs, two at least. ``differences``: points of each."""
-    from scipy.stats import t
-
     pairs = len(differences)
     mean = statistics.fmean(differences)
-    quantile = float(t.ppf(1 - LEVEL / len(LOOKS) / 2, pairs - 1))
-    half = quantile * statistics.stdev(differences) / math.sqrt(pairs)
+    half = _quantile(pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)
     verdict = _verdict(mean - half, mean + half, pairs) if pairs in LOOKS else None
     return Standing(pairs, mean, mean - half, mean + half, verdict)
+
+
+@functools.cache
+def _quantile(freedom: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(1 - LEVEL / len(LOOKS) / 2, freedom))
 
 
 def _verdict(low: float, high: float, pairs: int) -> str | None:

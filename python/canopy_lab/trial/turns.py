@@ -23,6 +23,10 @@ class Counts(NamedTuple):
     hit_tokens: int
     running: str
     """The policy that ranks."""
+    sampled_tokens: int = 0
+    """Prompt tokens of which its meter knows what its shadow cache under LRU hits, ``lru_tokens``;
+    0 without a meter."""
+    lru_tokens: int = 0
 
 
 class TrialServer(Protocol):
@@ -34,18 +38,31 @@ class TrialServer(Protocol):
         """Let ``policy`` rank from now on."""
 
 
+class Slice(NamedTuple):
+    """Shares (0 to 1) of the prompt tokens of one slice."""
+
+    hit: float
+    lru: float
+    """What the shadow cache under LRU hit of the same requests; 0 without a meter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Hit ratios (0 to 1) of two slices that followed each other, and what all pairs say so far."""
+    """Two slices that followed each other, and what all pairs say so far.
 
-    policy: float
-    against: float
+    What is compared is what each hit *more than the shadow cache* did: requests that hit much or
+    little under any policy are in both, and their luck drops out (a control variate).
+    """
+
+    policy: Slice
+    against: Slice
     so_far: Standing | None
     """``None`` after the first pair."""
 
     @property
     def points(self) -> float:
-        return 100 * (self.policy - self.against)
+        ours, theirs = (one.hit - one.lru for one in (self.policy, self.against))
+        return 100 * (ours - theirs)
 
 
 def pairs(
@@ -65,7 +82,7 @@ def pairs(
     while True:
         turn = [(True, policy), (False, against)]
         draw.shuffle(turn)
-        found = {first: _hit_ratio(server, name, slice_s, wait) for first, name in turn}
+        found = {first: _slice(server, name, slice_s, wait) for first, name in turn}
         pair = Pair(found[True], found[False], None)
         differences.append(pair.points)
         if len(differences) > 1:
@@ -75,9 +92,9 @@ def pairs(
             return
 
 
-def _hit_ratio(
+def _slice(
     server: TrialServer, policy: str, slice_s: float, wait: Callable[[float], object]
-) -> float:
+) -> Slice:
     server.exchange(policy)
     wait(SETTLES * slice_s)
     before = server.counts()
@@ -90,6 +107,17 @@ def _hit_ratio(
                 "--canopy-whatif auto,floor=off for a trial, and let nobody else exchange policies"
             )
         if after.prompt_tokens > before.prompt_tokens:
-            asked = after.prompt_tokens - before.prompt_tokens
-            return (after.hit_tokens - before.hit_tokens) / asked
+            return Slice(
+                _share(
+                    after.hit_tokens - before.hit_tokens, after.prompt_tokens - before.prompt_tokens
+                ),
+                _share(
+                    after.lru_tokens - before.lru_tokens,
+                    after.sampled_tokens - before.sampled_tokens,
+                ),
+            )
     raise CanopyError("no request ended for a long while; a trial needs traffic, or longer slices")
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

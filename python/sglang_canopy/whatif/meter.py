@@ -26,6 +26,9 @@ NOW = "now"
 """The capacity that the server has."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
+SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens", "lru_tokens")
+"""What the server was asked for and hit; what was sampled of it, and what the shadow cache under LRU
+hits of that."""
 TIMED = 17
 """One request of so many is timed: reading a thread's clock can take longer than all else."""
 LEAST_REQUESTS = 200
@@ -95,6 +98,8 @@ class Meter:
         self.memory = memory
         self.spent_s = 0.0
         """CPU seconds in the scheduler's thread, by a sample."""
+        self.sums = dict.fromkeys(SUMS, 0)
+        """Tokens since the start, over every policy that ran."""
         self._seen = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
@@ -138,6 +143,8 @@ class Meter:
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
         account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
+        self.sums["prompt_tokens"] += request.prompt_tokens
+        self.sums["hit_tokens"] += hit_tokens
         sample = self._observe(request)
         if sample is None:
             return
@@ -152,6 +159,8 @@ class Meter:
     def _hold(self, sample: Sample) -> None:
         """Hold the policy that was asked for against LRU."""
         saved, wanted = sample.saved_tokens, Question(self._wanted, NOW)
+        self.sums["sampled_tokens"] += sample.asked_tokens
+        self.sums["lru_tokens"] += saved.get(_LRU_NOW, 0)
         if _LRU_NOW in saved and wanted in saved:
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
@@ -184,6 +193,7 @@ class Meter:
             "sampled_requests": self.caches.seen,
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
+            "sums": dict(self.sums),
             "floor": {
                 "policy": self._wanted,
                 "behind": self._floor.behind,

@@ -39,6 +39,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "one_block_in": max(m["one_block_in"] for m in meters),
         "sampled_requests": whole,
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
+        "sums": {key: sum(m["sums"][key] for m in meters) for key in first["sums"]},
         "undecided": min((m["undecided"] for m in meters), key=lambda why: why is not None),
     }
 

@@ -134,7 +134,7 @@ function curves(rank) {
   const all = Object.entries(rank.curves || {});
   const xs = all.length ? all[0][1].map((p) => Math.max(p[0], 0.5)) : [];
   if (only("curves", all.length)) plot("curves", xs, all.map(([label, points]) => ({ label, values: points.map((p) => p[1]) })), {
-    x: { time: false, distr: 3 }, y: { range: [0, 1] }, xSeries: { label: "age, s" },
+    x: { time: false, distr: 3, range: [xs[0], xs[xs.length - 1]] }, y: { range: [0, 1] }, xAxis: { values: (_, v) => v.map((s) => s == null ? "" : s < 1000 ? s : s / 1000 + "k") }, xSeries: { label: "age, s" },
     value: (_, v) => v == null ? "-" : v.toFixed(3),
   });
 }
@@ -244,7 +244,7 @@ function explained(one) {
     parts.push(node("p", "Would be evicted after " + turn.tokens_before.toLocaleString() + " other tokens" +
       (turn.seconds === null ? "." : ", in about " + turn.seconds + " s at today's rate.")));
   if (Object.keys(one.belief).length)
-    parts.push(node("p", one.policy + " believes: " + Object.entries(one.belief).map(([k, v]) => k + " " + v).join(", ")));
+    parts.push(node("p", one.policy + " believes: " + Object.entries(one.belief).map(([k, v]) => k + " " + (typeof v === "number" ? +v.toPrecision(4) : v)).join(", ")));
   if (one.nodes.length) parts.push(table(["tokens", "tiers", "category", "last use, s", "uses"], one.nodes
     .map((n) => [n.offset + " .. " + (n.offset + n.tokens), n.tiers.join(" + "), n.category, n.last_use_s, n.uses])));
   if (one.evicted.length) parts.push(node("h2", "Evicted"), table(["s ago", "tier", "from", "tokens", "by", "reason", "unused for, s"],

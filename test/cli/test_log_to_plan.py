@@ -1,0 +1,41 @@
+"""Logs of other programs, all the way: advice, a plan, and a server's own check of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from canopy_lab.cli.main import main
+from sglang_canopy.config.plan_file import read_plan
+from support.logs import SESSIONS, TURNS, WRITERS
+
+POOL = "6000"
+"""Tokens: less than the sessions under way have."""
+PLAN = (
+    "--device-tokens", POOL, "--disks", "none", "--dram-levels", "1", "--page-size", "64", "--ttl", "none",
+    "--no-cache", "--no-checks", "--jobs", "1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", WRITERS)
+def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(
+    program, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("sglang")
+    from sglang_canopy.doctor import command_line
+
+    monkeypatch.chdir(tmp_path)
+    log = str(WRITERS[program](tmp_path / "requests.log"))
+    asked = ["--capacity-tokens", POOL, "--json", "advice.json", "--jobs", "1"]
+    assert main(["advise", log, *asked]) == 0
+    advice = json.loads((tmp_path / "advice.json").read_text())
+    assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
+    assert advice["decision"]["flag"] == "auto"
+    assert main(["plan", log, *PLAN, "--output", "plan.json"]) == 0
+    assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out
+    assert read_plan("plan.json").radix_eviction == "auto"
+    for plan, policy in (("advice.plan.json", "canopy-lru"), ("plan.json", "auto")):
+        given = command_line.parse(["--model-path", "/none", "--canopy-plan", plan])
+        assert given.radix_eviction_policy == policy
+        assert not command_line.refused(given)
