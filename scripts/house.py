@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "disk": {"policy", "ttl"},
     "config": {"admission", "policy", "request", "schedule", "ttl"},
     "request": set(),
+    "clients": set(),
     "trace": set(),
     "latency": set(),
     "sim": {"admission", "latency", "policy", "reuse", "schedule", "trace", "ttl"},
@@ -83,6 +84,7 @@ LABORATORY = (
     *(
         "advise",
         "admission",
+        "clients",
         "config",
         "latency",
         "request",

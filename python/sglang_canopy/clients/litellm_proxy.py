@@ -1,0 +1,80 @@
+"""LiteLLM's proxy: sessions that its clients name reach the server, with the tools that answers call.
+
+    litellm_settings:
+      callbacks: sglang_canopy.clients.litellm_proxy.canopy
+
+A client names its session in the header ``x-litellm-session-id`` or in ``metadata``'s ``session_id``.
+The environment variable ``CANOPY_URL`` says where hints go. The proxy cannot know when a task is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from litellm.integrations.custom_logger import CustomLogger
+
+from sglang_canopy.clients.called import tools_in
+from sglang_canopy.clients.session import Session
+
+MAX_SESSIONS = 4096
+_TYPES = ("completion", "acompletion", "text_completion", "atext_completion")
+_NAME = "canopy_session"
+"""Where a request's metadata keep the name for its answer."""
+
+
+class CanopyLogger(CustomLogger):
+    """``url``: the server, without ``/v1``; ``options`` are those of ``Session``."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__()
+        self.url, self.options = url, options
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
+    ) -> dict[str, Any]:
+        given = data.get("litellm_session_id") or _metadata(data).get("session_id")
+        if call_type not in _TYPES or not isinstance(given, str) or not given:
+            return data
+        # Clients of different keys may choose the same name.
+        key = str(getattr(user_api_key_dict, "api_key", None) or "")
+        name = hashlib.sha256(f"{key} {given}".encode()).hexdigest()[:32]
+        extra = dict(data.get("extra_body") or {})
+        fields = self._session(name).fields()
+        extra["custom_params"] = {**fields, **(extra.get("custom_params") or {})}
+        data["extra_body"] = extra
+        data["metadata"] = {**_metadata(data), _NAME: name}
+        return data
+
+    async def async_log_success_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        name = _metadata(kwargs.get("litellm_params")).get(_NAME)
+        if isinstance(name, str) and hasattr(response_obj, "model_dump"):
+            self._session(name).answered(tools_in(response_obj.model_dump()))
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Those known, the last used one last."""
+        return list(self._sessions.values())
+
+    def _session(self, name: str) -> Session:
+        with self._lock:
+            found = self._sessions.pop(name, None) or Session(self.url, name, **self.options)
+            self._sessions[name] = found
+            if len(self._sessions) > MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        return found
+
+
+def _metadata(of: Any) -> Mapping[str, Any]:
+    found = of.get("metadata") if isinstance(of, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+canopy = CanopyLogger(os.environ.get("CANOPY_URL", "http://127.0.0.1:30000"))

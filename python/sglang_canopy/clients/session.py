@@ -1,0 +1,122 @@
+"""One task of an agent, as the cache should know it: its requests, its pauses, its end.
+
+    with Session("http://127.0.0.1:30000"):
+        run_the_agent()
+
+Every request of the block that goes through an HTTP client of ``clients/http.py`` says which
+conversation it belongs to. When an answer calls tools, the server is told when the conversation goes
+on, once it is known how long these tools take; at the end of the block, that it is over. Hints are
+sent in the background, and a server that does not take them costs the agent nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import urllib.request
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+from sglang_canopy.clients.tool_times import TOOL_TIMES, ToolTimes
+
+TIMEOUT_S = 5.0
+_CURRENT: ContextVar[Session | None] = ContextVar("sglang_canopy_session", default=None)
+_SENDER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="canopy-hints")
+"""One thread: a session's hints arrive in the order in which they were sent."""
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """A conversation with the server at ``url`` (without ``/v1``).
+
+    ``name`` is made up where none is given. ``headers`` go with each hint (an API key, a gateway's
+    secret), and so do ``tenant``'s ``cache_salt`` and ``extra_key``, which must be those of the
+    requests. A session that is entered inside another is a sub-agent's: the outer one waits for it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: Mapping[str, str] | None = None,
+        tool_times: ToolTimes = TOOL_TIMES,
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.name = name or f"session-{uuid.uuid4()}"
+        self.parent: str | None = None
+        self._headers = dict(headers or {})
+        self._tenant = dict(tenant or {})
+        self._tool_times = tool_times
+        self._tools: tuple[str, ...] = ()
+        self._answered_at = 0.0
+        self._outer: Session | None = None
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> Session:
+        return self.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+        self.over()
+
+    def enter(self) -> Session:
+        """Requests of this thread or task belong to it from now on; inside another one's, that waits."""
+        outer = self._outer = _CURRENT.get()
+        self.parent = outer.name if outer is not None and outer is not self else None
+        _CURRENT.set(self)
+        return self
+
+    def leave(self) -> None:
+        """Undo ``enter``. The conversation may go on later."""
+        _CURRENT.set(self._outer)
+
+    def fields(self) -> dict[str, Any]:
+        """``custom_params`` of the next request, which is about to be sent."""
+        if self._tools:
+            self._tool_times.took(self._tools, time.monotonic() - self._answered_at)
+            self._tools = ()
+        fields: dict[str, Any] = {"canopy_conversation": self.name}
+        if self.parent is not None:
+            fields["canopy_parent"] = self.parent
+        return fields
+
+    def answered(self, tools: Sequence[str]) -> None:
+        """An answer is complete, and calls ``tools`` (none: nothing is known of what comes next)."""
+        self._tools, self._answered_at = tuple(tools), time.monotonic()
+        expected_s = self._tool_times.expected_s(tools)
+        if expected_s is not None:
+            self._hint(return_in_s=expected_s)
+
+    def over(self) -> None:
+        """The task is done: nothing continues this conversation."""
+        self._hint(over=True)
+
+    def wait(self) -> None:
+        """Until the hints so far are sent, or were not taken."""
+        if self._last is not None:
+            self._last.result()
+
+    def _hint(self, **said: Any) -> None:
+        body = {**self._tenant, "conversation": self.name, **said}
+        self._last = _SENDER.submit(_post, f"{self.url}/canopy/hint", body, self._headers)
+
+
+def current() -> Session | None:
+    """The session of the block that runs now, in this thread or task."""
+    return _CURRENT.get()
+
+
+def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+    )
+    try:
+        urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        _log.warning("%s did not take a hint: %s", url, error)

@@ -1,0 +1,96 @@
+"""An OpenAI API without a model: it answers from a list, and keeps what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+
+
+def says(text: str) -> dict[str, Any]:
+    """The message of an answer."""
+    return {"role": "assistant", "content": text}
+
+
+def calls(*tools: str) -> dict[str, Any]:
+    """The message of an answer that calls tools without arguments."""
+    made = [
+        {"index": i, "id": f"call_{i}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
+        for i, tool in enumerate(tools)
+    ]  # fmt: skip
+    return {"role": "assistant", "content": None, "tool_calls": made}
+
+
+class Sent:
+    """What arrived, in order."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """``custom_params`` of each completion."""
+        return [
+            body.get("custom_params") or {} for path, body in self.requests if path[:3] == "/v1"
+        ]
+
+    @property
+    def hints(self) -> list[dict[str, Any]]:
+        return [body for path, body in self.requests if path == "/canopy/hint"]
+
+
+@contextmanager
+def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
+    """(URL, what it was sent). Answers beyond the list are ``done``; routes but those of OpenAI and
+    hints are a 404."""
+    sent, left = Sent(), list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            sent.requests.append((self.path, body))
+            if self.path == "/canopy/hint":
+                self.reply("application/json", b"{}")
+                return
+            if not self.path.startswith("/v1/"):
+                self.send_error(404)
+                return
+            message = left.pop(0) if left else says("done")
+            stop = "tool_calls" if message.get("tool_calls") else "stop"
+            head = {"id": "1", "created": 0, "model": "m"}
+            if body.get("stream"):
+                chunk = {**head, "object": "chat.completion.chunk"}
+                parts = [
+                    {**chunk, "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
+                    {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": stop}]},
+                ]
+                lines = [f"data: {json.dumps(part)}\n\n" for part in parts] + ["data: [DONE]\n\n"]
+                self.reply("text/event-stream", "".join(lines).encode())
+                return
+            choice = {"index": 0, "finish_reason": stop, "message": message}
+            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": USAGE}
+            self.reply("application/json", json.dumps(whole).encode())
+
+        def reply(self, kind: str, raw: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", sent
+        server.shutdown()
+        thread.join()
