@@ -24,7 +24,7 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class Arm:
         self.waiting: list[float] = []
         self.predicted: dict[str, Any] | None = None
 
-    def start(self, args: argparse.Namespace) -> None:
+    def start(self, args: argparse.Namespace, work: Callable[..., None] = work) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         given = (theirs, args.model, [*args.common, *self.arguments], args.kv_tokens)
