@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CHAT, AGENTS = ("conversation", "synthetic", "pauses"), ("agentic", "agentic-open", "mix")
+CHAT, AGENTS = ("conversation", "synthetic", "pauses"), ("agentic", "mix")
 
 
 @dataclass(frozen=True)

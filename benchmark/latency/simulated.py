@@ -12,9 +12,8 @@ Workloads, 2,000 requests or fewer each: `conversation` and `synthetic` are Moon
 stretched to the load, a turn no earlier than the answer before it; a seed is another window of
 the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
 the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is that of
-the sessions' beginnings. `agentic-open` is the same at its own times, stretched. `pauses` is the
-conversation trace with ten times as long between turns, `mix` half of its requests beside agents
-that begin in the same time (mixed.py).
+the sessions' beginnings. `pauses` is the conversation trace with ten times as long between turns,
+`mix` half of its requests beside agents that begin in the same time (mixed.py).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PAUSES = 10.0
 """So much longer are the gaps between the turns of `pauses`."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
-WORKLOADS = ("conversation", "synthetic", "agentic", "agentic-open", "pauses", "mix")
+WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix")
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
 
@@ -101,7 +100,7 @@ def parts() -> list[Part]:
 def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> list[TraceRequest]:
     """The requests of one seed; of agents no request of more than ``longest`` tokens, and none of
     its session after it."""
-    if workload in ("agentic", "agentic-open"):
+    if workload == "agentic":
         return list(itertools.islice(agents(SESSIONS, seed, data, longest), REQUESTS))
     if workload == "synthetic":
         path = data / "mooncake" / "synthetic_trace.jsonl"

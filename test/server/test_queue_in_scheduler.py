@@ -64,9 +64,18 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
 def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops when there would be two."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
-    found = worked("sharing_worker", tiny_model, *given)
+    found = worked("sharing_worker", tiny_model, "shared", *given)
     assert found["answered"] == 64
     assert found["beside"] > 20
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_who_shares_a_step_leaves_the_long_prompt_the_memory_that_it_needs(tiny_model) -> None:
+    """What a request finds in the cache is held by it from then on, and no longer free."""
+    given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
+    found = worked("sharing_worker", tiny_model, "cached", *given)
+    assert found["answered"] == 7
+    assert found["beside"] > 0
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
 """Shorter requests that share a long prompt's steps, some of which became shorter meanwhile.
 
-    cd test && python -m support.sharing_worker MODEL ARGUMENT...
+    cd test && python -m support.sharing_worker MODEL SCENARIO ARGUMENT...
 
-Prints one JSON object; ``shared`` below says what.
+Prints one JSON object: what the function ``SCENARIO`` below returns.
 """
 
 from __future__ import annotations
@@ -33,5 +33,23 @@ def shared(engine: InProcess) -> dict[str, Any]:
     return {"answered": answered, "beside": beside}
 
 
+def cached(engine: InProcess) -> dict[str, Any]:
+    """The long prompt needs more than is free, so what is cached has to go; those that would share
+    its steps would hold what they find there. ``answered``: requests answered. ``beside``: whether
+    one of them was let in."""
+    begins = [token_ids(300, seed) for seed in range(6)]
+    engine.serve([engine.feed(ids, 1) for ids in begins])
+    long = engine.feed(token_ids(2600, 10), 1)
+    engine.step()
+    assert engine.scheduler.chunked_req is long
+    shorts = [engine.feed([*ids, *token_ids(8, 20 + i)], 4) for i, ids in enumerate(begins)]
+    engine.step()
+    engine.step()
+    beside = len(shorts) - sum(req in engine.scheduler.waiting_queue for req in shorts)
+    answered = len(engine.serve([long, *shorts]))
+    engine.scheduler.tree_cache.sanity_check()
+    return {"answered": answered, "beside": beside}
+
+
 if __name__ == "__main__":
-    run(sys.argv[1:], shared)
+    run([sys.argv[1], *sys.argv[3:]], globals()[sys.argv[2]])

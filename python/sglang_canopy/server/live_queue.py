@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.common import match_kv_cache
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.schedule.arranged import Arranged
@@ -179,14 +180,18 @@ class LiveQueue:
     ) -> int | None:
         """Tokens that ``chunked`` takes of the next step, and ``queue`` with those first who share
         the step with it; ``None``: as many as it can, since nobody does."""
-        left = self._room(chunked)
+        left, held = self._room(chunked), set[Any]()
 
         def fits(req: Any) -> bool:
             nonlocal left
+            self.look_up(req)
+            found = self._not_held(req, held)
             needed = _to_compute(req) + _to_generate(req) + page
+            needed += sum(len(node.key) for node in found)
             if needed > left:
                 return False
             left -= needed
+            held.update(found)
             return True
 
         tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
@@ -203,6 +208,17 @@ class LiveQueue:
         free += self._cache.evictable_size()
         rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         return int(free - rest - _to_generate(chunked))
+
+    def _not_held(self, req: Any, held: set[Any]) -> list[Any]:
+        """Of the nodes that ``req`` finds, those that nobody holds, nor would hold with ``held``:
+        they can be evicted, or are on the host alone, until it is let in."""
+        node, found = self._core.node_by_id(req.best_match_node), []
+        while node is not self._core.root_node and node not in held:
+            if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
+                break
+            found.append(node)
+            node = node.parent
+        return found
 
     def leave_out(self, queue: list[Any]) -> None:
         """Take those out of ``queue``, which is in order, that should not be let in now."""
