@@ -199,8 +199,8 @@ class LiveQueue:
         if not sharing:
             return None
         self._leave_out(queue, later)
-        held = sum(-(-_to_compute(req) // page) * page for req in sharing)
-        return (step_tokens - held) // page * page
+        taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
+        return (step_tokens - taken) // page * page
 
     def _room(self, chunked: Any) -> int:
         """Tokens of memory beside what ``chunked`` still needs."""
