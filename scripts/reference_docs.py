@@ -49,13 +49,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"
 COMMAND = "python scripts/reference_docs.py"
 
-_VALUES = {
-    "eviction": "NAME",
-    "policy": "NAME",
-    "config": "JSON",
-    "plan": "FILE",
-}
-"""What to call the value of an option that gives it no name, by the option's last word."""
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.S)
 
 REQUEST_MEANINGS = {
@@ -177,59 +170,6 @@ def policy_config(name: str) -> type:
     return (registry.policy_class(name) if online else hindsight.hindsight_class(name)).Config
 
 
-def flags_table(actions: Iterable[argparse.Action]) -> str:
-    """Flag, default and help of each action; what is said of several in turn is said once."""
-    rows: list[list[str]] = []
-    for action in actions:
-        if action.help == argparse.SUPPRESS:
-            continue
-        text, default = _help(action), _flag_default(action)
-        if named := _DEFAULT.search(text):
-            default = default or named[1]
-            text = text.replace(named[0], "")
-        if rows and rows[-1][1:] == [default, text]:
-            rows[-1][0] += f", {_flag(action)}"
-        else:
-            rows.append([_flag(action), default, text])
-    return table(["option", "default", "meaning"], rows)
-
-
-_DEFAULT = re.compile(r" \(default:? ([^()]*)\)")
-"""A default that a help text names; the table has a column for it."""
-
-
-def _flag(action: argparse.Action) -> str:
-    name = ", ".join(f"`{o}`" for o in action.option_strings) or f"`{_metavar(action)}`"
-    takes_value = action.option_strings and action.nargs != 0
-    return f"{name} `{_metavar(action)}`" if takes_value else name
-
-
-def _metavar(action: argparse.Action) -> str:
-    if isinstance(action.metavar, str):
-        return action.metavar
-    if action.choices is not None and len(list(action.choices)) <= 6:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    last = action.dest.rpartition("_")[2]
-    return _VALUES.get(last, last.upper())
-
-
-def _flag_default(action: argparse.Action) -> str:
-    value = action.default
-    if action.dest == "jobs":
-        return "one a core"
-    if value in (None, False, argparse.SUPPRESS) or value == []:
-        return "required" if action.required and action.option_strings else ""
-    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return f"`{text.replace(str(Path.home()), '~')}`"
-
-
-def _help(action: argparse.Action) -> str:
-    text = (action.help or "") % {**vars(action), "prog": "canopy"}
-    text = text[:1].upper() + text[1:].rstrip(".") + "." if text else ""
-    many = action.choices is not None and len(list(action.choices)) > 6
-    return f"{text} One of {', '.join(f'`{c}`' for c in action.choices)}." if many else text
-
-
 def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]]:
     """Flag, allowed values, default and meaning of each declared option of a server; ``hidden``:
     only those that ``--help`` leaves out, or the others."""
@@ -289,7 +229,7 @@ def setups_table() -> str:
         cells = [one.cell(part) for part in setups.PARTS]
         tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
         named = ", ".join(dict.fromkeys(f"`{test}`" for test in tests))
-        rows.append([one.name, *(cell.state for cell in cells), named])
+        rows.append([one.name, *(cell.state.split()[0] for cell in cells), named])
     return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)
 
 
@@ -319,15 +259,6 @@ def _meaning(row: Mapping[str, str]) -> str:
     """What an option does, its choices, and its default."""
     of = f": {row['allowed'][7:]}" if row["allowed"].startswith("one of ") else ""
     return f"{row['help']}{of}" + (f" ({row['default']})" if row["default"] else "")
-
-
-def replay_flags() -> str:
-    """The options that Canopy adds to ``sglang.bench_serving``."""
-    from canopy_lab.bench import options
-
-    parser = argparse.ArgumentParser(add_help=False)
-    options.add_arguments(parser)
-    return flags_table(parser._actions)
 
 
 def request_fields() -> str:
@@ -424,7 +355,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "setups": setups_table,
     "chunk-keys": lambda: options_table(chunk_options.Options),
     "commands": commands,
-    "replay-flags": replay_flags,
     "request-fields": request_fields,
     "chunk-request-fields": chunk_request_fields,
     "identity-sources": identity_sources,

@@ -58,9 +58,8 @@ TTLS_S = (10.0, 30.0, 60.0, 120.0, 300.0)
 FULL_TTLS_S = GRID_S[(GRID_S >= 4) & (GRID_S <= 4096)]
 NAMES = ("trace-a", "trace-b", "agentic", "conversation")
 
-HINDSIGHT, BY_REUSE, DEALT = (
+HINDSIGHT, DEALT = (
     "groups, in hindsight",
-    "groups by reuse, in hindsight",
     "placebo, hindsight",
 )
 HALF = "first half's, on the second"
@@ -141,11 +140,9 @@ def measure(name: str, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     for ttl_s in TTLS_S:
         budget = fixed_ttls(segments, [ttl_s])[0].mean_tokens
         start = (log.start_s, one(ttl_s))
-        for way, by in ((HINDSIGHT, "gain"), (BY_REUSE, "reuse")):
-            best = in_hindsight(log, budget, hash=TRACE_HASH, by=by)
-            yield ran(way, ttl_s, [(log.start_s, best.table)], log.start_s)
-            if way == HINDSIGHT:
-                yield ran(DEALT, ttl_s, [(log.start_s, dealt(best.table))], log.start_s)
+        best = in_hindsight(log, budget, hash=TRACE_HASH)
+        yield ran(HINDSIGHT, ttl_s, [(log.start_s, best.table)], log.start_s)
+        yield ran(DEALT, ttl_s, [(log.start_s, dealt(best.table))], log.start_s)
         learning = Learning(like_ttl_s=ttl_s, refresh_s=half_s - log.start_s)
         made = learn(first_half, None, learning, TRACE_HASH)
         yield ran(HALF, ttl_s, [start, (half_s, made.table)], half_s, kinds={made.kind: 1})

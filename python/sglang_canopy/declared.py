@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -86,8 +87,10 @@ class Declared:
         return "" if self.high is None else f"at most {self.high:,.10g}"
 
     def allows(self, value: Any) -> bool:
-        """Whether a value is within choices and bounds. NaN is in no bounds."""
+        """Whether a value is within choices and bounds. NaN and infinity are in no bounds."""
         if self.choices and value not in self.choices:
+            return False
+        if isinstance(value, float) and not math.isfinite(value) and self.allowed:
             return False
         above = self.low is None or value >= self.low
         return above and (self.high is None or value <= self.high)

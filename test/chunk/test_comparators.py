@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from comparators import SELECTORS, make_selector  # noqa: E402
-from test_selectors import flat_chunk, prompt  # noqa: E402
+from test_selectors import check_budget, flat_chunk, prompt  # noqa: E402
 
 from canopy_chunks import cache as caches  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
@@ -25,13 +25,7 @@ SPENDS_MORE = ("hkvd", "frequency-per-layer", "frequency-nested", "epic")
 @pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
 def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
-    p = prompt(llama, ids)
-    cache = caches.dense_cache(llama, len(p))
-    fused = fused_prefill(llama, p, cache, make_selector(name), ratio)
-    inside = p.in_chunk()[fused.rows]
-    assert inside.sum() <= int(ratio * p.reusable)
-    assert (~inside).sum() == len(p) - p.reusable
-    assert torch.equal(fused.rows, fused.rows.sort()[0])
+    check_budget(llama, ids, make_selector(name), ratio)
 
 
 def test_first_k_takes_the_head_of_every_chunk(llama, ids):

@@ -89,7 +89,7 @@ def test_a_fixed_estimate_is_planned_for_whatever_was_seen():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"next_prompt_tokens": -1.0}, "'next_prompt_tokens' must be 0 or above, got -1.0"),
+        ({"next_prompt_tokens": -1.0}, "'next_prompt_tokens' must be at least 0, got -1.0"),
         (
             {"next_prompt_tokens": 5.0, "growth_quantile": 0.5},
             "only one of 'growth_quantile' and 'next_prompt_tokens'",

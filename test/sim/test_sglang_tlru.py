@@ -40,5 +40,5 @@ def test_a_split_may_put_the_rest_beyond_the_budget():
 
 @pytest.mark.parametrize("key", ["threshold_tokens", "next_prompt_tokens"])
 def test_options_are_checked(key):
-    with pytest.raises(CanopyError, match=f"{key}' must be 0 or above, got -1"):
+    with pytest.raises(CanopyError, match=f"{key}' must be at least 0, got -1"):
         make_policy("sglang-tlru", {key: -1})

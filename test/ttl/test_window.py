@@ -41,10 +41,9 @@ def seen(seconds: float = 3600.0) -> PathSnapshot:
 def test_what_everything_runs_through_is_no_group_and_the_tenants_are() -> None:
     log = seen()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
-    for by in ("gain", "reuse"):
-        found = choose_groups(segments_of(log), budget, GroupSelection(8, by=by))
-        assert UNIVERSAL not in found.roots
-        assert SLOW in found.roots
+    found = choose_groups(segments_of(log), budget, GroupSelection(8))
+    assert UNIVERSAL not in found.roots
+    assert SLOW in found.roots
 
 
 def test_the_slow_tenant_gets_the_long_ttl_and_the_disk_no_more_bytes() -> None:

@@ -177,7 +177,7 @@ class Choosing:
     )  # fmt: skip
     confidence: float | None = declare(
         None, "--confidence",
-        "choose what meets the limits with at least this probability, over resampled traces",
+        "choose what meets the limits at least so surely, over resampled traces",
         metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 with --no-checks",
     )  # fmt: skip
     best: Metric = declare(
@@ -189,7 +189,7 @@ class Choosing:
         parse=_objectives, shown_default=",".join(DEFAULT_OBJECTIVES),
     )  # fmt: skip
     policy: PolicyOption = declare(
-        PolicyOption(), "--policy", "eviction policy of every tier: a name, or NAME=JSON with its options",
+        PolicyOption(), "--policy", "policy of every tier: a name, or NAME=JSON",
         metavar="NAME", parse=_policy,
         shown_default="what canopy advise finds for this trace and the devices' pools",
     )  # fmt: skip
@@ -202,7 +202,7 @@ class Choosing:
     )  # fmt: skip
     ttl: tuple[TTL, ...] = declare(
         (None, GROUP), "--ttl",
-        "TTLs of the disk to try: none, a number of seconds, or group (one per prefix subtree)",
+        "TTLs of the disk to try: none, seconds, or group (one per prefix subtree)",
         metavar="A,B", parse=_ttls, shown_default="none,group",
     )  # fmt: skip
     instances: tuple[int, ...] = declare(
@@ -223,7 +223,7 @@ class Choosing:
     )  # fmt: skip
     dram_levels: int = declare(
         DRAM_LEVELS, "--dram-levels",
-        "sizes of DRAM that the search begins with, each twice the one before", metavar="N", low=1, high=64,
+        "sizes of DRAM to begin with, each twice the one before", metavar="N", low=1, high=64,
     )  # fmt: skip
     disk_levels: int = declare(
         DISK_LEVELS, "--disk-levels", "the same for disks", metavar="N", low=1, high=64
@@ -301,8 +301,7 @@ class Searching:
 
     sample_requests: int = declare(
         SAMPLE_REQUESTS, "--sample-requests",
-        "of a trace with more than twice as many, search on the N busiest and simulate what could be "
-        "the choice on all; 0: search on all", metavar="N", low=0,
+        "of a trace twice as long, search on the N busiest; 0: on all", metavar="N", low=0,
     )  # fmt: skip
     evaluations: int = declare(
         SearchOptions().evaluations,
@@ -317,8 +316,8 @@ class Searching:
     )  # fmt: skip
     compare: tuple[tuple[str, float | None], ...] = declare(
         (), "--compare",
-        "plan for each of these engine profiles (another GPU, another tensor parallelism), at USD a "
-        "GPU-hour (=USD left out: the price list's), and say which meets the limits best",
+        "plan for each of these engine profiles, at USD a GPU-hour (else the price list's), and say "
+        "which meets the limits best",
         metavar="PROFILE=USD,...", parse=_compared, shown_default="none",
     )  # fmt: skip
     no_checks: bool = declare(
@@ -358,6 +357,6 @@ class Writing:
         None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
     )
     validation: str | None = declare(
-        None, "--validation", "errors that canopy validate found on your traffic, to be printed with the plan",
+        None, "--validation", "errors that canopy validate found, to be printed with the plan",
         metavar="FILE",
     )  # fmt: skip

@@ -104,8 +104,7 @@ class Settings:
     )
     waiting_prefixes: str = declare(
         "by-place", "--waiting-prefixes",
-        "what waiting does to a request's cached prefix: by-place as Canopy's tree, awaited as that "
-        "with --canopy-protect-waiting off, touched as SGLang's own lru",
+        "what waiting does to a request's cached prefix: docs/reference/simulators.md",
         choices=tuple(WAITING_PREFIXES),
     )  # fmt: skip
 
@@ -119,7 +118,7 @@ class Traffic(TraceOptions):
     )
     max_new_tokens: int | None = declare(
         None, "--max-new-tokens",
-        "tokens that clients allow an answer, which the server reserves a share of", metavar="N",
+        "tokens that clients allow an answer", metavar="N",
         shown_default="what each generates",
     )  # fmt: skip
     turns_wait: bool = declare(
@@ -157,8 +156,7 @@ class Question:
     )  # fmt: skip
     saturation: float | None = declare(
         None, "--saturation",
-        "with --loads: take this as the saturation, in requests a second or, in a closed loop, "
-        "sessions an hour", metavar="RATE", parse=above_zero,
+        "with --loads: the saturation, in requests a second, or sessions an hour in a closed loop", metavar="RATE", parse=above_zero,
     )  # fmt: skip
     seeds: int = declare(
         1, "--seeds", "with --loads: runs of each, from --seed", metavar="N", low=1

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.disk import page
 from sglang_canopy.disk.index import PageIndex
+from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
 from sglang_canopy.disk.page import Kind, PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import set_aside
@@ -29,7 +29,7 @@ VERSION = 3
 
 _OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
 """``id`` is a row number, ``parent`` another or -1; ``unit``: where the page lies."""
-FIELDS = (*_OF_STORE, *page.FIELDS)
+FIELDS = (*_OF_STORE, *PAGE_FIELDS)
 """Columns of the index file. A page's group is written as the id of the group's root, in bytes."""
 
 Row = tuple[Any, ...]
@@ -42,7 +42,7 @@ _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
     """The row as ``FIELDS``."""
     meta = index.meta(row)
-    values = {name: getattr(meta, name) for name in page.FIELDS}
+    values = {name: getattr(meta, name) for name in PAGE_FIELDS}
     listed = 0 <= meta.group < len(ttl.groups)
     values["group"] = ttl.groups[meta.group].root.to_bytes(8, "little") if listed else None
     return (
@@ -77,11 +77,11 @@ def is_sound(row: Row) -> bool:
 
 def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
     """The row's metadata; ``None`` where a field is out of range. ``roots``: groups by root."""
-    values = dict(zip(page.FIELDS, row[len(_OF_STORE) :], strict=True))
+    values = dict(zip(PAGE_FIELDS, row[len(_OF_STORE) :], strict=True))
     root = values["group"]
     number = int.from_bytes(root, "little") if isinstance(root, bytes) else None
     values["group"] = -1 if number is None else roots.get(number, -1)
-    for name, kind in page.FIELDS.items():
+    for name, kind in PAGE_FIELDS.items():
         if kind is Kind.FLAG and values[name] in (0, 1):
             values[name] = bool(values[name])
     try:

@@ -20,9 +20,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.end_queue import EndQueue
-from sglang_canopy.policy.tail_target import TailTarget, check_target
+from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_EDGES
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
@@ -30,32 +32,36 @@ from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    ttft_ms: float | None = None
-    """Target TTFT in milliseconds; plain LRU until requests carry a TTFT model."""
-    ttft_percentile: float | None = None
-    """Or: the target is this percentile of what is observed."""
-    threshold_tokens: float | None = None
-    """Or: tokens that may be left to prefill (simulator)."""
-    growth_quantile: float | None = None
-    """Plan for this quantile (0 to 1) of the next prompt's new tokens; null: for their mean."""
-    next_prompt_tokens: float | None = None
-    """Or: plan for this many, learnt from nothing (the paper's fixed estimate of Q)."""
-    caching: str = "forced"
-    """``forced``, or ``optional`` (simulator only): needed tokens never make room for free ones."""
+    ttft_ms: float | None = declare_key(
+        None, "Target TTFT in milliseconds; plain LRU until requests carry a TTFT model.", low=1e-3
+    )
+    ttft_percentile: float | None = declare_key(
+        None, "Or: the target is this percentile of what is observed.", low=0.01, high=99.99
+    )
+    threshold_tokens: float | None = declare_key(
+        None, "Or: tokens that may be left to prefill (simulator).", low=0
+    )
+    growth_quantile: float | None = declare_key(
+        None,
+        "Plan for this quantile of the next prompt's new tokens; null: for their mean.",
+        low=0,
+        high=0.999,
+    )
+    next_prompt_tokens: float | None = declare_key(
+        None,
+        "Or: plan for this many, learnt from nothing (the paper's fixed estimate of Q).",
+        low=0,
+    )
+    caching: str = declare_key(
+        "forced",
+        "``optional`` (simulator only): needed tokens never make room for free ones.",
+        choices=("forced", "optional"),
+    )
 
     def __post_init__(self) -> None:
-        check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
-        if self.growth_quantile is not None and not 0 <= self.growth_quantile < 1:
-            raise ValueError(
-                f"key 'growth_quantile' must be at least 0 and below 1, got {self.growth_quantile}"
-            )
-        fixed = self.next_prompt_tokens
-        if fixed is not None and not 0 <= fixed < float("inf"):
-            raise ValueError(f"key 'next_prompt_tokens' must be 0 or above, got {fixed!r}")
-        if fixed is not None and self.growth_quantile is not None:
-            raise ValueError("give only one of 'growth_quantile' and 'next_prompt_tokens'")
-        if self.caching not in ("forced", "optional"):
-            raise ValueError(f"key 'caching' must be forced or optional, got {self.caching!r}")
+        declared.check(self)
+        only_one(self, "ttft_ms", "ttft_percentile", "threshold_tokens")
+        only_one(self, "growth_quantile", "next_prompt_tokens")
 
 
 class TailOptimizedLRU(Policy):

@@ -17,9 +17,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy import wa
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.tail_target import TailTarget, check_target
+from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_BINS, TOKEN_EDGES, token_bin
 from sglang_canopy.reuse.categories import Category
@@ -29,20 +30,22 @@ _NO_TARGET = -1
 
 @dataclass(frozen=True, slots=True)
 class Config(wa.Config):
-    ttft_ms: float | None = None
-    """Target TTFT in milliseconds; as ``wa`` until requests carry a TTFT model."""
-    ttft_percentile: float | None = None
-    """Or: the target is this percentile of what is observed."""
-    threshold_tokens: float | None = None
-    """Or: tokens that may be left to prefill (simulator)."""
-    floor: float = 0.3
-    """eps, the share of the rank that does not depend on the tail, from 0 to 1."""
+    ttft_ms: float | None = declare_key(
+        None, "Target TTFT in milliseconds; as ``wa`` until requests carry a TTFT model.", low=1e-3
+    )
+    ttft_percentile: float | None = declare_key(
+        None, "Or: the target is this percentile of what is observed.", low=0.01, high=99.99
+    )
+    threshold_tokens: float | None = declare_key(
+        None, "Or: tokens that may be left to prefill (simulator).", low=0
+    )
+    floor: float = declare_key(
+        0.3, "eps, the share of the rank that does not depend on the tail.", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         wa.Config.__post_init__(self)
-        check_target(self.ttft_ms, self.ttft_percentile, self.threshold_tokens)
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"key 'floor' must be from 0 to 1, got {self.floor!r}")
+        only_one(self, "ttft_ms", "ttft_percentile", "threshold_tokens")
         if self.depth_weight_tokens > 0:
             raise ValueError("key 'depth_weight_tokens' is for wa; etlru ranks by depth already")
 

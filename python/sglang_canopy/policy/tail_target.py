@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from typing import Any
 
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.ttft import threshold_tokens
@@ -17,22 +18,11 @@ _MOVED = 0.1
 """Relative change of the threshold below which leaves are not ranked again."""
 
 
-def check_target(
-    ttft_ms: float | None, ttft_percentile: float | None, tokens: float | None
-) -> None:
-    """Raise ``ValueError`` naming the key that is out of range, or two that exclude each other."""
-    given = {"ttft_ms": ttft_ms, "ttft_percentile": ttft_percentile, "threshold_tokens": tokens}
-    named = [key for key, value in given.items() if value is not None]
+def only_one(config: Any, *keys: str) -> None:
+    """Raise ``ValueError`` naming two keys of a configuration that exclude each other."""
+    named = [repr(key) for key in keys if getattr(config, key) is not None]
     if len(named) > 1:
-        raise ValueError(f"give only one of {' and '.join(repr(k) for k in named)}")
-    if ttft_ms is not None and not 0 < ttft_ms < float("inf"):
-        raise ValueError(f"key 'ttft_ms' must be above 0, got {ttft_ms!r}")
-    if ttft_percentile is not None and not 0 < ttft_percentile < 100:
-        raise ValueError(
-            f"key 'ttft_percentile' must be between 0 and 100, got {ttft_percentile!r}"
-        )
-    if tokens is not None and not 0 <= tokens < float("inf"):
-        raise ValueError(f"key 'threshold_tokens' must be 0 or above, got {tokens!r}")
+        raise ValueError(f"give only one of {' and '.join(named)}")
 
 
 class TailTarget:

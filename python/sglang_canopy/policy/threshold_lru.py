@@ -9,20 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.ranked import RankedPolicy
 from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    threshold_tokens: int = 1024
-    """Conversations (prompt and output, at their longest) below this go first."""
+    threshold_tokens: int = declare_key(
+        1024,
+        "Conversations (prompt and output, at their longest) below this go first.",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
-        if self.threshold_tokens < 0:
-            raise ValueError(
-                f"key 'threshold_tokens' must be 0 or above, got {self.threshold_tokens}"
-            )
+        declared.check(self)
 
 
 class ThresholdLRU(RankedPolicy):

@@ -22,6 +22,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells
 from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
@@ -38,63 +40,60 @@ _MODELS = ("survival", "exponential", "recency")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    model: str = "survival"
-    """``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that
-    heeds hints."""
-    cdf: str = "all"
-    """Of the exponential model: ``all`` if the fitted distribution counts what is never used again,
-    ``reused`` if not (the paper leaves it open)."""
-    reading: str = "hazard"
-    """Of the exponential model: ``hazard``, the chance of a use at once given that there was none
-    so far, or ``formula``, the paper's ReuseProb as it stands."""
-    life: bool = True
-    """Of the reading ``formula``: bound the time ahead by the category's expected lifespan."""
-    categories: str = "refined"
-    """``refined``, or ``type-turn`` for the paper's: a request's type and its turn."""
-    window_s: float = 10800.0
-    """Seconds of requests that the curves are learnt from."""
-    max_samples: int = 100_000
-    """And at most so many requests."""
-    min_samples: int = 20
-    """A category with fewer samples uses a coarser category's curve."""
-    max_categories: int = 256
-    """Bound on labels; later ones share a coarser category (victim search does not grow with it)."""
-    own_gaps: bool = True
-    """Refine the category by the conversation's own past gaps."""
-    depth_weight_tokens: float = 0.0
-    """Above 0, ranks grow by 1 + depth / this: hits deep in a prompt save more prefill FLOPs."""
-    profile: str | None = None
-    """A JSON file of curves saved by an earlier run, to start from."""
+    model: str = declare_key(
+        "survival",
+        "``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that "
+        "heeds hints.",
+        choices=_MODELS,
+    )
+    cdf: str = declare_key(
+        "all",
+        "Of the exponential model: ``all`` if the fitted distribution counts what is never used again, "
+        "``reused`` if not (the paper leaves it open).",
+        choices=tuple(CDF_COUNTS),
+    )
+    reading: str = declare_key(
+        "hazard",
+        "Of the exponential model: ``hazard``, the chance of a use at once given that there was none so "
+        "far, or ``formula``, the paper's ReuseProb as it stands.",
+        choices=tuple(READINGS),
+    )
+    life: bool = declare_key(
+        True,
+        "Of the reading ``formula``: bound the time ahead by the category's expected lifespan.",
+    )
+    categories: str = declare_key(
+        "refined",
+        "``refined``, or ``type-turn`` for the paper's: a request's type and its turn.",
+        choices=("refined", "type-turn"),
+    )
+    window_s: float = declare_key(
+        10800.0, "Seconds of requests that the curves are learnt from.", low=1e-3
+    )
+    max_samples: int = declare_key(100_000, "And at most so many requests.", low=1)
+    min_samples: int = declare_key(
+        20, "A category with fewer samples uses a coarser category's curve.", low=1
+    )
+    max_categories: int = declare_key(
+        256, "Labels that are told apart; later ones share a coarser category.", low=4, high=4096
+    )
+    own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
+    depth_weight_tokens: float = declare_key(
+        0.0,
+        "Above 0, ranks grow by 1 + depth / this: hits deep in a prompt save more prefill FLOPs.",
+        low=0,
+    )
+    profile: str | None = declare_key(
+        None, "A JSON file of curves saved by an earlier run, to start from."
+    )
 
     def __post_init__(self) -> None:
-        if self.model not in _MODELS:
-            raise ValueError(f"key 'model' must be one of {', '.join(_MODELS)}, got {self.model!r}")
-        if self.cdf not in CDF_COUNTS:
-            raise ValueError(f"key 'cdf' must be all or reused, got {self.cdf!r}")
-        if self.categories not in ("refined", "type-turn"):
-            raise ValueError(
-                f"key 'categories' must be refined or type-turn, got {self.categories!r}"
-            )
-        if self.reading not in READINGS:
-            raise ValueError(
-                f"key 'reading' must be one of {', '.join(READINGS)}, got {self.reading!r}"
-            )
+        declared.check(self)
         plain = (self.cdf, self.reading, self.life) == ("all", "hazard", True)
         if self.model != "exponential" and not plain:
             raise ValueError("keys 'cdf', 'reading' and 'life' belong to the model exponential")
         if not self.life and self.reading != "formula":
             raise ValueError("key 'life' belongs to the reading formula: a hazard has no lifespan")
-        for key in ("window_s", "max_samples", "min_samples"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"key {key!r} must be above 0, got {getattr(self, key)!r}")
-        if not 4 <= self.max_categories <= 4096:
-            raise ValueError(
-                f"key 'max_categories' must be from 4 to 4096, got {self.max_categories!r}"
-            )
-        if not self.depth_weight_tokens >= 0:
-            raise ValueError(
-                f"key 'depth_weight_tokens' must be 0 or above, got {self.depth_weight_tokens!r}"
-            )
 
 
 class WorkloadAware(Policy):

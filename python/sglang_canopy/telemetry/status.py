@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import thread_time
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
 from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
@@ -23,40 +23,9 @@ if TYPE_CHECKING:
     from sglang_canopy.admission.gate import SessionGate
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-WINDOW_S = 60.0
-"""The "last minute"."""
-POINT_S = 5.0
-"""Seconds that one point of the history stands for."""
-POINTS = 60
 MAX_TENANTS, MAX_CURVES = 16, 6
 MAX_GROUPS = 64
 """Groups of one tier that are shown, the first of the table."""
-
-
-@dataclass(slots=True)
-class History:
-    """Prompt tokens and hits over time, from sums that only grow. Times in seconds, any clock."""
-
-    points: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=POINTS))
-    """For every ``POINT_S``: prompt tokens, and how many of them any tier had."""
-    _recent: deque[tuple[float, tuple[int, ...]]] = field(default_factory=deque)
-    _last: tuple[float, tuple[int, ...]] | None = None
-
-    def add(self, now: float, sums: tuple[int, ...]) -> None:
-        """``sums``: prompt tokens, then the tokens hit in each tier, since the start."""
-        self._recent.append((now, sums))
-        while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW_S:
-            self._recent.popleft()
-        if self._last is None:
-            self._last = (now, sums)
-        elif now - self._last[0] >= POINT_S:
-            prompts, *hits = _difference(self._last[1], sums)
-            self.points.append((prompts, sum(hits)))
-            self._last = (now, sums)
-
-    def last_minute(self) -> tuple[int, ...]:
-        """``sums`` over the last ``WINDOW_S``."""
-        return _difference(self._recent[0][1], self._recent[-1][1])
 
 
 class Status:
@@ -313,10 +282,6 @@ def _group(
         "ttl_s": None if math.isinf(ttl_s) else ttl_s,
         "held_tokens": held,
     }
-
-
-def _difference(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(b - a for a, b in zip(old, new))
 
 
 def _size(tokens: int, free: int, token_bytes: float) -> dict[str, Any]:

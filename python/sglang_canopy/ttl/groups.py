@@ -3,8 +3,7 @@
 Kareto (section 4.3, arXiv 2603.08739) takes the top K by reuse. A subtree above them all has
 the most reuse and tells nothing apart, so reuse alone only nominates: of the ``CANDIDATES``
 subtrees with the most reused tokens, those become groups whose own TTL is worth most against
-staying in the group around them, one after another. With ``by="reuse"`` the K with the most
-reuse are taken, passing over a subtree most of whose reuse lies below one of its children.
+staying in the group around them, one after another.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ Ints = NDArray[np.int64]
 CANDIDATES = 1024
 MIN_REUSES = 4
 """Requests that came back to a subtree, below which a subtree says nothing about itself."""
-_TRIVIAL = 0.8
-"""Share of a subtree's reuse that lies below one child and makes it a mere way to the child."""
 _EVERYTHING = 0.5
 """Share of the requests above which a subtree is no group."""
 _EARLY = 0.02
@@ -39,7 +36,6 @@ class GroupSelection:
     """How groups are to be found in a window; see ``choose_groups``."""
 
     groups: int = 64
-    by: str = "gain"
     categories: bool = False
     """Give each category of the requests outside all groups a TTL of its own."""
     prior_requests: float | None = None
@@ -54,8 +50,6 @@ class GroupSelection:
             raise CanopyError(
                 f"the number of groups must be from 0 to {MAX_GROUPS}, got {self.groups}"
             )
-        if self.by not in ("gain", "reuse"):
-            raise CanopyError(f"groups are chosen by 'gain' or 'reuse', got {self.by!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +77,7 @@ def choose_groups(
     parent = segments.parent[candidates]
     above = np.where(parent >= 0, under[parent], -1)
     counted = _counted(segments, under[segments.use_segment], len(roots))
-    if selection.by == "gain":
-        chosen = _by_gain(_curves_of(counted, selection), above, selection.groups, budget_tokens)
-    else:
-        chosen = _by_reuse(counted.reused.sum(axis=1), above, selection.groups)
+    chosen = _by_gain(_curves_of(counted, selection), above, selection.groups, budget_tokens)
     kept = tuple(roots[c] for c in chosen)
     return group_curves(segments, kept, selection)
 
@@ -220,29 +211,6 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
             if taken[up]:
                 break
             up = int(above[up])
-    return sorted(chosen)
-
-
-def _by_reuse(reused: Ints, above: Ints, groups: int) -> list[int]:
-    count = len(above)
-    whole = reused[:count].copy()
-    largest = np.zeros(count, dtype=np.int64)
-    for c in range(count - 1, -1, -1):
-        if above[c] >= 0:
-            whole[above[c]] += whole[c]
-            largest[above[c]] = max(largest[above[c]], whole[c])
-    trivial = largest >= _TRIVIAL * whole
-    order = [c for c in np.argsort(-whole, kind="stable").tolist() if not trivial[c]]
-    chosen: list[int] = []
-    inside = np.zeros(count, dtype=bool)
-    for c in order:
-        # Parents have more reuse and come first: what lies inside a chosen one is in a group.
-        a = c
-        while a >= 0 and not inside[a]:
-            a = int(above[a])
-        if a < 0 and len(chosen) < groups:
-            chosen.append(c)
-            inside[c] = True
     return sorted(chosen)
 
 

@@ -129,12 +129,10 @@ def in_hindsight(
     budget_tokens: float,
     groups: int = 64,
     hash: str = SERVER_HASH,
-    *,
-    by: str = "gain",
 ) -> Learnt:
     """The best table found for ``log`` itself: a bound for what groups can win, not a plan."""
     check_budget(budget_tokens)
-    found = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups, by=by))
+    found = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups))
     allocation = allocate(found.curves, budget_tokens)
     return _learnt(found, allocation, "hindsight", log.block_tokens, hash)
 

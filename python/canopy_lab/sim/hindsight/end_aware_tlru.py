@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from canopy_lab.sim.hindsight.future import NEVER, HindsightPolicy
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    threshold_tokens: float = 0.0
-    """Uncached tokens a request may have without excess."""
-    next_prompt_tokens: float | None = None
-    """What the next prompt adds to the history; by default the trace's own mean."""
+    threshold_tokens: float = declare_key(
+        0.0, "Uncached tokens a request may have without excess.", low=0
+    )
+    next_prompt_tokens: float | None = declare_key(
+        None, "What the next prompt adds to the history; by default the trace's own mean.", low=0
+    )
 
     def __post_init__(self) -> None:
-        for key in ("threshold_tokens", "next_prompt_tokens"):
-            value = getattr(self, key)
-            if value is not None and not value >= 0:
-                raise ValueError(f"key {key!r} must be 0 or above, got {value}")
+        declared.check(self)
 
 
 class EndAwareTLRU(HindsightPolicy):

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from canopy_lab.sim.hindsight.future import NEVER, Future, HindsightPolicy, NextUseRun
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    threshold_tokens: float = 0.0
-    """Uncached tokens a request may have without excess; 0 makes this ``belady``."""
+    threshold_tokens: float = declare_key(
+        0.0, "Uncached tokens a request may have without excess; 0 makes this ``belady``.", low=0
+    )
 
     def __post_init__(self) -> None:
-        if not self.threshold_tokens >= 0:
-            raise ValueError(
-                f"key 'threshold_tokens' must be 0 or above, got {self.threshold_tokens}"
-            )
+        declared.check(self)
 
 
 class TailBelady(HindsightPolicy):

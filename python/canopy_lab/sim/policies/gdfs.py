@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
@@ -22,16 +24,19 @@ _MOST_TICKS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    cost: str = "quadratic"
-    """``quadratic`` counts attention over the prefix; ``linear`` is LFU with ageing."""
-    attention_tokens: float = 27_000.0
-    """Depth at which attention costs a token as much as all else (27,000: Llama 3.1 8B)."""
+    cost: str = declare_key(
+        "quadratic",
+        "``quadratic`` counts attention over the prefix; ``linear`` is LFU with ageing.",
+        choices=("linear", "quadratic"),
+    )
+    attention_tokens: float = declare_key(
+        27_000.0,
+        "Depth at which attention costs a token as much as all else (27,000: Llama 3.1 8B).",
+        low=1,
+    )
 
     def __post_init__(self) -> None:
-        if self.cost not in ("linear", "quadratic"):
-            raise ValueError(f"key 'cost' must be linear or quadratic, got {self.cost!r}")
-        if not self.attention_tokens > 0:
-            raise ValueError(f"key 'attention_tokens' must be above 0, got {self.attention_tokens}")
+        declared.check(self)
 
 
 class GDFS(Policy):

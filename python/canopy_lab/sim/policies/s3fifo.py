@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf, Request
@@ -31,20 +33,21 @@ _64_BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    small_share: float = 0.1
-    """Share of the evictable tokens above which the small queue evicts."""
-    promote_uses: int = 2
-    """Uses in the small queue, the first not counted, that move a leaf to the main queue."""
-    ghost_share: float = 0.9
-    """Tokens the ghost queue remembers, as a share of the evictable tokens."""
+    small_share: float = declare_key(
+        0.1, "Share of the evictable tokens above which the small queue evicts.", low=0, high=1
+    )
+    promote_uses: int = declare_key(
+        2,
+        "Uses in the small queue, the first not counted, that move a leaf to the main queue.",
+        low=1,
+        high=_MOST_USES,
+    )
+    ghost_share: float = declare_key(
+        0.9, "Tokens the ghost queue remembers, as a share of the evictable tokens.", low=0
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.small_share <= 1:
-            raise ValueError(f"key 'small_share' must be from 0 to 1, got {self.small_share}")
-        if not 1 <= self.promote_uses <= _MOST_USES:
-            raise ValueError(f"key 'promote_uses' must be from 1 to 3, got {self.promote_uses}")
-        if not self.ghost_share >= 0:
-            raise ValueError(f"key 'ghost_share' must be 0 or above, got {self.ghost_share}")
+        declared.check(self)
 
 
 @dataclass(slots=True)

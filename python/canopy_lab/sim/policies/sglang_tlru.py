@@ -13,22 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.ranked import RankedPolicy
 from sglang_canopy.records import Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    threshold_tokens: float = 0.0
-    """SGLang's ``threshold``: tokens that may be left to prefill."""
-    next_prompt_tokens: float = 0.0
-    """SGLang's ``next_prompt_estimate``: what the next prompt adds to the history."""
+    threshold_tokens: float = declare_key(
+        0.0, "SGLang's ``threshold``: tokens that may be left to prefill.", low=0
+    )
+    next_prompt_tokens: float = declare_key(
+        0.0, "SGLang's ``next_prompt_estimate``: what the next prompt adds to the history.", low=0
+    )
 
     def __post_init__(self) -> None:
-        for key in ("threshold_tokens", "next_prompt_tokens"):
-            value = getattr(self, key)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"key {key!r} must be 0 or above, got {value!r}")
+        declared.check(self)
 
 
 class SGLangTLRU(RankedPolicy):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sglang_canopy import declared
+from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
@@ -19,18 +21,15 @@ from sglang_canopy.records import Leaf
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    protected_hits: int = 2
-    """Uses, the one that cached the leaf included, that make it protected."""
-    protected_share: float = 0.8
-    """Share of the evictable tokens that may be protected."""
+    protected_hits: int = declare_key(
+        2, "Uses, the one that cached the leaf included, that make it protected.", low=1
+    )
+    protected_share: float = declare_key(
+        0.8, "Share of the evictable tokens that may be protected.", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
-        if self.protected_hits < 1:
-            raise ValueError(f"key 'protected_hits' must be 1 or more, got {self.protected_hits}")
-        if not 0 <= self.protected_share <= 1:
-            raise ValueError(
-                f"key 'protected_share' must be from 0 to 1, got {self.protected_share}"
-            )
+        declared.check(self)
 
 
 class SLRU(Policy):
