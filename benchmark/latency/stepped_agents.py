@@ -90,6 +90,7 @@ class AgentEngine(Engine):
             "due_s": [round(when[n] - when[0], 4) for n in numbers],
             "cached_tokens": [cached[n] for n in numbers],
             "gate": gate.stats() if gate is not None else None,
+            "whatif": live.meter.stats() if getattr(live, "meter", None) is not None else None,
         }
 
     def _tell_time(self, now: float) -> None:
