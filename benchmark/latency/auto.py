@@ -5,7 +5,7 @@
 
 Reads the runs of simulated.py. A cell is a workload, a load and a size of the host tier; its best
 static setting is the one of SGLang's in STATIC with the least mean TTFT there, found by trying each,
-which no operator can. Figures are geometric means over profiles and seeds, in percent.
+which no operator can: "shortest of 7" is the best of seven. Figures are geometric means over profiles and seeds, in percent.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any
 from simulated import LOADS, WORKLOADS, Part, fingerprint, name, parts
 
 STATIC = {
-    0.0: ("sglang", "hrrn", "shortest"),
-    2.0: ("sglang-host",),
+    0.0: ("sglang", "hrrn", "shortest", "sessions", "few", "shortest-few", "shortest-sessions"),
+    2.0: ("sglang-host", "back-host", "back-shortest-host", "back-sessions-host"),
 }
 """SGLang's own settings, by the size of the host tier; the first are its defaults."""
-OURS = {0.0: ("auto", "wa", "order"), 2.0: ("auto-host", "wa-host")}
-"""What is held against them."""
+OURS = {0.0: ("auto", "wa", "order", "random"), 2.0: ("auto-host", "wa-host")}
+"""What is held against them; `random` is the placebo of an order."""
 Runs = Mapping[str, Sequence[Mapping[str, float]]]
 """Arm -> a row for each profile and seed."""
 
 
 def cell(workload: str, load: float, host: float) -> Runs:
-    """The runs of those profiles and seeds that every arm has."""
-    wanted = STATIC[host] + OURS[host]
-    found: dict[str, list[Mapping[str, float]]] = {key: [] for key in wanted}
+    """The runs of every profile and seed that has the defaults and `auto`; of other arms, those
+    that have them all."""
+    found: dict[str, list[Mapping[str, float]]] = {key: [] for key in STATIC[host] + OURS[host]}
     for part in parts():
         if (part.workload, part.host) == (workload, host) and part.path.exists():
             rows = rows_of(part, load)
-            if all(key in rows for key in (*STATIC[host], OURS[host][0])):
-                for key, row in rows.items():
-                    if key in found:
-                        found[key].append(row)
-    return found
+            if STATIC[host][0] in rows and OURS[host][0] in rows:
+                for key in found.keys() & rows.keys():
+                    found[key].append(rows[key])
+    whole = len(found[OURS[host][0]])
+    return {key: rows if len(rows) == whole else [] for key, rows in found.items()}
 
 
 def rows_of(part: Part, load: float) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def tables() -> Iterator[str]:
         yield f"## {'No host tier' if not host else f'A host tier of {host:g} x the device'}\n"
         yield (
             f"| workload | load | {default}, mean s | best static | mean | `{ours[0]}`: mean "
-            "| P99 | max | beside the best | "
+            "| P99 | max | beside the best | worst run | "
             + " | ".join(f"`{arm}`" for arm in ours[1:])
             + " | runs |"
         )
-        yield "|---|---:|---:|---|" + "---:|" * (6 + len(ours) - 1)
+        yield "|---|---:|---:|---|" + "---:|" * (7 + len(ours) - 1)
         for workload in WORKLOADS:
             for load in LOADS:
                 runs = cell(workload, load, host)
@@ -82,19 +82,21 @@ def tables() -> Iterator[str]:
 def row(workload: str, load: float, host: float, runs: Runs) -> str:
     """One cell."""
     default, auto = STATIC[host][0], OURS[host][0]
-    best = min(STATIC[host], key=lambda arm: ratio(runs, arm, "mean", default))
+    tried = [arm for arm in STATIC[host] if runs[arm]]
+    best = min(tried, key=lambda arm: ratio(runs, arm, "mean", default))
+    worst = max(one["mean"] / other["mean"] for one, other in zip(runs[auto], runs[default]))
     others = [
-        percent(ratio(runs, arm, "mean", default)) if len(runs[arm]) == len(runs[auto]) else ""
-        for arm in OURS[host][1:]
+        percent(ratio(runs, arm, "mean", default)) if runs[arm] else "" for arm in OURS[host][1:]
     ]
     cells = [
         workload,
         f"{load:.0%}",
         f"{statistics.fmean(one['mean'] for one in runs[default]):.3g}",
-        best,
+        f"{best} of {len(tried)}",
         percent(ratio(runs, best, "mean", default)),
         *(percent(ratio(runs, auto, of, default)) for of in ("mean", "p99", "max")),
         percent(ratio(runs, auto, "mean", best)),
+        percent(worst),
         *others,
         str(len(runs[auto])),
     ]
