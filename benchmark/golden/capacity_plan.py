@@ -24,6 +24,8 @@ OPTIONS = (
 PARTS = ("front", "extremes", "neighbours", "sensitivity", "uncertainty")
 """Parts of the report of which only a digest is kept."""
 
+TIERS = ("device_policy", "host_policy", "disk_policy")
+
 Task = str
 
 
@@ -67,8 +69,10 @@ def planned() -> dict[str, Any]:
 def clean(value: Any) -> Any:
     """Without the wall time that a run took."""
     if isinstance(value, dict):
-        tiers = ("device_policy", "host_policy", "disk_policy")  # as rows.json has the one of all
-        policy = dict.fromkeys(tiers, value["policy"]) if "policy" in value else {}
-        rest = {k: clean(v) for k, v in value.items() if k not in ("seconds", "policy")}
-        return {**rest, **policy}
+        made: dict[str, Any] = {}
+        for key, of in value.items():
+            # rows.json has a policy for each tier, all of them the same.
+            keys = TIERS if key == "policy" else () if key == "seconds" else (key,)
+            made |= dict.fromkeys(keys, clean(of))
+        return made
     return [clean(v) for v in value] if isinstance(value, list) else value
