@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,12 +118,21 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
 def greedy(
     model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
 ) -> list[int]:
-    """At most ``count`` greedy tokens from what was ``begun``, up to ``end``.
+    """:func:`greedy_steps` to their end."""
+    return engine.finish(greedy_steps(model, cache, n, begun, count, end))
+
+
+@torch.no_grad()
+def greedy_steps(
+    model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
+) -> Generator[None, None, list[int]]:
+    """At most ``count`` greedy tokens from what was ``begun``, up to ``end``; yields before each.
 
     The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
     """
     tokens = list(begun[:count])
     while len(tokens) < count and end not in tokens:
+        yield
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
         row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))

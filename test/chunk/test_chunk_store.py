@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,3 +164,53 @@ def test_any_sequence_keeps_the_books(steps):
         elif what == "delete" and store.delete(key):
             pins[which] = 0
         store.check()
+
+
+TENANTS, DOCUMENTS = ("one", "two"), 5
+DOES = st.sampled_from(["put", "put", "get", "pin", "unpin", "delete", "restart"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(DOES, st.sampled_from(TENANTS), st.integers(0, DOCUMENTS - 1))))
+def test_three_small_tiers_keep_tenants_and_contents_apart_through_restarts(steps):
+    """What is found is what its own tenant put there last, or nothing; after a restart, what was on disk."""
+    room = disk.file_size(make(0))
+    capacity = {"device": SIZE, "host": 2 * SIZE, "disk": 3 * room}
+    put, pins = {}, dict.fromkeys([(t, i) for t in TENANTS for i in range(DOCUMENTS)], 0)
+    with tempfile.TemporaryDirectory() as folder:
+        store = ChunkStore("m", capacity, folder)
+        for now, (what, tenant, which) in enumerate(steps):
+            one, key = (tenant, which), store.key(make(10 * which).ids, (), tenant)
+            if what == "put":
+                chunk = make(10 * which)
+                if store.where(key) is None:
+                    put[one] = chunk
+                store.put(chunk, tenant, float(now))
+            elif what == "get":
+                found = store.get(key, float(now))
+                if found is not None:
+                    kept = found.load() if isinstance(found, disk.DiskChunk) else found
+                    assert torch.equal(kept.v, put[one].v)
+            elif what == "pin" and not pins[one] and store.pin(key):
+                pins[one] = 1
+            elif what == "unpin" and pins[one] and store.where(key):
+                store.unpin(key)
+                pins[one] = 0
+            elif what == "delete" and store.delete(key):
+                pins[one] = 0
+            elif what == "restart":
+                on_disk = {k for k in _keys(store) if store.where(k) == "disk"}
+                store = ChunkStore("m", capacity, folder)
+                pins = dict.fromkeys(pins, 0)
+                assert set(_keys(store)) == on_disk
+            store.check()
+            assert {k for k in pins if pins[k]} <= {k for k in pins if store.where(_key(store, k))}
+
+
+def _keys(store):
+    return [key for key, *_ in store.listing()]
+
+
+def _key(store, one):
+    tenant, which = one
+    return store.key(make(10 * which).ids, (), tenant)

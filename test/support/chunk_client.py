@@ -53,10 +53,22 @@ def learn(client, orders, **params) -> None:
     """Send prompts once and let the server encode their chunks (it does so when idle)."""
     for order in orders:
         ask(client, *prompt(order), 1, **params)
+    wait_until_encoded(client)
+
+
+def wait_until_encoded(client) -> None:
+    """Let the server encode all that waits."""
     while True:  # every look is a request: between two of them the server is idle
         found = state(client)
         if not found["waiting_chunks"] and not found["waiting_tokens"]:
             return
+
+
+def quality(client) -> dict:
+    """What the quality meter counts, once no check waits: between two looks the server is idle."""
+    while (found := state(client)["quality"])["waiting"]:
+        pass
+    return found
 
 
 def refused(client, path, body, method="POST") -> tuple[int, str]:

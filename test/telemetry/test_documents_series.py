@@ -18,6 +18,13 @@ def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
         "recomputed_tokens": 20,
         "fallbacks": 0,
         "not_fused": {"lora": 2},
+        "quality": {
+            "checked": 8,
+            "differed": 2,
+            "tenants_raised": 1,
+            "tenants_stopped": 0,
+            "tenants": {"ab12": {"step": "raised", "checked": 4, "differed": 1}},
+        },
         "store": {"tiers": {"memory": {"used_bytes": 4096}}},
     }
     shown = Metrics(0, registry=registry, metrics=documents_series.METRICS)
@@ -34,3 +41,6 @@ def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
     assert value("not_fused_total", reason="lora") == 2
     assert value("not_fused_total", reason="multimodal") == 1
     assert value("stored_bytes", tier="memory") == 4096
+    assert (value("checked_total"), value("differed_total")) == (8, 2)
+    assert (value("tenants", step="raised"), value("tenants", step="stopped")) == (1, 0)
+    assert value("tenant_differ_ratio", tenant="ab12") == 0.25

@@ -41,6 +41,12 @@ CHUNKS = {
         "not_fused": {"lora": 3},
         "fallbacks": 0,
         "waiting_chunks": 2,
+        "quality": {
+            "checked": 40,
+            "differed": 3,
+            "tenants_raised": 1,
+            "tenants_stopped": 0,
+        },
         "store": {"hits": 5, "tiers": {"memory": {"used_bytes": 9000}}},
     },
 }

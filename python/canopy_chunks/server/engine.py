@@ -24,6 +24,7 @@ from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.plan import PromptSlots, choose_tokens, correction_of, replan
 from canopy_chunks.server.report import COUNTERS, fused_report, normal_report, reused_by_tier
 from canopy_chunks.server.request import (
+    DIFFERED,
     STILL_ENCODED,
     TOO_FEW_STORED,
     ChunkRequest,
@@ -33,6 +34,7 @@ from canopy_chunks.server.request import (
     custom_params,
     ineligible_reason,
 )
+from canopy_chunks.server.watch import Watch
 from canopy_chunks.transfer import base_of, send
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.document_names import BOUNDS
@@ -54,6 +56,8 @@ class ChunkEngine:
                 "--attention-backend torch_native on a CPU, or fa3, flashinfer or triton on a GPU"
             )
         self.runner, self.options = runner, options
+        self.end_token = getattr(tokenizer, "eos_token_id", None)
+        self.watch = Watch(options, self.end_token)
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         self.library = Library(model_view.served_model(runner), options)
         self.counts: Counter[str] = Counter()
@@ -83,6 +87,7 @@ class ChunkEngine:
         if model.identity == self.model.identity:
             return False
         self.library = Library(model, self.options, self.library)
+        self.watch = Watch(self.options, self.end_token)
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:
@@ -114,15 +119,21 @@ class ChunkEngine:
         if not request.checked:
             request.checked = True
             request.reason = ineligible_reason(req, request, self.options)
+            if request.reason is None and request.ratio != 1 and self.watch.stopped(request.tenant):
+                request.reason = DIFFERED
             if request.reason:
                 self.not_fused[request.reason] += 1
         return request.reason is None
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
         """The request's ratio or the operator's; else the calibrated one of the slowest tier among
-        its chunks."""
+        its chunks. The last two are higher where the tenant's answers differed too often."""
         if request.ratio is not None:
             return request.ratio
+        return self.watch.ratio(request.tenant, self.own_ratio(chunks))
+
+    def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
+        """The server's ratio, whoever asks."""
         if self.options.ratio is not None:
             return self.options.ratio
         tiers = {k.tier for k in chunks if k.tier is not None}
@@ -212,6 +223,26 @@ class ChunkEngine:
         wanted[end:] = False
         place_chunks(self.model, placed, cache, wanted)
 
+    def offer_check(self, req: Any, request: ChunkRequest) -> None:
+        """A prompt is complete: it may be checked, unless it asked for a way of its own."""
+        own = request.ratio is not None or request.selector != self.options.selector
+        if not own and (request.fused or request.reason == DIFFERED):
+            ratio = self.own_ratio(self.library.resolve(request))
+            if ratio < 1:
+                self.watch.offer(req.origin_input_ids, request, ratio)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there is anything to do in idle time."""
+        return self.library.encoder.busy or self.watch.busy
+
+    def work_when_idle(self) -> None:
+        """A piece of it: chunks are encoded first."""
+        if self.library.encoder.busy:
+            self.library.encode_piece(self.time_s)
+        else:
+            self.watch.run_piece(self.library, self.time_s)
+
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
         """After a prefill, whose slots are ``row``: ask for the chunks that the store does not have."""
         if request.reason is None or request.reason in STILL_ENCODED:
@@ -227,8 +258,15 @@ class ChunkEngine:
         return {
             **counted,
             "not_fused": dict(self.not_fused),
+            "quality": self.watch.stats(),
             "store": self.library.store.stats(),
         }
+
+    def status(self) -> dict[str, Any]:
+        """As :meth:`counted`, with the quality by tenant."""
+        counted = self.counted()
+        counted["quality"]["tenants"] = self.watch.of_tenants()
+        return counted
 
     def stats(self) -> dict[str, Any]:
         """All counters since the start; tokens, bytes, requests. For the scheduler's thread."""

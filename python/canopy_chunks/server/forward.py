@@ -36,6 +36,7 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
+    engine.watch.interrupt()
     if engine.library.encode_credit >= 1.0:
         engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
     if not batch.forward_mode.is_extend_without_speculative() or not any(
@@ -313,6 +314,7 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             engine.library.reads.release(request)
             row = _slots(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
+            _attempt(engine, engine.offer_check, req, request)
         request.plan = None
     _attempt(engine, engine.library.earn_encoding, rows)
 

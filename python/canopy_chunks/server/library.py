@@ -69,10 +69,13 @@ class Library:
             found.append(ResolvedChunk(start, end, key, tier, chunk))
         return found
 
-    def open(self, request: ChunkRequest) -> list[ResolvedChunk]:
-        """As :meth:`resolve` for a use; those on disk as they were read ahead, where they were."""
-        chunks = self.resolve(request, touch=True)
+    def open(self, request: ChunkRequest, touch: bool = True) -> list[ResolvedChunk]:
+        """As :meth:`resolve` for a use; those on disk as they were read ahead, where they were.
+        Without ``touch`` it does not count for eviction."""
+        chunks = self.resolve(request, touch)
         for one in chunks:
+            if not touch:
+                one.chunk = self.store.look(one.key)
             if one.tier == "disk":
                 one.chunk = self.agreed.take(one.key) or self.reads.take(one.key) or one.chunk
         return chunks

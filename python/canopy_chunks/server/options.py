@@ -36,6 +36,11 @@ class Options:
     separator: str | None = declare_key(
         None, "The text between two of these in a prompt is a document.", metavar="TEXT"
     )
+    find: str = declare_key(
+        "off",
+        "Find registered documents of 64 tokens or more in prompts without marks.",
+        choices=("off", "on"),
+    )
     ratio: float | None = _share(
         None,
         f"Share of a document's tokens that is recomputed; {DEFAULT_RATIO}, or as calibrated, unless given.",
@@ -83,6 +88,16 @@ class Options:
     )
     min_kept: float | None = _share(
         None, "Quality gate: refuse to start if fewer right answers than this stay right."
+    )
+    check_share: float = _share(
+        0.01,
+        "Of a tenant's prompts that reuse documents, those whose answers are compared with full "
+        "recompute in idle time (0: none). Ten times as many of one that is new or in doubt.",
+    )
+    max_differ: float = _share(
+        0.4,
+        "Of the compared answers, how many may differ before a tenant's ratio rises and then its reuse "
+        "stops.",
     )
     calibration: str | None = declare_key(
         None, "What 'canopy documents calibrate' measured: ratios by tier.", metavar="FILE"

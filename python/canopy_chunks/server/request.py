@@ -21,7 +21,8 @@ from canopy_chunks.transfer import Transfer
 from canopy_chunks.variants import Place, Tokens
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
-STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED)
+DIFFERED = "its tenant's answers differed too often from full recompute"
+STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED, DIFFERED)
 """Reasons for running normally after which the request's documents are encoded all the same."""
 
 _INELIGIBLE_FIELDS = (

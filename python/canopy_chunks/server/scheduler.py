@@ -122,21 +122,21 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
         engine.counts["fallbacks"] += 1
 
 
-def encode_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
-    """Before ``Scheduler.on_idle``: encode what waits, until something else comes."""
+def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
+    """Before ``Scheduler.on_idle``: encode what waits and check answers, until something else comes."""
     if engine.library.reads.pending and scheduler.is_fully_idle():
         engine.library.reads.clear()
-    if not engine.library.encoder.busy:
+    if not engine.has_idle_work:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
     def something_comes() -> bool:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
 
-    while engine.library.encoder.busy:
+    while engine.has_idle_work:
         if first_ranks(something_comes()):
             return
-        engine.library.encode_piece(engine.time_s)
+        engine.work_when_idle()
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

@@ -88,10 +88,9 @@ def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs
     if on is None:
         return original(scheduler, server_args, *args, **kwargs)
     _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
-    if server_args.enable_metrics:
-        from sglang_canopy.telemetry import reporter
+    from sglang_canopy.telemetry import reporter
 
-        reporter.start_documents(engine_of(scheduler).counted)
+    reporter.start_documents(engine_of(scheduler).status, server_args.enable_metrics)
     return None
 
 
@@ -118,7 +117,7 @@ def _adder_class(found: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
 
 def _idle(scheduler: Any, *_: Any, **__: Any) -> None:
     if (engine := engine_of(scheduler)) is not None:
-        _scheduler_side().encode_when_idle(engine, scheduler)
+        _scheduler_side().work_when_idle(engine, scheduler)
 
 
 def _flushed(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:

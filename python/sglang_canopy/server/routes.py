@@ -101,6 +101,7 @@ def _add(server_args: Any) -> None:
             "auto": auto,
             "whatif": whatif,
             "whatif_in_words": None if whatif is None else in_words(whatif),
+            "documents": next(iter(status_file.read_all(status_file.DOCUMENTS)), None),
             "ranks": ranks,
         }
 

@@ -28,6 +28,25 @@ METRICS = (
         (),
         "failures in the reuse of documents, after which a request or batch ran normally",
     ),
+    Metric(
+        "documents_checked_total",
+        "counter",
+        (),
+        "answers with reuse that were compared with full recompute",
+    ),
+    Metric("documents_differed_total", "counter", (), "compared answers that differed"),
+    Metric(
+        "documents_tenants",
+        "gauge",
+        ("step",),
+        "tenants whose ratio is raised, or whose reuse is stopped, because too many answers differed",
+    ),
+    Metric(
+        "documents_tenant_differ_ratio",
+        "gauge",
+        ("tenant",),
+        "of a tenant's compared answers, the share that differed (32 tenants at most)",
+    ),
     Metric("documents_stored_bytes", "gauge", ("tier",), "KV of documents in the store"),
 )
 
@@ -40,5 +59,12 @@ def update(
         count(f"documents_{name}_total", documents[name])
     for reason, requests in documents["not_fused"].items():
         count("documents_not_fused_total", requests, reason)
+    quality = documents["quality"]
+    for name in ("checked", "differed"):
+        count(f"documents_{name}_total", quality[name])
+    for step in ("raised", "stopped"):
+        set_to("documents_tenants", quality[f"tenants_{step}"], step)
+    for tenant, one in quality["tenants"].items():
+        set_to("documents_tenant_differ_ratio", one["differed"] / one["checked"], tenant)
     for tier, sizes in documents["store"]["tiers"].items():
         set_to("documents_stored_bytes", sizes["used_bytes"], tier)

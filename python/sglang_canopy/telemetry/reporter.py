@@ -119,27 +119,33 @@ class Watcher(_Every):
 class DocumentsReporter(_Every):
     """Reports what is counted of documents, beside whatever cache there is."""
 
-    def __init__(self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics) -> None:
+    def __init__(
+        self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
+    ) -> None:
         self.counted = counted
         self.metrics = metrics
+        self.rank = rank
         super().__init__()
 
     def report(self) -> dict[str, Any]:
         """One report, now."""
         counted = dict(self.counted())
-        self.metrics.update_documents(counted)
+        status_file.write(self.rank, counted, kind=status_file.DOCUMENTS)
+        if self.metrics is not None:
+            self.metrics.update_documents(counted)
         return counted
 
 
-def start_documents(counted: Callable[[], Mapping[str, Any]]) -> None:
-    """Have ``/metrics`` show what is counted of documents; the first of tensor-parallel ranks does."""
+def start_documents(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
+    """Report what is counted of documents; the first of tensor-parallel ranks does."""
     from sglang.srt.runtime_context import get_observability
 
     rank, peer = _place()
     if not peer:
         labels = get_observability().extra_metric_labels
-        metrics = Metrics(rank, labels, metrics=documents_series.METRICS)
-        DocumentsReporter(counted, metrics).start()
+        shown = documents_series.METRICS
+        metrics = Metrics(rank, labels, metrics=shown) if enable_metrics else None
+        DocumentsReporter(counted, metrics, rank).start()
 
 
 def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:

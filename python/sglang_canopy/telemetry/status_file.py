@@ -40,9 +40,9 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
-"""Kinds of files: of a rank with a tree of ours, of one that is only watched, and (with a name that
-follows) what was asked for once."""
+RANKS, OBSERVED, DOCUMENTS, ANSWER = "rank", "observed", "documents", "answer"
+"""Kinds of files: of a rank with a tree of ours, of one that is only watched, of reused documents, and
+(with a name that follows) what was asked for once."""
 
 
 def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: E402
 from comparators.weights import from_transformers  # noqa: E402
 
 from canopy_chunks.cache import dense_cache  # noqa: E402
+from canopy_chunks.check import answers_differ  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.fields import check_selector  # noqa: E402
@@ -75,18 +76,48 @@ def split(model, rank: int):
     )
 
 
-def fuse(model, selector: str):
-    """The rows computed and the last token's logits of a fused prompt of three chunks."""
+def prompt_of_three(model) -> FusedPrompt:
+    """Three chunks in another order than they were cut in."""
     ids = torch.randint(0, 300, (230,), generator=torch.Generator().manual_seed(1))
     prefix = ids[:PREFIX]
     starts = range(PREFIX, PREFIX + 3 * CHUNK, CHUNK)
     chunks = [encode(model, ids[a : a + CHUNK].tolist(), prefix.tolist()) for a in starts]
     order = [chunks[i] for i in (2, 0, 1)]
     whole = torch.cat([prefix, *(torch.tensor(c.ids) for c in order), ids[-TAIL:]])
-    prompt = FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+    return FusedPrompt(whole, tuple(Placed(c, PREFIX + i * CHUNK) for i, c in enumerate(order)))
+
+
+def fuse(model, selector: str):
+    """The rows computed and the last token's logits of a fused prompt of three chunks."""
+    prompt = prompt_of_three(model)
     cache = dense_cache(model, len(prompt))
     fused = fused_prefill(model, prompt, cache, make_selector(selector), 0.2)
     return fused.rows, fused.logits
+
+
+def check(model, ratio: float) -> tuple[bool, int]:
+    """Whether the prompt's answers differ, and the steps that it took to say so."""
+    prompt, taken = prompt_of_three(model), 0
+    steps = answers_differ(
+        model, prompt.ids.tolist(), prompt.placed, "question", ratio, False, None
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value, taken
+        taken += 1
+
+
+def checks_of_rank(rank: int) -> list[tuple[bool, int]]:
+    model = split(from_transformers(build("llama")), rank)
+    return [check(model, ratio) for ratio in (0.0, 1.0)]
+
+
+def test_two_ranks_compare_answers_alike_and_in_as_many_steps(llama, tmp_path) -> None:
+    found = on_ranks(RANKS, checks_of_rank, tmp_path)
+    assert found[0] == found[1] == [check(llama, ratio) for ratio in (0.0, 1.0)]
+    assert [differs for differs, _ in found[0]] == [True, False]
 
 
 def one_rank(rank: int) -> dict[str, list[list[float]]]:

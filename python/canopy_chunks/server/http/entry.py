@@ -6,6 +6,7 @@ A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with sta
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from canopy_chunks.documents import (
     tokenise,
     with_bounds,
 )
+from canopy_chunks.find import Finder
 from canopy_chunks.listed import FIELD, listed_texts
 from canopy_chunks.server.options import Options
 from sglang_canopy.errors import CanopyError
@@ -27,15 +29,23 @@ from sglang_canopy.tenant import tenant_of
 documents = Documents()
 """What was registered at ``/canopy/chunks``, of this process."""
 
+finder = Finder()
+"""The same by their tokens, where the server looks for them in plain prompts."""
 
 _PREPARED = "canopy_chunks_prepared"
 """Set on a chat's request whose fields were checked and documents bounded by :func:`convert_chat`."""
+
+
+_OTHER_INPUT = ("image_data", "video_data", "audio_data", "input_embeds")
+"""Fields of a request whose prompt is more than its text."""
 
 
 def prepare(manager: Any, obj: Any, options: Options) -> None:
     """Before ``TokenizerManager.generate_request``: check the fields, cut and bound the documents."""
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
+    if options.find == "on" and any(getattr(obj, name, None) is not None for name in _OTHER_INPUT):
+        options = replace(options, find="off")
     if isinstance(obj.text, list) or _is_batch(obj.input_ids):
         _prepare_batch(manager, obj, options)
         return
@@ -100,9 +110,13 @@ def _prepare_prompt(
         fields.check_inside(requested.bounds, len(ids))
         return text, ids, None
     if text is None or not isinstance(text, str) or manager.tokenizer is None:
-        return text, ids, None
+        return text, ids, _found(options, requested, ids, custom, tenant)
     separated = options.separator is not None and text.count(options.separator) > 1
     if not MARK.search(text) and (requested.off or not separated):
+        if options.find == "on" and not requested.off:
+            ids = manager.tokenizer.encode(text)
+            bounded = _found(options, requested, ids, custom, tenant)
+            return (text, None, None) if bounded is None else (None, ids, bounded)
         return text, ids, None
     pieces = split_documents(text, None if requested.off else options.separator, documents, tenant)
     found, bounds = tokenise(manager.tokenizer, pieces)
@@ -110,6 +124,20 @@ def _prepare_prompt(
         return None, found, None
     checked = fields.check_bounds(bounds)
     return None, found, with_bounds(custom, [x for pair in checked for x in pair])
+
+
+def _found(
+    options: Options, requested: fields.ChunkFields, ids: Any, custom: Any, tenant: str | None
+) -> dict[str, Any] | None:
+    """``custom_params`` with the bounds of the registered documents in a plain prompt's tokens, if it
+    may be looked for them and there are any."""
+    if options.find == "off" or requested.off or not isinstance(ids, list):
+        return None
+    try:
+        bounds = finder.find(ids, tenant, fields.MAX_CHUNKS)
+    except (TypeError, ValueError, OverflowError):  # no token ids: SGLang refuses them by name
+        return None
+    return with_bounds(custom, bounds) if bounds else None
 
 
 def convert_chat(

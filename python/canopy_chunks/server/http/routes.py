@@ -52,6 +52,8 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
     name = entry.documents.add(ids, tenant)
+    if options.find == "on":
+        entry.finder.add(tuple(ids), tenant, manager.server_args.page_size or 1)
     await calls.encode(manager, ids, fields)
     if body.get("pin") and await calls.command(manager, "pin", name, tenant):
         entry.documents.get(name, tenant).pinned = True
@@ -75,7 +77,7 @@ async def listing(request: Any, manager: Any, _options: Options) -> dict[str, An
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Forget a document and its KV in every version."""
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
-    entry.documents.remove(name, tenant)
+    entry.finder.remove(entry.documents.remove(name, tenant).ids, tenant)
     return {"deleted": name, "kv_deleted": await calls.command(manager, "delete", name, tenant)}
 
 

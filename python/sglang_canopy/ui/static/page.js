@@ -214,10 +214,15 @@ async function chunks() {
   const prompts = [["reused documents", now.fused_requests], ...of.slice(0, 5).map(([why, n]) => ["not reused: " + why, n])];
   if (now.fallbacks) prompts.push(["failed, and computed as usual", now.fallbacks]);
   if (!only("chunks", found.documents.length || sum(prompts.map((p) => p[1])))) return;
+  const quality = ((await asked("status")).documents || now).quality, tenants = Object.entries(quality.tenants || {});
+  const unusual = tenants.filter(([, t]) => t.step !== "served");
   const held = Object.entries(now.store.tiers).map(([tier, t]) => size(t.used_bytes) + "B in " + tier).join(", ");
   show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
     node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
-    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."));
+    node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
+    node("p", "Answers compared with full recompute: " + size(quality.checked) + ", of which " + size(quality.differed) + " differ; " +
+      size(quality.tenants_raised) + " tenants at a raised ratio, reuse stopped for " + size(quality.tenants_stopped) + "."),
+    ...unusual.map(([name, t]) => node("p", "Tenant " + (name || "(none)") + ": " + t.step + ", " + size(t.differed) + " of " + size(t.checked) + " differ.")));
 }
 
 byId("ask").addEventListener("submit", async (event) => {

@@ -1,0 +1,53 @@
+"""LangChain: a chain that stuffs what was retrieved into a prompt, with the server's separator between.
+
+    pip install langchain-openai langchain-classic
+    sglang serve MODEL --canopy-chunks '{"separator": " # # "}'
+    python examples/documents_langchain.py http://127.0.0.1:30000
+
+What stands between two separators is a document, so one stands in front of the first and one behind the
+last. With nothing retrieved it is an ordinary prompt. Approximate: docs/guide/documents.md.
+"""
+
+import sys
+import time
+from typing import Any
+
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI
+
+SEPARATOR = " # # "
+FOUND = [
+    Document("Lisbon lies on the Tagus, and was rebuilt after an earthquake. " * 4),
+    Document("Riga lies on the Daugava, and was a city of the Hanse. " * 4),
+    Document("Quito lies at 2,850 metres, below a volcano. " * 4),
+]
+PROMPT = ChatPromptTemplate.from_messages(
+    [("user", f"Answer from documents.{SEPARATOR}{{context}}{SEPARATOR}{{input}}")]
+)
+
+
+def main(url: str) -> list[Any]:
+    """What each answer's usage says of the documents."""
+    told: list[Any] = []
+
+    def keep(message: Any) -> Any:
+        details = message.response_metadata["token_usage"]["prompt_tokens_details"] or {}
+        told.append(details.get("canopy_documents"))
+        return message
+
+    model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="m", max_tokens=16)
+    chain = create_stuff_documents_chain(
+        model, PROMPT, document_separator=SEPARATOR, output_parser=keep
+    )
+    chain.invoke({"context": FOUND, "input": "Which of them lies on the Tagus?"})
+    time.sleep(2)  # documents are encoded for later while the server has nothing else to do
+    chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"})
+    chain.invoke({"context": [], "input": "Which of them is the oldest?"})
+    return told
+
+
+if __name__ == "__main__":
+    for usage in main(sys.argv[1].rstrip("/")):
+        print(usage or "no documents")

@@ -1,0 +1,53 @@
+"""One prompt, decoded freely after full recompute and after reuse: do the answers differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+
+from canopy_chunks import engine
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.chunk import FusedPrompt, Placed
+from canopy_chunks.device_copy import to_device
+from canopy_chunks.fusion import fused_steps
+from canopy_chunks.model import Model
+from canopy_chunks.quality import greedy_steps
+from canopy_chunks.selectors import make_selector
+
+ANSWER_TOKENS = 16
+PIECE_TOKENS = 64
+"""Tokens computed before looking whether a request has come."""
+
+
+@torch.no_grad()
+def answers_differ(
+    model: Model,
+    ids: Sequence[int],
+    placed: tuple[Placed, ...],
+    selector: str,
+    ratio: float,
+    correct: bool,
+    end: int | None,
+) -> Generator[None, None, bool]:
+    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others.
+
+    It computes in a cache of its own of one prompt, yields between pieces and may be dropped there.
+    Ranks of a split model take the same steps.
+    """
+    n = len(ids)
+    tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
+    cache = dense_cache(model, n + ANSWER_TOKENS)
+    for first in range(0, n, PIECE_TOKENS):
+        piece = tokens[first : first + PIECE_TOKENS]
+        hidden = engine.prefill(model, piece, cache.upto(first + piece.numel()), first)
+        yield
+    logits = engine.logits(model, hidden[-1:])[0]
+    full = yield from greedy_steps(model, cache, n, [int(logits.argmax())], ANSWER_TOKENS, end)
+    prompt = FusedPrompt(tokens, placed)
+    fused = yield from fused_steps(
+        model, prompt, cache.upto(n), make_selector(selector), ratio, correct
+    )
+    first_token = [int(fused.logits.argmax())]
+    reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
+    return full != reused

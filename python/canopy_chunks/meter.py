@@ -1,0 +1,129 @@
+"""Live quality: whose answers differ too often from full recompute, and what follows for them.
+
+Of a tenant's fused prompts some are decoded freely both ways (:mod:`.check`). Page's cumulative sum
+(Biometrika 41, 1954) adds, for each, what it differs (0 or 1) less the share that may: a fault adds up,
+luck does not. At ``ALARM`` the tenant's ratio rises; if that does not help, its reuse stops. The same sum
+the other way round, of checks at the step before, brings it back. Each tenant has sums of its own, so
+none can stop another's reuse. Nothing here reads a clock or draws a number: ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SERVED, RAISED, STOPPED = range(3)
+STEPS = ("served", "raised", "stopped")
+"""What a tenant's prompts get: the server's ratio, a higher one, no reuse."""
+ALARM = 4.0 - 1e-9
+"""How far a sum has to go, rounding apart."""
+IN_DOUBT = 10
+"""So many times more prompts are checked of a tenant that is new, differed lately, or is not served
+as usual."""
+FIRST_CHECKS = 8
+"""Checks after which a tenant is not new."""
+MAX_TENANTS = 1024
+LOWEST_RAISED = 0.3
+
+
+def raised(ratio: float) -> float:
+    """The ratio of a tenant that is one step up."""
+    return min(1.0, max(2 * ratio, LOWEST_RAISED))
+
+
+@dataclass(slots=True)
+class TenantQuality:
+    """One tenant. since: its prompts since the last that was taken for a check; above, below: the
+    cumulative sums of too many differences at its step, and of few at the one before."""
+
+    step: int = SERVED
+    since: int = 0
+    checked: int = 0
+    differed: int = 0
+    above: float = 0.0
+    below: float = 0.0
+    turn: bool = False
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.step > SERVED or self.above > 0 or self.checked < FIRST_CHECKS
+
+
+class QualityMeter:
+    """Which prompts are checked, and each tenant's step.
+
+    share: of a tenant's fused prompts, those that are checked; allowed: of the checked, the share
+    whose answers may differ.
+    """
+
+    def __init__(self, share: float, allowed: float) -> None:
+        self.every, self.allowed = round(1 / share) if share else 0, allowed
+        self.tenants: dict[str | None, TenantQuality] = {}
+        self.checked = self.differed = 0
+
+    def step(self, tenant: str | None) -> int:
+        one = self.tenants.get(tenant)
+        return one.step if one is not None else SERVED
+
+    def take(self, tenant: str | None) -> int | None:
+        """A tenant's prompt was fused, or would have been: at which step it is to be checked; ``None``
+        where it is not."""
+        if not self.every:
+            return None
+        one = self.tenants.pop(tenant, None) or TenantQuality()
+        self.tenants[tenant] = one
+        self._forget_one()
+        one.since += 1
+        if one.since < max(1, self.every // IN_DOUBT if one.in_doubt else self.every):
+            return None
+        one.since = 0
+        one.turn = not one.turn
+        if one.step == STOPPED or (one.step == RAISED and one.turn):
+            return one.step - 1
+        return one.step
+
+    def checked_one(self, tenant: str | None, at: int, differs: bool) -> str | None:
+        """A check's result. Returns the tenant's new step in words, ``None`` where it stays."""
+        self.checked += 1
+        self.differed += differs
+        one = self.tenants.get(tenant)
+        if one is None:
+            return None
+        one.checked += 1
+        one.differed += differs
+        if at == one.step:
+            one.above = max(0.0, one.above + differs - self.allowed)
+        elif at == one.step - 1:
+            one.below = max(0.0, one.below + self.allowed - differs)
+        if one.above >= ALARM:
+            return self._go(one, one.step + 1)
+        return self._go(one, one.step - 1) if one.below >= ALARM else None
+
+    def stats(self) -> dict[str, Any]:
+        """Totals, for any thread."""
+        steps = [one.step for one in list(self.tenants.values())]
+        return {
+            "checked": self.checked,
+            "differed": self.differed,
+            **{f"tenants_{STEPS[step]}": steps.count(step) for step in (RAISED, STOPPED)},
+        }
+
+    def of_tenants(self, most: int) -> dict[str | None, dict[str, Any]]:
+        """The ``most`` tenants that are furthest from being served as usual, then the checked ones."""
+        order = sorted(self.tenants.items(), key=lambda t: (-t[1].step, -t[1].checked))
+        return {
+            name: {"step": STEPS[one.step], "checked": one.checked, "differed": one.differed}
+            for name, one in order[:most]
+            if one.checked
+        }
+
+    def _go(self, one: TenantQuality, step: int) -> str:
+        one.step, one.above, one.below = step, 0.0, 0.0
+        return STEPS[step]
+
+    def _forget_one(self) -> None:
+        """The tenant that was not heard of for longest, of those served as usual if there are any."""
+        if len(self.tenants) <= MAX_TENANTS:
+            return
+        usual = (name for name, one in self.tenants.items() if one.step == SERVED)
+        del self.tenants[next(usual, next(iter(self.tenants)))]

@@ -1,0 +1,152 @@
+"""The quality meter in a server: which prompts wait to be checked, and the check that is under way.
+
+A check runs while the server is idle, a piece at a time; when a request is computed it is dropped, with
+its memory, and begun again later. So it needs no memory of its own: the encoder, whose share it uses, is done
+by then. A prompt's tokens are kept until its check is over, and at most ``KEPT_S``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_chunks.check import answers_differ
+from canopy_chunks.meter import RAISED, STOPPED, QualityMeter, raised
+from canopy_chunks.server.library import Library, reusable_tokens
+from canopy_chunks.server.options import Options
+from canopy_chunks.server.request import ChunkRequest
+from sglang_canopy.tenant import shown_tenant
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+MAX_TRIES = 4
+KEPT_S = 600.0
+SHOWN_TENANTS = 32
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A prompt that is to be checked at a step; ratio: what the server's own would be."""
+
+    ids: Sequence[int]
+    request: ChunkRequest
+    step: int
+    ratio: float
+    tries: int = 0
+
+
+class Watch:
+    """Checks of one scheduler process. end: the token that ends an answer, if it is known.
+
+    Every rank of a split model offers the same prompts and takes the same steps.
+    """
+
+    def __init__(self, options: Options, end: int | None) -> None:
+        self.options, self.end = options, end
+        self.meter = QualityMeter(options.check_share, options.max_differ)
+        self.waiting: deque[_Waiting] = deque()
+        self.dropped: Counter[str] = Counter()
+        self._steps: Generator[None, None, bool] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a check waits or is under way."""
+        return bool(self.waiting)
+
+    def stopped(self, tenant: str | None) -> bool:
+        """Whether a tenant's reuse is stopped."""
+        return self.meter.step(tenant) == STOPPED
+
+    def ratio(self, tenant: str | None, ratio: float) -> float:
+        """What a tenant gets for the server's ratio."""
+        return raised(ratio) if self.meter.step(tenant) >= RAISED else ratio
+
+    def offer(self, ids: Sequence[int], request: ChunkRequest, ratio: float) -> None:
+        """A prompt at the server's own ``ratio`` was fused, or would have been: it may be checked."""
+        step = self.meter.take(request.tenant)
+        if step is None:
+            return
+        held = any(one.request.tenant == request.tenant for one in self.waiting)
+        if held or len(self.waiting) == MAX_WAITING:
+            self.dropped["too many wait"] += 1
+        else:
+            self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
+
+    def interrupt(self) -> None:
+        """A batch is to be computed: the check under way is given up, to be begun again or forgotten."""
+        if self._steps is None:
+            return
+        self._steps = None
+        one = self.waiting.popleft()
+        one.tries += 1
+        if one.tries < MAX_TRIES:
+            self.waiting.append(one)
+        else:
+            self.dropped["interrupted"] += 1
+
+    def run_piece(self, library: Library, now: float) -> None:
+        """One piece of the check that is under way, or the start of the next."""
+        one = self.waiting[0]
+        try:
+            if self._steps is None:
+                self._steps = self._begin(library, one, now)
+            if self._steps is not None:
+                next(self._steps)
+                return
+        except StopIteration as done:
+            self._decide(library, one, done.value)
+        except Exception:
+            logger.exception("canopy: a prompt's answers could not be compared; that is skipped")
+            self.dropped["failed"] += 1
+        self._steps = None
+        self.waiting.popleft()
+
+    def stats(self) -> dict[str, Any]:
+        """What was checked and found, for any thread."""
+        waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
+        return {**self.meter.stats(), **waiting}
+
+    def of_tenants(self) -> dict[str, dict[str, Any]]:
+        """The same by tenant, as they are shown everywhere: for those who may read the status."""
+        shown = self.meter.of_tenants(SHOWN_TENANTS)
+        return {shown_tenant(name) or "": found for name, found in shown.items()}
+
+    def _begin(
+        self, library: Library, one: _Waiting, now: float
+    ) -> Generator[None, None, bool] | None:
+        request = one.request
+        if now - request.time_s > KEPT_S:
+            self.dropped["too old"] += 1
+            return None
+        library.agree_on_reads([request])
+        chunks = library.open(request, touch=False)
+        library.agreed.clear()
+        if not reusable_tokens(chunks, 0, len(one.ids)):
+            self.dropped["no longer stored"] += 1
+            return None
+        placed = tuple(p for k in chunks if (p := k.placed_from(0)) is not None)
+        ratio = raised(one.ratio) if one.step == RAISED else one.ratio
+        correct = self.options.correct == "on"
+        return answers_differ(
+            library.model, one.ids, placed, request.selector, ratio, correct, self.end
+        )
+
+    def _decide(self, library: Library, one: _Waiting, differs: bool) -> None:
+        """Count a check. Where reuse is stopped, documents that still differ are encoded again: what
+        is stored of them may be at fault."""
+        tenant = one.request.tenant
+        step = self.meter.checked_one(tenant, one.step, differs)
+        if step is not None:
+            logger.warning(
+                "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "
+                "full recompute %s",
+                shown_tenant(tenant), step, "too often" if differs else "seldom again",
+            )  # fmt: skip
+        if differs and self.stopped(tenant):
+            for keys in one.request.keys:
+                for key in keys:
+                    library.store.delete(key)

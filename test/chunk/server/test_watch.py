@@ -1,0 +1,185 @@
+"""The quality meter in a server: prompts that wait, their checks in idle time, and what is done then."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from canopy_chunks.meter import RAISED, SERVED, STOPPED  # noqa: E402
+from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.options import Options  # noqa: E402
+from canopy_chunks.server.request import DIFFERED  # noqa: E402
+from canopy_chunks.server.watch import KEPT_S, MAX_TRIES, MAX_WAITING, Watch  # noqa: E402
+
+SYSTEM, LENGTH, TAIL = 40, 120, 8
+
+
+@pytest.fixture
+def engine(llama, monkeypatch):
+    """Every prompt is checked. One document a prompt, behind its own system text: exact."""
+    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: llama)
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
+    return ChunkEngine(runner, Options(memory_mb=64, check_share=1.0, encode="prefix"))
+
+
+def prompt(ids, **fields):
+    said = {"canopy_chunks": [SYSTEM, SYSTEM + LENGTH], **fields.pop("params", {})}
+    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": []}
+    return SimpleNamespace(
+        origin_input_ids=ids[: SYSTEM + LENGTH + TAIL].tolist(),
+        extra_key=None,
+        cache_salt=fields.pop("salt", None),
+        sampling_params=SimpleNamespace(custom_params=said),
+        **known,
+    )
+
+
+def learn(engine: ChunkEngine, req) -> None:
+    state = engine.new_request(req)
+    state.fused = True  # so that nothing is taken from a pool
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    while engine.library.encoder.busy:
+        engine.work_when_idle()
+
+
+def serve(engine: ChunkEngine, req, seconds: float = 0.0):
+    """What a fused prompt does when it is complete, or one whose tenant's reuse is stopped."""
+    state = engine.new_request(req)
+    state.time_s = seconds
+    state.fused = engine.may_fuse(req, state)
+    engine.offer_check(req, state)
+    return state
+
+
+def idle(engine: ChunkEngine) -> None:
+    while engine.has_idle_work:
+        engine.work_when_idle()
+
+
+def shuffle(engine: ChunkEngine) -> None:
+    """The fault: the values of every stored document belong to other tokens."""
+    for tier in engine.library.store._tiers:
+        for entry in tier.entries.values():
+            entry.chunk.v[:] = entry.chunk.v.flip(1)
+
+
+def quality(engine: ChunkEngine):
+    return engine.status()["quality"]
+
+
+def test_shuffled_kv_stops_reuse_and_new_kv_brings_it_back(engine, ids, caplog) -> None:
+    req = prompt(ids)
+    learn(engine, req)
+    for _ in range(4):
+        serve(engine, req)
+        idle(engine)
+    assert (quality(engine)["checked"], quality(engine)["differed"]) == (4, 0)
+    shuffle(engine)
+    for _ in range(7):
+        serve(engine, req)
+        idle(engine)
+    assert engine.watch.meter.step(None) == RAISED
+    assert engine.ratio_for(engine.new_request(req), []) == 0.3
+    for _ in range(14):
+        state = serve(engine, req)
+        idle(engine)
+    assert engine.watch.meter.step(None) == STOPPED
+    assert "now stopped" in caplog.text
+    state = serve(engine, req)
+    assert (state.fused, state.reason) == (False, DIFFERED)
+    idle(engine)  # it differs: what is stored is deleted
+    assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
+    learn(engine, req)
+    for _ in range(32):
+        serve(engine, req)
+        idle(engine)
+    assert engine.watch.meter.step(None) == SERVED
+    assert "now served" in caplog.text
+
+
+def test_another_tenants_fault_concerns_nobody_else(engine, ids) -> None:
+    mine, other = prompt(ids), prompt(ids, salt="other")
+    learn(engine, other)
+    shuffle(engine)
+    learn(engine, mine)
+    for _ in range(20):
+        serve(engine, mine)
+        serve(engine, other)
+        idle(engine)
+    assert not serve(engine, other).fused
+    assert serve(engine, mine).fused
+    shown = quality(engine)["tenants"]
+    assert sorted(one["differed"] for one in shown.values())[0] == 0
+    assert "other" not in shown
+    assert "tenants" not in engine.stats()["quality"]  # any client may read those
+
+
+def test_a_request_with_a_way_of_its_own_is_not_checked(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    for own in ({"canopy_recompute_ratio": 0.5}, {"canopy_selector": "frequency"}):
+        serve(engine, prompt(ids, params=own))
+    assert not engine.watch.busy
+
+
+def test_a_computed_batch_drops_the_check_which_begins_again_a_few_times(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    for _ in range(MAX_TRIES):
+        assert engine.watch.busy
+        engine.work_when_idle()
+        engine.watch.interrupt()
+    assert not engine.watch.busy
+    assert quality(engine)["dropped"] == {"interrupted": 1}
+    engine.watch.interrupt()  # nothing is under way
+
+
+def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    idle(engine)
+    assert not engine.watch.waiting
+    serve(engine, prompt(ids))
+    engine.time_s = KEPT_S + 1
+    engine.work_when_idle()
+    assert not engine.watch.waiting
+    assert quality(engine)["dropped"] == {"too old": 1}
+    assert quality(engine)["checked"] == 1
+
+
+def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
+    for i in range(2 * MAX_WAITING):
+        for _ in range(3):
+            serve(engine, prompt(ids, salt=f"tenant {i}"))
+    assert len(engine.watch.waiting) == MAX_WAITING
+    assert len({one.request.tenant for one in engine.watch.waiting}) == MAX_WAITING
+
+
+def test_a_document_that_has_gone_is_not_checked(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    for keys in engine.watch.waiting[0].request.keys:
+        engine.library.store.delete(keys[0])
+    idle(engine)
+    assert quality(engine)["dropped"] == {"no longer stored": 1}
+
+
+def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    with monkeypatch.context() as broken:
+        broken.setattr("canopy_chunks.server.watch.answers_differ", None)
+        idle(engine)
+    serve(engine, prompt(ids))
+    idle(engine)
+    assert quality(engine)["dropped"] == {"failed": 1}
+    assert quality(engine)["checked"] == 1
+
+
+def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
+    fresh = Watch(Options(memory_mb=64), None)
+    taken = [fresh.meter.take(None) for _ in range(10)]
+    assert taken == [None] * 9 + [SERVED]

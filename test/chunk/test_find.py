@@ -1,0 +1,101 @@
+"""Registered documents are found in prompts without marks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("numpy")
+
+from canopy_chunks.find import LEAST, SEAM, WINDOW, Finder, window_hashes
+
+MOST = 256
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(50_000) for _ in range(count))
+
+
+DOCUMENTS = [tokens(LEAST + 30 * i, i) for i in range(4)]
+
+
+@pytest.fixture
+def finder() -> Finder:
+    made = Finder()
+    for one in DOCUMENTS:
+        made.add(one, None)
+    return made
+
+
+def prompt(order) -> tuple[list[int], list[int]]:
+    """Ids and bounds of a prompt: documents with other text before, between and behind."""
+    ids, bounds = list(tokens(7, 90)), []
+    for i in order:
+        bounds += [len(ids), len(ids) + len(DOCUMENTS[i])]
+        ids += [*DOCUMENTS[i], *tokens(3, 100 + i)]
+    return ids, bounds
+
+
+def test_documents_are_found_wherever_they_stand(finder) -> None:
+    for order in ((0,), (2, 0, 3, 1), (1, 1), (3, 2)):
+        ids, bounds = prompt(order)
+        assert finder.find(ids, None, MOST) == bounds
+
+
+def test_a_document_whose_ends_were_tokenised_otherwise_is_found_without_them(finder) -> None:
+    ids, (start, end) = prompt((1,))
+    for changed in (start, start + 1, end - 1, end - 2):
+        other = [*ids[:changed], 60_000, *ids[changed + 1 :]]
+        assert finder.find(other, None, MOST) == [start + SEAM, end - SEAM]
+    for changed in (start + SEAM, (start + end) // 2, end - SEAM - 1):
+        other = [*ids[:changed], 60_000, *ids[changed + 1 :]]
+        assert finder.find(other, None, MOST) == []
+
+
+def test_a_prompt_that_ends_inside_a_document_or_is_short_has_none(finder) -> None:
+    ids, (start, end) = prompt((2,))
+    for cut in (0, 1, WINDOW, start + WINDOW + SEAM, end - SEAM - 1):
+        assert finder.find(ids[:cut], None, MOST) == []
+    assert finder.find(ids[:end], None, MOST) == [start, end]
+    assert finder.find(ids[start:], None, MOST) == [0, end - start]
+
+
+def test_of_two_documents_that_begin_alike_the_longer_is_taken(finder) -> None:
+    longer = (*DOCUMENTS[0], *tokens(20, 7))
+    finder.add(longer, None)
+    assert finder.find([1, 2, 3, *longer, 4], None, MOST) == [3, 3 + len(longer)]
+    assert finder.find([1, 2, 3, *DOCUMENTS[0], 4], None, MOST) == [3, 3 + LEAST]
+
+
+def test_a_document_is_found_in_its_own_tenants_prompts_alone(finder) -> None:
+    ids, _ = prompt((0, 1))
+    assert finder.find(ids, "other", MOST) == []
+    finder.add(DOCUMENTS[1], "other")
+    assert len(finder.find(ids, "other", MOST)) == 2
+
+
+def test_deleted_and_short_documents_are_not_found(finder) -> None:
+    ids, bounds = prompt((0, 1))
+    finder.remove(DOCUMENTS[0], None)
+    finder.remove(DOCUMENTS[0], None)
+    assert finder.find(ids, None, MOST) == bounds[2:]
+    for one in DOCUMENTS[1:]:
+        finder.remove(one, None)
+    assert not finder._tables
+    finder.add(tokens(LEAST - 1, 1), None)
+    finder.add(tokens(LEAST, 1), None, page=LEAST + 1)
+    assert not finder._tables
+
+
+def test_at_most_so_many_are_found(finder) -> None:
+    ids, bounds = prompt([0, 1] * 5)
+    assert finder.find(ids, None, 3) == bounds[:6]
+
+
+def test_the_hash_of_a_window_does_not_depend_on_where_it_stands() -> None:
+    run = tokens(WINDOW, 3)
+    alone = window_hashes(run)
+    assert window_hashes([*tokens(5000, 4), *run])[-1] == alone[0]
+    assert len(set(window_hashes(tokens(5000, 4)).tolist())) == 5000 - WINDOW + 1
