@@ -214,7 +214,7 @@ async function chunks() {
   const prompts = [["reused documents", now.fused_requests], ...of.slice(0, 5).map(([why, n]) => ["not reused: " + why, n])];
   if (now.fallbacks) prompts.push(["failed, and computed as usual", now.fallbacks]);
   if (!only("chunks", found.documents.length || sum(prompts.map((p) => p[1])))) return;
-  const quality = ((await asked("status")).documents || now).quality, tenants = Object.entries(quality.tenants || {});
+  const quality = ((await asked("status").catch(() => ({}))).documents || now).quality, tenants = Object.entries(quality.tenants || {});
   const unusual = tenants.filter(([, t]) => t.step !== "served");
   const held = Object.entries(now.store.tiers).map(([tier, t]) => size(t.used_bytes) + "B in " + tier).join(", ");
   show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
