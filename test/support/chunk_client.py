@@ -64,13 +64,6 @@ def wait_until_encoded(client) -> None:
             return
 
 
-def quality(client) -> dict:
-    """What the quality meter counts, once no check waits: between two looks the server is idle."""
-    while (found := state(client)["quality"])["waiting"]:
-        pass
-    return found
-
-
 def refused(client, path, body, method="POST") -> tuple[int, str]:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(
