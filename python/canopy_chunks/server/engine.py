@@ -15,6 +15,7 @@ from canopy_chunks.calibration.saved import Setting
 from canopy_chunks.choice import ChosenTokens
 from canopy_chunks.chunk import Placed
 from canopy_chunks.fields import parse_fields
+from canopy_chunks.meter import QualityMeter
 from canopy_chunks.placement import place_chunks
 from canopy_chunks.selectors import make_selector
 from canopy_chunks.server import model_view
@@ -34,8 +35,8 @@ from canopy_chunks.server.request import (
     custom_params,
     ineligible_reason,
 )
-from canopy_chunks.server.watch import Watch
 from canopy_chunks.transfer import base_of, send
+from canopy_chunks.watch import Watch
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.document_names import BOUNDS
 from sglang_canopy.request.stamp import read_stamp
@@ -57,7 +58,7 @@ class ChunkEngine:
             )
         self.runner, self.options = runner, options
         self.end_token = getattr(tokenizer, "eos_token_id", None)
-        self.watch = Watch(options, self.end_token)
+        self.watch = self._new_watch()
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         self.library = Library(model_view.served_model(runner), options)
         self.counts: Counter[str] = Counter()
@@ -67,6 +68,10 @@ class ChunkEngine:
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
         self.setting: Setting | None = None
+
+    def _new_watch(self) -> Watch:
+        meter = QualityMeter(self.options.check_share, self.options.max_differ)
+        return Watch(meter, self.options.correct == "on", self.end_token)
 
     @property
     def model(self) -> Any:
@@ -87,7 +92,7 @@ class ChunkEngine:
         if model.identity == self.model.identity:
             return False
         self.library = Library(model, self.options, self.library)
-        self.watch = Watch(self.options, self.end_token)
+        self.watch = self._new_watch()
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from canopy_chunks.agreed_reads import AgreedReads
 from canopy_chunks.background_encoder import BackgroundEncoder
-from canopy_chunks.chunk import Chunk
+from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.encode import capture
 from canopy_chunks.host_memory import HostMemory
@@ -79,6 +79,21 @@ class Library:
             if one.tier == "disk":
                 one.chunk = self.agreed.take(one.key) or self.reads.take(one.key) or one.chunk
         return chunks
+
+    def placed_for_check(self, request: ChunkRequest, total: int) -> tuple[Placed, ...]:
+        """The stored chunks of a whole prompt of ``total`` tokens; none where too few are stored."""
+        self.agree_on_reads([request])
+        chunks = self.open(request, touch=False)
+        self.agreed.clear()
+        if not reusable_tokens(chunks, 0, total):
+            return ()
+        return tuple(p for k in chunks if (p := k.placed_from(0)) is not None)
+
+    def forget(self, request: ChunkRequest) -> None:
+        """Delete what is stored of a request's documents: they are encoded again."""
+        for keys in request.keys:
+            for key in keys:
+                self.store.delete(key)
 
     def read_ahead(self, request: ChunkRequest) -> None:
         """A request was made: its chunks on disk are read while it waits."""

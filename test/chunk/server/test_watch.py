@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.meter import RAISED, SERVED, STOPPED  # noqa: E402
+from canopy_chunks.meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
-from canopy_chunks.server.watch import KEPT_S, MAX_TRIES, MAX_WAITING, Watch  # noqa: E402
+from canopy_chunks.watch import KEPT_S, MAX_TRIES, MAX_WAITING, Watch  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
@@ -171,7 +171,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     with monkeypatch.context() as broken:
-        broken.setattr("canopy_chunks.server.watch.answers_differ", None)
+        broken.setattr("canopy_chunks.watch.answers_differ", None)
         idle(engine)
     serve(engine, prompt(ids))
     idle(engine)
@@ -180,6 +180,6 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = Watch(Options(memory_mb=64), None)
+    fresh = Watch(QualityMeter(0.01, 0.4), False, None)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]

@@ -15,9 +15,6 @@ from typing import Any
 
 from canopy_chunks.check import answers_differ
 from canopy_chunks.meter import RAISED, STOPPED, QualityMeter, raised
-from canopy_chunks.server.library import Library, reusable_tokens
-from canopy_chunks.server.options import Options
-from canopy_chunks.server.request import ChunkRequest
 from sglang_canopy.tenant import shown_tenant
 
 logger = logging.getLogger(__name__)
@@ -33,21 +30,22 @@ class _Waiting:
     """A prompt that is to be checked at a step; ratio: what the server's own would be."""
 
     ids: Sequence[int]
-    request: ChunkRequest
+    request: Any
     step: int
     ratio: float
     tries: int = 0
 
 
 class Watch:
-    """Checks of one scheduler process. end: the token that ends an answer, if it is known.
+    """Checks of one scheduler process. correct: reused KV is corrected; end: the token that ends an
+    answer, if it is known.
 
-    Every rank of a split model offers the same prompts and takes the same steps.
+    Every rank of a split model offers the same prompts and takes the same steps. Requests have the
+    fields of ``server.request.ChunkRequest``, the library is ``server.library.Library``.
     """
 
-    def __init__(self, options: Options, end: int | None) -> None:
-        self.options, self.end = options, end
-        self.meter = QualityMeter(options.check_share, options.max_differ)
+    def __init__(self, meter: QualityMeter, correct: bool, end: int | None) -> None:
+        self.meter, self.correct, self.end = meter, correct, end
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
         self._steps: Generator[None, None, bool] | None = None
@@ -65,7 +63,7 @@ class Watch:
         """What a tenant gets for the server's ratio."""
         return raised(ratio) if self.meter.step(tenant) >= RAISED else ratio
 
-    def offer(self, ids: Sequence[int], request: ChunkRequest, ratio: float) -> None:
+    def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
         """A prompt at the server's own ``ratio`` was fused, or would have been: it may be checked."""
         step = self.meter.take(request.tenant)
         if step is None:
@@ -88,7 +86,7 @@ class Watch:
         else:
             self.dropped["interrupted"] += 1
 
-    def run_piece(self, library: Library, now: float) -> None:
+    def run_piece(self, library: Any, now: float) -> None:
         """One piece of the check that is under way, or the start of the next."""
         one = self.waiting[0]
         try:
@@ -115,27 +113,21 @@ class Watch:
         shown = self.meter.of_tenants(SHOWN_TENANTS)
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
-    def _begin(
-        self, library: Library, one: _Waiting, now: float
-    ) -> Generator[None, None, bool] | None:
+    def _begin(self, library: Any, one: _Waiting, now: float) -> Generator[None, None, bool] | None:
         request = one.request
         if now - request.time_s > KEPT_S:
             self.dropped["too old"] += 1
             return None
-        library.agree_on_reads([request])
-        chunks = library.open(request, touch=False)
-        library.agreed.clear()
-        if not reusable_tokens(chunks, 0, len(one.ids)):
+        placed = library.placed_for_check(request, len(one.ids))
+        if not placed:
             self.dropped["no longer stored"] += 1
             return None
-        placed = tuple(p for k in chunks if (p := k.placed_from(0)) is not None)
         ratio = raised(one.ratio) if one.step == RAISED else one.ratio
-        correct = self.options.correct == "on"
         return answers_differ(
-            library.model, one.ids, placed, request.selector, ratio, correct, self.end
+            library.model, one.ids, placed, request.selector, ratio, self.correct, self.end
         )
 
-    def _decide(self, library: Library, one: _Waiting, differs: bool) -> None:
+    def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
         """Count a check. Where reuse is stopped, documents that still differ are encoded again: what
         is stored of them may be at fault."""
         tenant = one.request.tenant
@@ -147,6 +139,4 @@ class Watch:
                 shown_tenant(tenant), step, "too often" if differs else "seldom again",
             )  # fmt: skip
         if differs and self.stopped(tenant):
-            for keys in one.request.keys:
-                for key in keys:
-                    library.store.delete(key)
+            library.forget(one.request)
