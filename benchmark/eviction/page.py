@@ -172,6 +172,25 @@ def ablations() -> str:
     )
 
 
+def added() -> str:
+    """What a turn added as a refinement, and its placebo: points more than `wa`."""
+    runs: dict[tuple[str, float, str], dict[int, float]] = {}
+    for r in rows("added"):
+        key = r["trace"], r["capacity_fraction"], r["arm"]
+        runs.setdefault(key, {})[r["seed"]] = 100 * r["block_hit_ratio"]
+    lines = []
+    for trace, capacity in dict.fromkeys(key[:2] for key in runs):
+        base = runs[trace, capacity, "wa"]
+        gains = [
+            ", ".join(signed(hits - base[seed], 2) for seed, hits in sorted(arm.items())) or "-"
+            for arm in (runs.get((trace, capacity, name), {}) for name in ("added", "placebo"))
+        ]
+        of = ", ".join(f"{hits:.2f}" for _, hits in sorted(base.items()))
+        lines.append([f"{trace}, {capacity:.0%}", of, *gains])
+    head = ["block hits, % (by seed)", "`wa`", "with what was added", "placebo"]
+    return table(head, lines, numbers=True)
+
+
 def short() -> str:
     real, lru = hits("conversation", "wa"), hits("conversation", "lru")
     agents = [hits("agentic", policy)[0.05] for policy in ("wa", "lru")]
@@ -273,6 +292,7 @@ PARTS = {
     "tail": tail,
     "hints": hints,
     "ablations": ablations,
+    "added": added,
     "true-hints": true_hints,
     "victim": victim,
 }

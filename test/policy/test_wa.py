@@ -226,7 +226,7 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
         ({"own_gaps": 3}, "own_gaps"),
         ({"windows": 3}, "windows"),
         ({"model": "exponential", "cdf": "some"}, "all, reused"),
-        ({"categories": "tenth"}, "refined, type-turn"),
+        ({"categories": "tenth"}, "refined, added, type-turn"),
         ({"life": False}, "exponential"),
         ({"model": "exponential", "life": False}, "reading formula"),
         ({"model": "exponential", "reading": "joint"}, "hazard, formula"),

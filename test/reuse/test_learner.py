@@ -49,6 +49,20 @@ def test_the_stop_reason_counts_once_it_is_known():
     assert events(model) == {"agent|tool|out<512": 1.0}
 
 
+def test_what_a_turn_added_refines_the_category_where_it_is_asked_for():
+    model = ReuseModel(added=True)
+    first = serve(model, 0, range(1, 1001), output_tokens=100)
+    assert first.label == "default|-|turn1|out<256|added<4096"
+    # It goes on from a prompt of 1,000 and an answer of 100 tokens, and brings in 50.
+    goes_on = serve(model, 5, range(1, 1151), output_tokens=10)
+    assert goes_on.label == "default|-|turn2|out<64|added<512"
+    # Another's first turn, which shares 600 tokens, brings in the rest.
+    shares = serve(model, 6, [*range(1, 601), *range(5001, 9601)])
+    assert shares.label == "default|-|turn1|out<64|added>=4096"
+    after_a_tool = serve(model, 7, [1], stop="tool")
+    assert after_a_tool.label == "default|tool|out<64"
+
+
 def test_after_a_tool_call_the_conversations_own_gaps_refine_the_category():
     model = ReuseModel()
     serve(model, 0, [1], stop="tool")

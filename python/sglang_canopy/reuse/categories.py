@@ -2,8 +2,9 @@
 
 A request's category as the client or the server gives it is refined by what decides reuse:
 why the response stopped, the turn, the length of the output (its generation is part of the
-gap), and how long this conversation let the cache wait before. Each refinement has a parent
-without it, so that a curve with few samples leans on a coarser one.
+gap), where it is asked for what the turn added to the prompt, and how long this conversation let
+the cache wait before. Each refinement has a parent without it, so that a curve with few samples
+leans on a coarser one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TURN_EDGES = (1, 2, 4)
 _PAPERS_TURNS = 16
 """Turns from here on are one category, so that there are tens of them (Section 4.2)."""
 _USE_EDGES = (2, 4, 8, 16)
+_ADDED_EDGES = (512, 4096)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
 _OWN_GAP_EDGES_S = (2, 8, 30, 120)
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
@@ -113,11 +115,13 @@ def features(
     turn: int,
     output_tokens: int,
     own_gap_s: float | None,
+    added_tokens: int | None = None,
 ) -> tuple[str, ...]:
     """What refines a request's category, coarsest first.
 
     After a tool call nearly every conversation goes on, and how soon depends on the
-    conversation: its own average gap refines. Otherwise the turn says how likely it goes on.
+    conversation: its own average gap refines. Otherwise the turn says how likely it goes on;
+    ``added_tokens`` are the tokens of the prompt that were new with this turn.
     """
     name = category.replace("|", "/")[:NAME_CHARS]
     output = "out" + _bucket(output_tokens, _OUTPUT_EDGES)
@@ -127,7 +131,10 @@ def features(
             names = (*names, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s"))
         return names
     stop_name = stop if stop in _STOPS else "-"
-    return name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+    names = name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+    if added_tokens is None:
+        return names
+    return (*names, "added" + _bucket(added_tokens, _ADDED_EDGES))
 
 
 def type_turn_features(category: str, turn: int) -> tuple[str, ...]:

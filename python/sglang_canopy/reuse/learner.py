@@ -38,7 +38,8 @@ class ReuseModel:
     ``window_s``: seconds that samples are kept; ``max_samples``: and how many at most;
     ``max_blocks``: block hashes remembered; ``min_samples``: with fewer, a category uses its
     parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
-    labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``exponential``:
+    labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``added``: whether what
+    a turn added to its prompt does; ``exponential``:
     fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
     and the turn, and a shared prefix belongs to the category of the request that used it last.
     """
@@ -52,11 +53,13 @@ class ReuseModel:
         min_samples: int = 20,
         max_categories: int = 256,
         own_gaps: bool = True,
+        added: bool = False,
         exponential: ExponentialModel | None = None,
         type_turn: bool = False,
     ) -> None:
         self.min_samples = min_samples
         self.own_gaps = own_gaps
+        self.added = added
         self.exponential = exponential
         self.type_turn = type_turn
         self.categories = Categories(max_categories)
@@ -86,7 +89,7 @@ class ReuseModel:
         self.hints.count_overdue(now)
         if matched and not self.type_turn:
             self._sample_junctions(request, matched, departs=before is None)
-        tip = self._tip_of(request, before)
+        tip = self._tip_of(request, before, matched)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
         shadow.learn(now, path[matched:])
         if full > matched or (before is not None and full > 0):
@@ -166,11 +169,13 @@ class ReuseModel:
         fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
-    def _tip_of(self, request: Request, before: Tip | None) -> Tip:
+    def _tip_of(self, request: Request, before: Tip | None, matched: int) -> Tip:
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
         tip.turn = max(1, request.turn)
+        known = matched * request.block_tokens if before is None else before.history
+        tip.added = max(0, request.prompt_tokens - known)
         if before is not None:
             tip.turn = max(tip.turn, before.turn + 1)
             tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
@@ -189,7 +194,10 @@ class ReuseModel:
             names = type_turn_features(request.category, tip.turn)
         else:
             gap = tip.own_gap_s if self.own_gaps else None
-            names = features(request.category, request.stop, tip.turn, request.output_tokens, gap)
+            added = tip.added if self.added else None
+            names = features(
+                request.category, request.stop, tip.turn, request.output_tokens, gap, added
+            )
         return self.categories.refine(names, request.tenant, request.time)
 
     def _check_hints_of_the_name(self, request: Request) -> None:

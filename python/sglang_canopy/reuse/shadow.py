@@ -27,6 +27,7 @@ class Tip:
     """Where one request's path ends (or two paths part), and what became of it."""
 
     __slots__ = (
+        "added",
         "blocks",
         "born",
         "category",
@@ -59,6 +60,8 @@ class Tip:
         """Requests seen on this path, this one included."""
         self.own_gap_s: float | None = None
         """Moving average of this conversation's own gaps."""
+        self.added = 0
+        """Tokens of its prompt that were new to its path."""
         self.history = 0
         """Prompt and output tokens."""
         self.blocks = 0
