@@ -3,7 +3,8 @@
     python scripts/follow_sglang.py                 # the newest on the package index
     python scripts/follow_sglang.py --release 0.5.22
     python scripts/follow_sglang.py --wheel FILE    # one that is here already
-    python scripts/follow_sglang.py --list          # and every function, a line each
+    python scripts/follow_sglang.py --list          # and a table: every function, and who stands on it
+    python scripts/follow_sglang.py --try           # the table, then two servers and the caches' suites
 
 Only the wheel is downloaded, into a temporary folder, and nothing of it is run: the functions that
 Canopy hooks, overrides or relies on (``sglang_digests.json``) are compared by their syntax trees,
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -24,10 +26,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from canopy_lab.report.table import text_table
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.server import digests
 from sglang_canopy.storage.server_arguments import unreviewed
 
+ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 4
 FIELDS = "sglang/srt/arg_groups/fields/"
 
@@ -118,7 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--release", metavar="X.Y.Z", help="this release, not the newest")
     source.add_argument("--wheel", type=Path, metavar="FILE", help="a wheel that is here already")
-    parser.add_argument("--list", action="store_true", help="every function that moved")
+    parser.add_argument("--list", action="store_true", help="every function that moved, in a table")
+    parser.add_argument(
+        "--try",
+        action="store_true",
+        dest="run",
+        help="the table, then live_tests.py on the release",
+    )
     arguments = parser.parse_args(argv)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -128,11 +138,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(result.line())
-    if arguments.list:
-        for how, each in (("gone", result.gone), ("changed", result.changed)):
-            for one in each:
-                print(f"  {how:7} {one}")
+    if arguments.list or arguments.run:
+        print(table(result))
+    if arguments.run:
+        tried = [sys.executable, str(ROOT / "scripts" / "live_tests.py"), result.release]
+        return subprocess.run(tried, check=False).returncode
     return int(bool(result.changed or result.gone or result.arguments))
+
+
+def table(result: Moved) -> str:
+    """A row for each function that moved: how, where, and which of our files name it."""
+    rows = []
+    for how, each in (("gone", result.gone), ("changed", result.changed)):
+        for one in each:
+            file, _, function = one.partition(": ")
+            rows.append([how, function, file, ", ".join(_standing_on(function)) or "-"])
+    rows += [["new", name, "the server's arguments", "to review"] for name in result.arguments]
+    return text_table(("how", "function", "in SGLang", "in Canopy"), rows)
+
+
+def _standing_on(function: str) -> list[str]:
+    """Our files that name a function, or its class where its own name says nothing (``__init__``)."""
+    *owner, name = function.split(".")
+    word = owner[-1] if owner and name.startswith("__") else name
+    return [path for path, words in _our_sources() if word in words]
+
+
+@functools.cache
+def _our_sources() -> list[tuple[str, frozenset[str]]]:
+    """Our files by name, and the words in each."""
+    files = [*(ROOT / "python").rglob("*.py"), *(ROOT / "sgl-kernel" / "cpu").rglob("*.py")]
+    words = re.compile(r"\w+")
+    return sorted((p.name, frozenset(words.findall(p.read_text("utf-8")))) for p in files)
 
 
 if __name__ == "__main__":

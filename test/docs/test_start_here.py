@@ -64,7 +64,7 @@ def test_a_log_becomes_a_server_that_can_be_tried(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_whole_journey_on_a_real_server(tiny_model, tmp_path) -> None:
     """Advice starts the server; doctor passes it; meter, trial and the way back answer."""
     from launch_server import Server, cpu_arguments, free_port, wait_until_ready
@@ -84,7 +84,7 @@ def test_the_whole_journey_on_a_real_server(tiny_model, tmp_path) -> None:
     server = Server(f"http://127.0.0.1:{port}", said, process)
     stopped = threading.Event()
     try:
-        wait_until_ready(server, 400)
+        wait_until_ready(server, 800)
         asking = [threading.Thread(target=ask, args=(server.url, k, stopped)) for k in range(2)]
         for thread in asking:
             thread.start()
