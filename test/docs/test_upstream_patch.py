@@ -142,6 +142,7 @@ print(json.dumps({
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_with_it_an_observer_of_the_oldest_evicts_as_sglangs_lru_does(tmp_path) -> None:
     """On SGLang's own kit, in a patched copy: the rest of the package is linked."""
     shutil.copytree(INSTALLED, tmp_path / "sglang", copy_function=os.symlink)
