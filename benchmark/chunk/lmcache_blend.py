@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from comparators import questions
+from comparators.plain_model import PlainModel, norm
 from comparators.quality import FORCED, Reference, encode_case, mean_se, measure, refer
 from comparators.weights import load
 from lmcache.v1.compute.blend.blender import LMCBlender
@@ -30,7 +31,6 @@ from canopy_chunks import engine
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.chunk import FusedPrompt
 from canopy_chunks.encode import Encoder
-from canopy_chunks.model import Model
 from canopy_chunks.placement import place_chunks
 from canopy_chunks.quality import Case, prompt_of_case, tokenise
 
@@ -39,7 +39,7 @@ CHECK_LAYER = 1
 OURS = ("question", "hkvd")
 
 
-def blended(model: Model, prompt: FusedPrompt, cache: KVCache, end: int, ratio: float) -> None:
+def blended(model: PlainModel, prompt: FusedPrompt, cache: KVCache, end: int, ratio: float) -> None:
     """Blend positions ``0..end`` of a cache that holds the reused KV, by LMCache's own class."""
     shape = model.shape
     width = shape.kv_heads * shape.head_dim
@@ -64,7 +64,7 @@ def blended(model: Model, prompt: FusedPrompt, cache: KVCache, end: int, ratio: 
     hidden, output = F.embedding(prompt.ids[:end], model.embed), None
     part = KVCache(cache.k, cache.v, cache.slots[:end], cache.in_order)
     for i, layer in enumerate(model.layers):
-        joined = F.linear(engine._norm(hidden, layer.norm_in, shape.eps), layer.qkv, layer.qkv_bias)
+        joined = F.linear(norm(hidden, layer.norm_in, shape.eps), layer.qkv, layer.qkv_bias)
         q, k, v = joined.split([shape.heads * shape.head_dim, width, width], dim=-1)
         q, k, v, hidden, output, attention = blender.process_qkv(
             q, k, v, hidden, i, output, attention
@@ -75,15 +75,13 @@ def blended(model: Model, prompt: FusedPrompt, cache: KVCache, end: int, ratio: 
         rows = q.view(-1, shape.heads, shape.head_dim)
         attended = part.attend(i, rows, positions, shape.head_dim**-0.5)
         hidden = hidden + F.linear(attended.flatten(1), layer.out)
-        gate, up = F.linear(engine._norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(
-            2, -1
-        )
+        gate, up = F.linear(norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
         hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
 
 
 @torch.no_grad()
 def lmcache(
-    model: Model, case: Case, reference: Reference, chunks: list[Any], ratio: float
+    model: PlainModel, case: Case, reference: Reference, chunks: list[Any], ratio: float
 ) -> float:
     """KL (nats a token) along full recomputation's answer."""
     prompt = prompt_of_case(case, chunks, model.device)
@@ -96,10 +94,10 @@ def lmcache(
     engine.prefill(model, prompt.ids[: len(case.prefix)], upto(len(case.prefix)))  # cached exactly
     place_chunks(model, prompt.placed, upto(n), prompt.in_chunk())
     blended(model, prompt, cache, end, ratio)
-    first = engine.logits(model, engine.prefill(model, prompt.ids[end:], upto(n), end)[-1:])
+    first = model.logits(engine.prefill(model, prompt.ids[end:], upto(n), end)[-1:])
     forced = torch.tensor(reference.tokens[:-1])
     rest = engine.prefill(model, forced, upto(n + FORCED - 1), n)
-    rows = torch.cat([first, engine.logits(model, rest)]).log_softmax(-1)
+    rows = torch.cat([first, model.logits(rest)]).log_softmax(-1)
     true = reference.logprobs
     return float((true.exp() * (true - rows)).sum(-1).mean())
 

@@ -58,7 +58,7 @@ def measure(model: Model, prompt: FusedPrompt, selector: str, ratio: float, repe
         pool.fill_(0)
     for _ in range(repeats):
         begin, used = time.perf_counter(), time.process_time()
-        engine.logits(model, engine.prefill(model, prompt.ids, cache)[-1:])
+        model.logits(engine.prefill(model, prompt.ids, cache)[-1:])
         full.append(time.perf_counter() - begin)
         cpu[0].append(time.process_time() - used)
         used = time.process_time()

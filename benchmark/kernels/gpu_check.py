@@ -122,9 +122,9 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
         floor = floors.rope_scatter_floor(n, floors.Heads(32, heads, dim))
         ways = {
-            "rope_scatter": lambda: rope_scatter.rope_scatter_pieces_triton(
+            "rope_scatter": lambda: rope_scatter.one_layer(
                 keys, values, [len(k) for k in keys], inside, at, slots, cos_sin, *pools
-            ),
+            ).launch(0, 1),
             "rope_scatter joined": lambda: rope_scatter.rope_scatter_triton(
                 torch.cat(keys), torch.cat(values), at, at, slots, cos_sin, *pools
             ),

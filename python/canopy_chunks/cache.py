@@ -30,6 +30,7 @@ class KVCache:
     """Transfers under way into it (``transfer.Transfer``): a layer is not touched before its rows."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
+    _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.slots.numel()
@@ -40,14 +41,18 @@ class KVCache:
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        slots = self._slots_of(positions)
+        return self.read_keys(layer, positions), pages.read(self.v[layer], slots)
+
+    def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
+        """As :meth:`read`, K alone."""
         self.arrive(layer)
-        slots = self.slots[positions]
-        return pages.read(self.k[layer], slots), pages.read(self.v[layer], slots)
+        return pages.read(self.k[layer], self._slots_of(positions))
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put K (rotated) and V rows at ``positions``."""
         self.arrive(layer)
-        slots = self.slots[positions]
+        slots = self._slots_of(positions)
         pages.write(self.k[layer], slots, k)
         pages.write(self.v[layer], slots, v)
 
@@ -69,6 +74,15 @@ class KVCache:
         """What is queued from here on finds this layer's reused rows in place."""
         for transfer in self.arrivals:
             transfer.arrive(layer)
+
+    def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """As :meth:`_plan`: an operation a prompt, not at each layer."""
+        for known, slots in self._places:
+            if known is positions:
+                return slots
+        slots = self.slots[positions]
+        self._places = [*self._places[-1:], (positions, slots)]
+        return slots
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """As :meth:`_plan`: the prefix sums go to a device once, not at each layer."""

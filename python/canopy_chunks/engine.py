@@ -5,22 +5,18 @@ Every other token's KV is taken from the cache as it is. With all rows it is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from canopy_chunks.cache import KVCache
-from canopy_chunks.model import Layer, Model
-from canopy_chunks.rope import rotate
-
-Result = TypeVar("Result")
+from canopy_chunks.model import Enough, Model
 
 Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
 layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
-the cache's own KV in place here and in every deeper layer."""
+the cache's own KV in place here and in every deeper layer. A server's model keeps all its rows."""
 
 Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
 """``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace what the
@@ -35,80 +31,89 @@ Correct = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 written: may change the reused KV of the layer."""
 
 
-def finish(steps: Generator[None, None, Result]) -> Result:
-    """What ``steps`` return, with nothing between them."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+@dataclass(slots=True)
+class RowsAttention:
+    """A :class:`~.model.Attention`: writes the rows' K and V into ``cache`` (at each layer, those of
+    the rows that ``replaced`` names), then attends by position. Ends the forward when layer ``last``
+    has been watched: what follows in it would not be looked at."""
 
+    cache: KVCache
+    positions: torch.Tensor
+    scale: float
+    narrow: Narrow | None = None
+    watch: Watch | None = None
+    arrive: Callable[[int], None] | None = None
+    replaced: Replaced | None = None
+    correct: Correct | None = None
+    last: int | None = None
+    kept: torch.Tensor | None = None
 
-def run_rows(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`rows_by_layer` to its end."""
-    return finish(rows_by_layer(*args, **kwargs))
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """The attention of one layer's rows."""
+        if self.arrive is not None:  # the reused KV of this layer is in place when this returns
+            self.arrive(layer)
+        if self.narrow is not None:
+            self.kept = keep = self.narrow(layer, self.positions, k, v)
+            if keep is not None:
+                self.positions = self.positions[keep]
+                q, k, v = q[keep], k[keep], v[keep]
+        if self.correct is not None:
+            self.correct(layer, self.cache.k[layer], self.cache.v[layer], k, v)
+        some = self.replaced(layer, self.positions) if self.replaced is not None else None
+        if some is None:
+            self.cache.write(layer, self.positions, k, v)
+        else:
+            self.cache.write(layer, self.positions[some], k[some], v[some])
+        attended = self.watch(layer, q, self.positions) if self.watch is not None else None
+        if layer == self.last:
+            raise Enough
+        if attended is None:
+            attended = self.cache.attend(layer, q, self.positions, self.scale)
+        return attended
 
 
 @torch.no_grad()
-def rows_by_layer(
+def run_rows(
     model: Model,
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: KVCache,
     narrow: Narrow | None = None,
     watch: Watch | None = None,
-    layers: int | None = None,
-    stop: int | None = None,
     arrive: Callable[[int], None] | None = None,
     replaced: Replaced | None = None,
     correct: Correct | None = None,
-) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
-    """Run rows ``ids [m]`` at sorted ``positions [m]`` through ``layers`` (default all) layers.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
-    Writes their K and V into ``cache`` (at each layer, those of the rows that ``replaced`` names);
-    returns the rows' last hidden state ``[m', hidden]`` and their positions ``[m']`` (fewer than m
-    when ``narrow`` dropped some). With ``stop`` it ends as
-    soon as that layer has been watched: what follows in it would not be looked at. Yields before
-    each layer.
+    Returns the rows' hidden state ``[m', hidden]`` after the last norm, and their positions ``[m']``
+    (fewer than m when ``narrow`` dropped some).
     """
-    shape = model.shape
-    scale = shape.head_dim**-0.5
-    embed = model.ranks.embed if model.ranks is not None else None
-    hidden = F.embedding(ids, model.embed) if embed is None else embed(ids)
-    table = model.rope.table(positions)
-    for i, layer in enumerate(model.layers[:layers]):
-        yield
-        if arrive is not None:  # the reused KV of this layer is in place when this returns
-            arrive(i)
-        q, k, v = _project(model, layer, hidden, table)
-        if narrow is not None:
-            keep = narrow(i, positions, k, v)
-            if keep is not None:
-                hidden, positions, table = hidden[keep], positions[keep], table[keep]
-                q, k, v = q[keep], k[keep], v[keep]
-        if correct is not None:
-            correct(i, cache.k[i], cache.v[i], k, v)
-        kept = replaced(i, positions) if replaced is not None else None
-        if kept is None:
-            cache.write(i, positions, k, v)
-        else:
-            cache.write(i, positions[kept], k[kept], v[kept])
-        attended = watch(i, q, positions) if watch is not None else None
-        if i == stop:
-            break
-        if attended is None:
-            attended = cache.attend(i, q, positions, scale)
-        hidden = hidden + model.whole(F.linear(attended.flatten(1), layer.out))
-        gate, up = F.linear(_norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
-        hidden = hidden + model.whole(F.linear(F.silu(gate) * up, layer.down))
-    return hidden, positions
+    scale = model.shape.head_dim**-0.5
+    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced, correct)
+    hidden = model.forward(ids, positions, rows)
+    return hidden, rows.positions
 
 
 @torch.no_grad()
-def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
-    """``[m, hidden]`` last hidden states -> ``[m, vocab]`` fp32."""
-    out = F.linear(_norm(hidden, model.norm, model.shape.eps), model.head)
-    return (out if model.ranks is None else model.ranks.gather(out)).float()
+def probe_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: KVCache,
+    last: int,
+    watch: Watch | None = None,
+) -> None:
+    """As :func:`run_rows`, up to the attention of layer ``last``, which is the last to be watched."""
+    scale = model.shape.head_dim**-0.5
+    try:
+        model.forward(
+            ids, positions, RowsAttention(cache, positions, scale, watch=watch, last=last)
+        )
+    except Enough:
+        return
 
 
 def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
@@ -116,25 +121,3 @@ def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> 
     model.check_length(start + ids.numel())
     positions = torch.arange(start, start + ids.numel(), device=ids.device)
     return run_rows(model, ids, positions, cache)[0]
-
-
-def _project(
-    model: Model, layer: Layer, hidden: torch.Tensor, table: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Q, K (both rotated) and V of the rows."""
-    s = model.shape
-    joined = F.linear(_norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
-    joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
-    q, k, v = joined.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
-    if layer.head_norms is not None:
-        q, k = (_norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
-        return rotate(q, table), rotate(k, table), v
-    turned = rotate(joined[:, : s.heads + s.kv_heads], table)
-    return turned[:, : s.heads], turned[:, s.heads :], v
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm in fp32, as transformers does it."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)

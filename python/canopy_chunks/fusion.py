@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -44,6 +43,7 @@ class Fused:
     timing: Timing = field(default_factory=Timing)
 
 
+@torch.no_grad()
 def fused_prefill(
     model: Model,
     prompt: FusedPrompt,
@@ -52,25 +52,11 @@ def fused_prefill(
     ratio: float,
     correct: bool = False,
 ) -> Fused:
-    """:func:`fused_steps` to their end."""
-    return engine.finish(fused_steps(model, prompt, cache, selector, ratio, correct))
-
-
-@torch.no_grad()
-def fused_steps(
-    model: Model,
-    prompt: FusedPrompt,
-    cache: KVCache,
-    selector: Selector,
-    ratio: float,
-    correct: bool = False,
-) -> Generator[None, None, Fused]:
     """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
 
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
     plain prefill. correct: what is not recomputed is corrected (:mod:`.correction`), unless the
-    selector gives each layer rows of its own. Yields before each layer of the chosen rows, not while
-    they are chosen.
+    selector gives each layer rows of its own.
     """
     model.check_length(len(prompt))
     timing, start = Timing(), time.perf_counter()
@@ -110,7 +96,7 @@ def fused_steps(
         timing.correct = _lap(model, start) - begun
         if correction is not None:
             apply = _timed(model, correction, timing)
-    hidden, _ = yield from engine.rows_by_layer(
+    hidden, _ = engine.run_rows(
         model,
         prompt.ids[rows],
         rows,
@@ -119,7 +105,7 @@ def fused_steps(
         replaced=choice.replaced,
         correct=apply,
     )
-    out = engine.logits(model, hidden[-1:])[0]
+    out = model.logits(hidden[-1:])[0]
     timing.recompute = _lap(model, start) - timing.select - timing.place - timing.correct
     return Fused(out, every, timing)
 

@@ -107,7 +107,7 @@ def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
     hidden = engine.prefill(model, ids, cache.upto(ids.numel()))
-    first = engine.logits(model, hidden[-1:])[0]
+    first = model.logits(hidden[-1:])[0]
     return _decoded(model, tokenizer, cache, ids.numel(), first)
 
 

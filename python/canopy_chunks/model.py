@@ -1,11 +1,12 @@
-"""A plain decoder's weights: what the fusion engine needs of a Llama-type model.
+"""What fusion needs of a decoder: its sizes, its rotation, and a forward of any rows at their positions.
 
-The forward pass is :mod:`.engine`'s own, because it must run any set of rows at their true positions
-over any KV.
+A server gives SGLang's own model (``server/served_model.py``). Evaluation gives one of plain weights
+(``benchmark/chunk/comparators/plain_model.py``), against which the other is tested.
 """
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,64 +35,70 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
-
-    head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
-    positions with their norm, since a rotation leaves their length.
-    """
-
-    norm_in: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    out: torch.Tensor
-    norm_mid: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
-
-
 class Ranks(Protocol):
     """The ranks of a model whose heads, inner width and vocabulary are split over several."""
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' ``part``."""
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[m]`` ids -> ``[m, hidden]``."""
-
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
         """``[m, this rank's share of the vocabulary]`` -> ``[m, vocab]``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Weights, rotation and identity of a decoder; ``identity`` keys the chunks made with it.
+class Enough(Exception):
+    """Raised by an :class:`Attention`: nothing after it is wanted of this forward."""
 
-    ranks: set where this is one rank's part of the weights; the shape's heads are then its own.
+
+class Attention(Protocol):
+    """What a forward does with the queries, keys and values of a layer's rows.
+
+    kept: indices of the rows that go on, where the last call dropped some; else None.
+    """
+
+    kept: torch.Tensor | None
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """``q [m, heads, d]``, ``k, v [m, kv_heads, d]``, q and k rotated -> the attention of the
+        rows that go on, ``[kept, heads, d]``."""
+
+
+class Model(abc.ABC):
+    """A decoder; ``identity`` keys the chunks made with it.
+
+    ranks: set where this is one rank's part of it; the shape's heads are then its own.
     """
 
     shape: Shape
-    layers: tuple[Layer, ...]
-    embed: torch.Tensor
-    norm: torch.Tensor
-    head: torch.Tensor
     rope: Rope
     identity: str
-    ranks: Ranks | None = None
+    ranks: Ranks | None
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of hidden states, keys and values."""
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @abc.abstractmethod
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """Rows ``ids [m]`` at ``positions [m]`` through all layers, each of which calls
+        ``attention``: hidden states ``[rows that are left, hidden]`` after the last norm."""
+
+    @abc.abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[m, hidden]`` of :meth:`forward` -> ``[m, vocab]`` fp32."""
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """A sum over heads or inner width, of which this rank has ``part``."""
         return part if self.ranks is None else self.ranks.sum(part)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.embed.device
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that a sliding window would cut: its attention is not ours."""

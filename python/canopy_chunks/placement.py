@@ -18,7 +18,7 @@ from canopy_chunks.rope import rotate_into
 from canopy_chunks.suffix import ChunkSuffix
 from canopy_chunks.transfer import base_of, send
 from canopy_kernel import pages
-from canopy_kernel.rope_scatter import rope_scatter_pieces
+from canopy_kernel.rope_scatter import LayersScatter, one_layer
 from canopy_kernel.rows import turns
 
 _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
@@ -94,7 +94,9 @@ def _place_on_device(
     rows there would need their indices; what is between will be computed and overwritten. Of the
     others the wanted rows travel; of those in the host's memory into ``cache.arrivals``.
     """
-    device, count, parts = cache.slots.device, 0, []
+    device, count = cache.slots.device, 0
+    here: list[_Part] = []
+    away: list[_Part] = []
     for p in placed:
         count += int(wanted[p.start : p.end].sum())
     sent = send(model, placed, cache, to_device(wanted.nonzero()[:, 0], device))
@@ -107,25 +109,55 @@ def _place_on_device(
         if not inside.numel():
             continue
         if lies_on(p.chunk, device):
-            inside = torch.arange(int(inside[0]), int(inside[-1]) + 1)
-            slots = cache.slots[p.start + int(inside[0]) : p.start + int(inside[-1]) + 1]
+            first, last = int(inside[0]), int(inside[-1]) + 1
+            slots = cache.slots[p.start + first : p.start + last]
+            here.append((p, torch.arange(first, last), slots))
         else:
-            slots = cache.slots[to_device(inside + p.start, device)]
-        parts.append((p, inside, slots))
-    if not parts:
-        return count
-    counts = [inside.numel() for _, inside, _ in parts]
-    slots = torch.cat([one for *_, one in parts])
-    at = torch.cat([inside + p.start for p, inside, _ in parts])
-    table = model.rope.table(to_device(at, device))
-    rows = torch.cat([torch.arange(n, device=device) for n in counts])
-    every = torch.arange(slots.numel(), device=device)
-    reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
-    for layer, read in enumerate(reads):  # one launch, every chunk's rows from where they lie
-        keys, values = ([to_device(x, device) for x in these] for these in zip(*read))
-        pools = cache.k[layer], cache.v[layer]
-        rope_scatter_pieces(keys, values, counts, rows, every, slots, table, *pools)
+            away.append((p, inside, cache.slots[to_device(inside + p.start, device)]))
+    if here:
+        _place_from_device(model, here, cache)
+    if away:
+        _place_from_host(model, away, cache)
     return count
+
+
+_Part = tuple[Placed, torch.Tensor, torch.Tensor]
+"""A chunk in its place, which of its tokens (on the host), and their slots."""
+
+
+def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
+    """One launch for all chunks and layers, each chunk's rows from where they lie."""
+    keys, values = [], []
+    for p, inside, _ in parts:
+        base, skip = (
+            (p.chunk.base, p.chunk.skip) if isinstance(p.chunk, ChunkSuffix) else (p.chunk, 0)
+        )
+        first, last = skip + int(inside[0]), skip + int(inside[-1]) + 1
+        keys.append(base.raw_k[:, first:last])
+        values.append(base.v[:, first:last])
+    LayersScatter(keys, values, *_where(model, parts, cache), cache.k, cache.v).run()
+
+
+def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
+    """A layer at a time, as they are read."""
+    where = _where(model, parts, cache)
+    reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
+    for layer, read in enumerate(reads):
+        keys, values = ([to_device(x, cache.slots.device) for x in some] for some in zip(*read))
+        one_layer(keys, values, *where, cache.k[layer], cache.v[layer]).run()
+
+
+def _where(
+    model: Model, parts: Sequence[_Part], cache: KVCache
+) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens of each part; of all tokens the rows, the places in the table, the slots; the table."""
+    device = cache.slots.device
+    counts = [inside.numel() for _, inside, _ in parts]
+    at = torch.cat([inside + p.start for p, inside, _ in parts])
+    rows = torch.cat([torch.arange(n) for n in counts])
+    every = torch.arange(len(at), device=device)
+    slots = torch.cat([one for *_, one in parts])
+    return counts, to_device(rows, device), every, slots, model.rope.table(to_device(at, device))
 
 
 def lies_on(chunk: Stored, device: torch.device) -> bool:

@@ -135,7 +135,7 @@ def greedy_steps(
         yield
         at = n + len(tokens) - 1
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
+        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
         tokens.append(int(row.argmax()))
     return tokens
 

@@ -1,9 +1,10 @@
-"""Reused KV travels from the host's memory to a pool on a device, a layer at a time, beside the compute.
+"""Reused KV travels from the host's memory to a pool on a device, some layers at a time, beside the compute.
 
 A stream of its own reads exactly the wanted rows out of :class:`~.host_memory.HostMemory`, turns the
-keys and writes them where they go: one launch a layer for all chunks of a prompt, without buffers
-between and without the host knowing the rows. An event a layer says when they are there; a probe or a
-forward waits for the one of the layer it is at (CacheTune, section 4.2: events at layer granularity).
+keys and writes them where they go: all chunks of a prompt together, without buffers between and
+without the host knowing the rows. A short transfer is one launch for all layers; a long one, which is
+to run beside the layers' compute (CacheTune, section 4.2), is a few, each with an event that a probe
+or a forward waits for when it is at the first of these layers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from canopy_chunks.device_copy import to_device
 from canopy_chunks.host_memory import HostChunk, HostMemory
 from canopy_chunks.model import Model
 from canopy_chunks.suffix import ChunkSuffix
-from canopy_kernel.rope_scatter import rope_scatter, rope_scatter_triton
+from canopy_kernel.rope_scatter import LayersScatter
+
+LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
+"""A launch for so many bytes: over PCIe they take ten times as long as it takes the host. But no more
+launches than this, so that a compute that follows layer by layer waits for an eighth of it at most."""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Rows under way. ``events``: one a layer on a CUDA stream; none where nothing is asynchronous.
+    """Rows under way. ``events``: of each layer, on a CUDA stream; none where nothing is asynchronous.
 
     bytes: how much travels, K and V of all layers. chunks: held until the transfer is over, so that
     their slots are not given to others.
@@ -69,28 +74,32 @@ def send(
     source = source.clamp_min(0)
     table = model.rope.table(positions)
     every = torch.arange(positions.numel(), device=device)
-    count = model.shape.layers
-    size = positions.numel() * count * 2 * memory.k[0, :1].nbytes
+    scatter = LayersScatter(
+        [memory.k], [memory.v], [positions.numel()], source, every, slots, table, cache.k, cache.v
+    )  # fmt: skip
+    layers = model.shape.layers
+    size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
     sent = Transfer(size, tuple(chunk for _, chunk, _ in parts))
     if memory.stream is None:
-        for layer in range(count):
-            rope_scatter(
-                memory.k[layer], memory.v[layer], source, every, slots, table,
-                cache.k[layer], cache.v[layer],
-            )  # fmt: skip
+        scatter.run()
         return sent
     memory.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(memory.stream):
-        for layer in range(count):
-            rope_scatter_triton(
-                memory.k[layer], memory.v[layer], source, every, slots, table,
-                cache.k[layer], cache.v[layer],
-            )  # fmt: skip
-            sent.events.append(torch.cuda.Event())
-            sent.events[-1].record()
+        for first, end in launches(layers, size):
+            scatter.run(first, end)
+            event = torch.cuda.Event()
+            event.record()
+            sent.events += [event] * (end - first)
     for x in (source, slots, table, every, *cache.k, *cache.v):  # used beyond their last name here
         x.record_stream(memory.stream)
     return sent
+
+
+def launches(layers: int, size: int) -> list[tuple[int, int]]:
+    """Layers, from the first to before the second, of each launch of a transfer of ``size`` bytes."""
+    count = max(1, min(layers, MOST_LAUNCHES, size // LAUNCH_BYTES))
+    ends = [layers * (i + 1) // count for i in range(count)]
+    return list(zip([0, *ends], ends))
 
 
 def base_of(chunk: Any) -> tuple[HostChunk | None, int]:

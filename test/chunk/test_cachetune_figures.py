@@ -31,7 +31,7 @@ def greedy_alone(model, ids, count):
     for _ in range(count):
         every = torch.tensor([*ids, *found])
         cache = dense_cache(model, len(every))
-        found.append(int(engine.logits(model, engine.prefill(model, every, cache)[-1:]).argmax()))
+        found.append(int(model.logits(engine.prefill(model, every, cache)[-1:]).argmax()))
     return found
 
 
@@ -47,7 +47,7 @@ def test_answers_side_by_side_are_those_of_each_alone(llama, ids):
         caches.append(dense_cache(llama, 58))
         prompt = torch.tensor(one)
         hidden = engine.prefill(llama, prompt, caches[-1])
-        firsts.append(int(engine.logits(llama, hidden[-1:]).argmax()))
+        firsts.append(int(llama.logits(hidden[-1:]).argmax()))
     assert greedy(llama, caches, 50, firsts, end) == alone
 
 

@@ -17,7 +17,7 @@ from canopy_chunks import cache as caches  # noqa: E402
 from canopy_chunks import correction  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.encode import capture, encode  # noqa: E402
-from canopy_chunks.engine import logits, prefill  # noqa: E402
+from canopy_chunks.engine import prefill  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.placement import place_chunks  # noqa: E402
 from canopy_chunks.rope import unrotate  # noqa: E402
@@ -29,7 +29,7 @@ LIMIT = 1e-4
 
 def plain(model, ids):
     cache = caches.dense_cache(model, ids.numel())
-    return logits(model, prefill(model, ids, cache))[-1], cache
+    return model.logits(prefill(model, ids, cache))[-1], cache
 
 
 def prompt_of(model, ids, gap=0):

@@ -13,7 +13,7 @@ from canopy_chunks import cache as caches  # noqa: E402
 from canopy_chunks import disk  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.encode import Encoder, capture, encode  # noqa: E402
-from canopy_chunks.engine import logits, prefill, run_rows  # noqa: E402
+from canopy_chunks.engine import prefill, run_rows  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.placement import place_chunks  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -30,7 +30,7 @@ def garbage(cache):
 
 def plain(model, ids):
     cache = caches.dense_cache(model, ids.numel())
-    return logits(model, prefill(model, ids, cache)), cache
+    return model.logits(prefill(model, ids, cache)), cache
 
 
 def prompt_of(model, ids, how="prefix"):
@@ -74,7 +74,7 @@ def test_any_rows_over_exact_kv_give_the_plain_rows(hf_model, ids, count):
     rows = rows.sort()[0]
     hidden, positions = run_rows(model, ids[rows], rows, cache)
     assert torch.equal(positions, rows)
-    assert (logits(model, hidden) - expected[rows]).abs().max() < LIMIT
+    assert (model.logits(hidden) - expected[rows]).abs().max() < LIMIT
 
 
 @pytest.mark.parametrize("name", list(SELECTORS))

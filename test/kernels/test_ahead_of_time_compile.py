@@ -51,14 +51,15 @@ def check_layouts(found):
 
 def check_pipeline(found):
     """Both loops over keys run ahead of their loads, and the tiles are cut for the programs that a
-    multiprocessor really holds."""
+    multiprocessor really holds: in what runs, which is pages of one token wherever Triton is alone."""
     for b in found:
         what, dim = b["config"].split()[1:3]
         few, split, after = (x in what for x in ("few_rows", "split", "continued"))
         config = triton_attention.configuration(
             int(dim[1:]), torch.bfloat16, few, b["arch"], split, after
         )
-        assert b["programs"] >= config.programs, b
+        if after or b["config"].endswith(" page1"):
+            assert b["programs"] >= config.programs, b
         if split and b["config"].endswith(" page1"):  # what the work list is made for
             assert b["programs"] == config.programs, b
         if b["arch"] < 100:

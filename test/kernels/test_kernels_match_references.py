@@ -152,9 +152,32 @@ def test_rope_scatter_takes_the_rows_of_several_chunks_where_they_are(case):
     rest = (positions, slots, table(500, dim))
     joined = [torch.cat([x[i] for x, i in zip(xs, picks)]) for xs in (keys, values)]
     rope_scatter.reference(*joined, torch.arange(33, device=DEVICE), *rest, *copies)
-    rope_scatter.rope_scatter_pieces_triton(keys, values, counts, source, *rest, *pools)
+    rope_scatter.one_layer(keys, values, counts, source, *rest, *pools).launch(0, 1)
     for got, expected in zip(pools, copies):
         close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("parts", [[(0, 5)], [(0, 1), (1, 4), (4, 5)]])
+def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts):
+    dim, heads, layers, counts = 64, 2, 5, [3, 0, 17]
+    keys, values = (
+        [torch.randn(layers, 20 + i, heads, dim, device=DEVICE) for i in range(3)] for _ in range(2)
+    )
+    rows = [torch.randperm(20)[:n].sort()[0] for n in counts]
+    k_pools, v_pools = (
+        [pool(60, dim, heads, torch.float32, 16, "NHD") for _ in range(layers)] for _ in range(2)
+    )
+    slots, positions = (torch.randperm(60, device=DEVICE)[:20] for _ in range(2))
+    about = (counts, torch.cat(rows).to(DEVICE), positions, slots, table(60, dim))
+    copies = [[p.clone() for p in pools] for pools in (k_pools, v_pools)]
+    rope_scatter.LayersScatter(keys, values, *about, *copies).reference(0, layers)
+    work = rope_scatter.LayersScatter(keys, values, *about, k_pools, v_pools)
+    for first, end in parts:
+        untouched = v_pools[end].clone() if end < layers else None
+        work.launch(first, end)
+        assert untouched is None or torch.equal(untouched, v_pools[end])
+    for got, expected in zip((*k_pools, *v_pools), (*copies[0], *copies[1])):
+        close(got, expected, torch.float32)
 
 
 def test_rows_of_another_type_or_layout_are_refused_by_name():
@@ -162,9 +185,9 @@ def test_rows_of_another_type_or_layout_are_refused_by_name():
     rest = (torch.arange(4),) * 3 + (table(9, 64), *(x[:, None] for x in (k, v)))
     for other in (v.half(), torch.zeros(2, 4, 64).transpose(0, 1)):
         with pytest.raises(ValueError, match="allowed are dense rows"):
-            rope_scatter.rope_scatter_pieces_triton([k], [other], [4], *rest)
+            rope_scatter.one_layer([k], [other], [4], *rest).launch(0, 1)
     with pytest.raises(ValueError, match="not alike"):
-        rope_scatter.rope_scatter_pieces_triton([k, k], [v], [4], *rest)
+        rope_scatter.one_layer([k, k], [v], [4], *rest).launch(0, 1)
 
 
 @every_case

@@ -54,5 +54,5 @@ def context_attention(context: Context) -> torch.Tensor:
         weight = torch.einsum("mhgd,nhd->mhgn", asked, keys.float()).softmax(dim=-1)
         score[:end] += weight.mean(dim=(0, 1, 2)) / shape.layers
 
-    engine.run_rows(model, ids, rows, cache, watch=watch, stop=shape.layers - 1)
+    engine.probe_rows(model, ids, rows, cache, shape.layers - 1, watch)
     return model.whole(score)

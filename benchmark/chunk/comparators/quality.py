@@ -44,13 +44,13 @@ def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED)
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
     start = time.perf_counter()
-    row = engine.logits(model, engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
+    row = model.logits(engine.prefill(model, ids, cache.upto(ids.numel()))[-1:])
     ttft = time.perf_counter() - start
     found, tokens = [row[0]], [int(row.argmax())]
     for step in range(FORCED - 1):
         at = ids.numel() + step
         last = torch.tensor(tokens[-1:], device=model.device)
-        row = engine.logits(model, engine.prefill(model, last, cache.upto(at + 1), at))
+        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
         found.append(row[0])
         tokens.append(int(row.argmax()))
     text = _continue(model, tokenizer, cache, ids.numel(), tokens, answer_tokens)
@@ -125,7 +125,7 @@ def forced_logprobs(
     KV is in the cache; ``first [vocab]``: the logits of its first token."""
     forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
     rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
-    return torch.cat([first[None], engine.logits(model, rest)]).log_softmax(-1)
+    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
 
 
 def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:

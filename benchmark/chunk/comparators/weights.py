@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.model import Layer, Model, Shape
+from canopy_chunks.model import Shape
 from canopy_chunks.rope import Rope, from_config
+from comparators.plain_model import Layer, PlainModel
 from sglang_canopy.errors import CanopyError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PlainModel:
     """Read a Hugging Face directory of a Llama, Mistral, Qwen2 or Qwen3 model.
 
     Raises CanopyError for a missing directory, another family, or a RoPE that cannot move.
@@ -40,7 +41,7 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cp
 
 def from_transformers(
     hf: Any, rope: Rope | None = None, device: str = "cpu", identity: str = ""
-) -> Model:
+) -> PlainModel:
     """Take over the weights of a loaded transformers model (Q, K, V and gate, up are joined)."""
     config, state = hf.config, hf.state_dict()
     heads = config.num_attention_heads
@@ -93,7 +94,7 @@ def from_transformers(
     rope = rope or from_config(config)
     rope = Rope(rope.inv_freq.to(device), rope.scaling, rope.variant)
     head = embed if tied else get("lm_head.weight")
-    return Model(shape, tuple(layers), embed, get("model.norm.weight"), head, rope, identity)
+    return PlainModel(shape, tuple(layers), embed, get("model.norm.weight"), head, rope, identity)
 
 
 def random_model(
@@ -104,7 +105,7 @@ def random_model(
     device: str = "cpu",
     seed: int = 0,
     identity: str = "random",
-) -> Model:
+) -> PlainModel:
     """A model of a given shape with random weights: for tests, and for timing shapes we lack."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -130,7 +131,7 @@ def random_model(
     )
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
     embed = normal(shape.vocab, shape.hidden)
-    return Model(
+    return PlainModel(
         shape, layers, embed, ones(), embed, Rope(1.0 / theta**steps), f"{identity}-{seed}"
     )
 

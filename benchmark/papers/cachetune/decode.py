@@ -40,7 +40,7 @@ def side_by_side(
     """Run ``ids [caches, m]`` at positions ``at [m]``; logits ``[caches, m, vocab]``."""
     step = SideBySide(caches, at)
     hidden, _ = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
-    return engine.logits(model, hidden).unflatten(0, ids.shape)
+    return model.logits(hidden).unflatten(0, ids.shape)
 
 
 def greedy(

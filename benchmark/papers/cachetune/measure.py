@@ -62,7 +62,7 @@ def compare(
     n, room = len(case.ids), len(case.ids) + LONGEST
     caches = [dense_cache(model, room)]
     start = time.process_time()
-    first = engine.logits(model, engine.prefill(model, ids, upto(caches[0], n))[-1:])[0]
+    first = model.logits(engine.prefill(model, ids, upto(caches[0], n))[-1:])[0]
     rows = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
     firsts = [first]
     chunks: dict[str, list[Any]] = {}

@@ -109,7 +109,7 @@ def overlapped(
                 cache.write(layer, at, rotate(k, model.rope.table(at)), v)
 
         hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)
-        logits = engine.logits(model, hidden[-1:])[0]
+        logits = model.logits(hidden[-1:])[0]
     return time.perf_counter() - start, logits
 
 
@@ -172,7 +172,7 @@ def clocked(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) -> fl
 
     start = time.thread_time()
     hidden, _ = engine.run_rows(model, prompt.ids[rows], rows, cache, arrive=arrive)
-    engine.logits(model, hidden[-1:])
+    model.logits(hidden[-1:])
     ends = [*(at - own for at, own in zip(begun[1:], spent[1:])), time.thread_time()]
     compute = [end - begin for begin, end in zip(begun, ends)]
     return begun[0] - spent[0] - start + in_pipeline(read, compute)
@@ -235,9 +235,9 @@ def profile(prompt: FusedPrompt, pool: Pool, repeats: int = 2, clock: bool = Fal
             + clock * pool.seconds_per_token
         )
         read = now()
-        engine.logits(model, engine.run_rows(model, prompt.ids[outside], outside, cache)[0][-1:])
+        model.logits(engine.run_rows(model, prompt.ids[outside], outside, cache)[0][-1:])
         asked = now()
-        engine.logits(model, engine.prefill(model, prompt.ids, cache)[-1:])
+        model.logits(engine.prefill(model, prompt.ids, cache)[-1:])
         compute.append((now() - asked) / len(prompt))
         other.append(asked - read)
     return CostProfile(*(statistics.median(x) for x in (compute, transfer, other)))

@@ -9,12 +9,14 @@ what the answer is read from, on some prompts better than the whole question's, 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from canopy_chunks import engine
+from canopy_chunks.cache import KVCache
 from canopy_chunks.chunk import FusedPrompt
-from canopy_chunks.device_copy import to_device
+from canopy_chunks.device_copy import is_host, to_device
 from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, best
 
 FIRST, LAST = 0.5, 0.7
@@ -24,7 +26,8 @@ MOST = 64
 STRIDE, FEWEST = 8, 100
 """Below the probed layers the question reads one in so many tokens of the chunks, each standing for
 all of them, but no fewer than so many: what it reads there hardly tells what it asks for
-(docs/research/chunks.md), and it is half of a probe's attention."""
+(docs/research/chunks.md), and it is half of a probe's attention. On a device it reads all of them:
+there a kernel more costs the host more than these keys cost the device."""
 PIECE_ROWS = 2048
 """Other tokens outside chunks run at a time: what they take is bounded as a prefill's window is."""
 
@@ -56,36 +59,87 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
     while before > PIECE_ROWS:  # none attends to a later one
-        engine.run_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, stop=depth - 1)
+        engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
         ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
-    at, others = rows[before:], rows[:before]
+    at = rows[before:]
     share = torch.ones(at.numel(), device=model.device)
     if last_weight and at.numel() > 1:
         share.fill_((1 - last_weight) / (at.numel() - 1))
         share[-1] = last_weight
-    every, scale = torch.arange(len(prompt), device=model.device), shape.head_dim**-0.5
-    some, bias = _sampled(prompt, at, shape.heads // shape.kv_heads)
-
-    def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
-        if layer >= lowest:
-            if cache.in_order:
-                k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
-            else:
-                k, v = cache.read(layer, every)
-            attended, mass = _weighed(q[before:], k, v, at, first, share, scale)
-            score.add_(mass)
-        else:
-            attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
-        if not others.numel():
-            return attended
-        out = torch.empty_like(q)
-        out[before:] = attended
-        if layer < depth - 1:
-            out[:before] = cache.attend(layer, q[:before], others, scale)
-        return out
-
-    engine.run_rows(model, ids, rows, cache, watch=watch, stop=depth - 1)
+    layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
+    probe = _Probe(cache, layers, rows, before, first, share, heads, group, score)
+    watch = probe.host(prompt) if is_host(rows) else probe.device()
+    engine.probe_rows(model, ids, rows, cache, depth - 1, watch)
     return model.whole(score)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """What is done with the queries of sorted ``rows``, of which those from ``before`` on are asked:
+    the attention of the asked, over heads and by their ``share [m]``, is added to ``score [prompt]``
+    at ``layers``. first: the first position that is asked; heads: of queries; group: of them a KV head."""
+
+    cache: KVCache
+    layers: range
+    rows: torch.Tensor
+    before: int
+    first: int
+    share: torch.Tensor
+    heads: int
+    group: int
+    score: torch.Tensor
+
+    def host(self, prompt: FusedPrompt) -> engine.Watch:
+        """Each layer's weights are made once for scores and attention; below ``layers`` a sample of
+        the chunks is read."""
+        cache, before = self.cache, self.before
+        at, others = self.rows[before:], self.rows[:before]
+        every = torch.arange(len(prompt))
+        some, bias = _sampled(prompt, at, self.group)
+
+        def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+            scale = q.shape[-1] ** -0.5
+            if layer in self.layers:
+                if cache.in_order:
+                    k, v = (pool[layer][: len(prompt), 0] for pool in (cache.k, cache.v))
+                else:
+                    k, v = cache.read(layer, every)
+                attended, mass = _weighed(q[before:], k, v, at, self.first, self.share, scale)
+                self.score.add_(mass)
+            else:
+                attended = _biased(q[before:], *cache.read(layer, some), bias, scale)
+            if not others.numel():
+                return attended
+            out = torch.empty_like(q)
+            out[before:] = attended
+            if layer < self.layers.stop - 1:
+                out[:before] = cache.attend(layer, q[:before], others, scale)
+            return out
+
+        return watch
+
+    def device(self) -> engine.Watch:
+        """In few operations, which cost a device's host more than the device: all rows attend to all
+        keys in one kernel, and only the weights of ``layers`` are made beside it."""
+        at, every = (
+            self.rows[self.before :],
+            torch.arange(len(self.score), device=self.score.device),
+        )
+        hidden = torch.zeros(len(at), len(every), device=every.device)
+        hidden.masked_fill_(every > at[:, None], float("-inf"))
+        bias = hidden.repeat(self.group, 1)  # the group's heads one after another
+        share = self.share.repeat(self.heads)
+
+        def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+            if layer not in self.layers:
+                return None
+            keys = self.cache.read_keys(layer, every).float().permute(1, 2, 0)
+            asked = q[self.before :].float().transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+            weight = torch.baddbmm(bias, asked, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
+            self.score.addmv_(weight.flatten(0, 1).T, share)
+            return None
+
+        return watch
 
 
 def _sampled(

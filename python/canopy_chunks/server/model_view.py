@@ -1,12 +1,11 @@
-"""SGLang's own weights and KV pool, seen as the chunk engine's ``Model`` and ``KVCache``: no copies.
+"""SGLang's own model and KV pool, seen as the chunk engine's ``Model`` and ``KVCache``: no copies.
 
-The engine runs the parts of chunk reuse that SGLang's forward has no place for: choosing tokens
-(some layers of a few rows) and encoding a chunk for later. Both use the weights the server has.
+What SGLang's own forward has no place for (choosing tokens, encoding a chunk for later) runs through
+the same layers, see :mod:`.served_model`.
 
 With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
 store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
-same order; so they stay in step by themselves. Four things need the other ranks: the projections'
-partial sums, the selector's scores (a sum over all heads), when to stop encoding in idle time,
+same order; so they stay in step by themselves. Three things need the other ranks: the selector's scores (a sum over all heads), when to stop encoding in idle time,
 which only the first rank can see, and what is on disk, where each rank has files of its own: which
 it finds at start, and which it could read before the prompts of a batch are planned.
 """
@@ -22,8 +21,9 @@ import torch
 
 from canopy_chunks.cache import KVCache
 from canopy_chunks.device_copy import is_host, to_device
-from canopy_chunks.model import Layer, Model, Shape
+from canopy_chunks.model import Model, Shape
 from canopy_chunks.rope import from_config, prove_rotation, rotate, unrotate
+from canopy_chunks.server.served_model import ServedModel
 from canopy_kernel import halves, pages
 from sglang_canopy.errors import CanopyError
 
@@ -80,21 +80,16 @@ def served_model(runner: Any) -> Model:
     if window and getattr(config, "use_sliding_window", True):
         raise CanopyError("sliding-window models cannot reuse chunks; serve without it")
     shape = served_shape(inner, config)
+    check_head_norms(attention, shape)
     rope = ServerRope(rotary.cos_sin_cache)
     prove_rotation(rope, shape.head_dim, rotary.cos_sin_cache.device)
-    views = tuple(_layer(layer, shape) for layer in layers)
-    embed = inner.model.embed_tokens.weight
-    split = tensor_ranks(inner.model.embed_tokens, config.vocab_size)
-    head = inner.lm_head.weight if split else inner.lm_head.weight[: config.vocab_size]
-    return Model(
+    return ServedModel(
+        inner,
         shape,
-        views,
-        embed,
-        inner.model.norm.weight,
-        head,
         rope,  # type: ignore[arg-type]
         common_digest(identity(inner, config)),
-        split,
+        tensor_ranks(config.vocab_size),
+        runner.model_config.dtype,
     )
 
 
@@ -110,6 +105,18 @@ def served_shape(inner: Any, config: Any) -> Shape:
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
     )
+
+
+def check_head_norms(attention: Any, shape: Shape) -> None:
+    """Raise CanopyError where queries and keys are normalised over more than a head: no test has seen
+    such a model."""
+    for name in ("q_norm", "k_norm"):
+        norm = getattr(attention, name, None)
+        if norm is not None and tuple(norm.weight.shape) != (shape.head_dim,):
+            raise CanopyError(
+                "queries and keys are normalised over more than a head, which is not tested with "
+                "chunk reuse; serve without --canopy-chunks"
+            )
 
 
 def identity(inner: Any, config: Any) -> str:
@@ -205,47 +212,13 @@ def check_layout(runner: Any, shape: Shape) -> None:
             )
 
 
-def _layer(layer: Any, shape: Shape) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = attention.qkv_proj.weight
-    rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    if tuple(qkv.shape) != (rows, shape.hidden) or not qkv.is_floating_point():
-        raise CanopyError(
-            f"the attention weights are {tuple(qkv.shape)} {qkv.dtype}, not [{rows}, "
-            f"{shape.hidden}]: a packed or quantised layout, which chunk reuse cannot read"
-        )
-    return Layer(
-        norm_in=layer.input_layernorm.weight,
-        qkv=qkv,
-        qkv_bias=attention.qkv_proj.bias,
-        out=attention.o_proj.weight,
-        norm_mid=layer.post_attention_layernorm.weight,
-        gate_up=mlp.gate_up_proj.weight,
-        down=mlp.down_proj.weight,
-        head_norms=_head_norms(attention, shape),
-    )
-
-
-def _head_norms(attention: Any, shape: Shape) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if not hasattr(attention, "q_norm"):
-        return None
-    norms = attention.q_norm.weight, attention.k_norm.weight
-    if any(tuple(weight.shape) != (shape.head_dim,) for weight in norms):
-        raise CanopyError(
-            "queries and keys are normalised over more than a head, which chunk reuse cannot run; "
-            "serve without --canopy-chunks"
-        )
-    return norms
-
-
 @dataclass(frozen=True, slots=True)
 class TensorRanks:
     """The model's :class:`~canopy_chunks.model.Ranks`, by SGLang's own collectives.
 
-    embedding: SGLang's module, which holds this rank's rows of the vocabulary; vocab: all of it.
+    vocab: words of all ranks.
     """
 
-    embedding: Any
     vocab: int
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
@@ -254,10 +227,6 @@ class TensorRanks:
 
         return tensor_model_parallel_all_reduce(part)
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """``[m]`` ids -> ``[m, hidden]``."""
-        return self.embedding(ids)
-
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
         """``[m, this rank's share]`` -> ``[m, vocab]``."""
         from sglang.srt.distributed import tensor_model_parallel_all_gather
@@ -265,9 +234,9 @@ class TensorRanks:
         return tensor_model_parallel_all_gather(logits)[..., : self.vocab]
 
 
-def tensor_ranks(embedding: Any, vocab: int) -> TensorRanks | None:
+def tensor_ranks(vocab: int) -> TensorRanks | None:
     """The ranks a model is split over; ``None`` where it is whole."""
-    return TensorRanks(embedding, vocab) if _group().world_size > 1 else None
+    return TensorRanks(vocab) if _group().world_size > 1 else None
 
 
 def common_digest(digest: str) -> str:

@@ -1,12 +1,14 @@
 """Rope-scatter: reused K and V from a chunk's rows to the paged pool, keys rotated on the way.
 
 One pass reads each row once and writes it once, and a token's angles once for all heads. The rows
-may lie in several tensors (one a chunk): they are taken where they are, by address.
+may lie in several tensors (one a chunk), and go into several pools (one a layer): they are taken where
+they are, by address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -44,8 +46,7 @@ def _rope_scatter_kernel(
     positions_ptr,
     slots_ptr,
     table_ptr,
-    k_pool_ptr,
-    v_pool_ptr,
+    pool_ptr,
     kp_page,
     kp_token,
     kp_head,
@@ -57,7 +58,7 @@ def _rope_scatter_kernel(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    piece = pieces_ptr + tl.program_id(1) * 6
+    piece = pieces_ptr + tl.program_id(1) * 8
     first = tl.load(piece + 4) + tl.program_id(0) * BLOCK
     end = tl.load(piece + 5)
     if first >= end:
@@ -67,6 +68,8 @@ def _rope_scatter_kernel(
     v_ptr = tl.multiple_of(tl.load(piece + 1).to(like_ptr.dtype), 16)
     k_row = tl.multiple_of(tl.load(piece + 2), 16)
     v_row = tl.multiple_of(tl.load(piece + 3), 16)
+    k_pool_ptr = tl.multiple_of(tl.load(piece + 6).to(pool_ptr.dtype), 16)
+    v_pool_ptr = tl.multiple_of(tl.load(piece + 7).to(pool_ptr.dtype), 16)
     token = first + tl.arange(0, BLOCK)
     alive = token < end
     source = tl.load(source_ptr + token, mask=alive, other=0).to(tl.int64)
@@ -91,7 +94,110 @@ BLOCK = 8
 """Tokens a program: enough programs for a chip at 2,000 tokens."""
 
 
-def rope_scatter_pieces_triton(
+@dataclass(slots=True)
+class LayersScatter:
+    """Rows of several tensors into the pools of several layers, in one launch or a few.
+
+    keys, values: ``[layers, rows, kv_heads, d]`` each, of one type; counts: tokens taken from each, in
+    order; ``source [sum of counts]``: the row in its own tensor, the same at every layer; pools: a
+    view a layer, of one shape and type. Otherwise as :func:`reference`.
+    """
+
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    counts: Sequence[int]
+    source: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    table: torch.Tensor
+    k_pools: Sequence[torch.Tensor]
+    v_pools: Sequence[torch.Tensor]
+    _pieces: torch.Tensor | None = None
+
+    def run(self, first: int = 0, end: int | None = None) -> None:
+        """Layers ``first`` to before ``end``: Triton where the pools are on CUDA, torch elsewhere.
+
+        Raises ValueError for rows that are not dense, not of one type, or not 16-byte aligned.
+        """
+        end = len(self.k_pools) if end is None else end
+        (self.launch if self.k_pools[0].is_cuda else self.reference)(first, end)
+
+    def reference(self, first: int, end: int) -> None:
+        """Plain torch."""
+        for layer in range(first, end):
+            begin = 0
+            for k, v, count in zip(self.keys, self.values, self.counts):
+                some = slice(begin, begin + count)
+                where = (self.source[some], self.positions[some], self.slots[some], self.table)
+                reference(k[layer], v[layer], *where, self.k_pools[layer], self.v_pools[layer])
+                begin += count
+
+    def launch(self, first: int, end: int) -> None:
+        """The Triton kernel, once for all these layers."""
+        longest, own = max(self.counts, default=0), len(self.counts)
+        if longest == 0 or first == end:
+            return
+        if self._pieces is None:
+            self._pieces = self._addresses()
+        k_pool, v_pool = self.k_pools[0], self.v_pools[0]
+        heads, dim = self.keys[0].shape[2:]
+        _rope_scatter_kernel[(triton.cdiv(longest, BLOCK), own * (end - first))](
+            self.keys[0],
+            self._pieces[own * first : own * end],
+            self.source,
+            self.positions,
+            self.slots,
+            self.table,
+            k_pool,
+            *k_pool.stride()[:3],
+            *v_pool.stride()[:3],
+            HEADS=heads,
+            PAGE=k_pool.shape[1],
+            DIM=dim,
+            BLOCK=BLOCK,
+            num_warps=warps(dim),
+        )
+
+    def _addresses(self) -> torch.Tensor:
+        """``[layers * tensors, 8]`` int64: where a tensor's rows lie and how far apart, its tokens, and
+        where they go."""
+        if not (len(self.keys) == len(self.values) == len(self.counts)):
+            raise ValueError(
+                f"{len(self.keys)} keys, {len(self.values)} values, {len(self.counts)} counts: "
+                "not alike"
+            )
+        for x in (*self.keys, *self.values):
+            _check_rows(x, self.keys[0])
+        for pools in (self.k_pools, self.v_pools):
+            for pool in pools:
+                if pool.stride() != pools[0].stride() or pool.data_ptr() % 16:
+                    raise ValueError("pools of one launch have one shape and begin at 16 bytes")
+        found = []
+        for layer, pools in enumerate(zip(self.k_pools, self.v_pools)):
+            at = [pool.data_ptr() for pool in pools]
+            begin = 0
+            for k, v, count in zip(self.keys, self.values, self.counts):
+                rows = [x.data_ptr() + layer * x.stride(0) * x.element_size() for x in (k, v)]
+                found.append([*rows, k.stride(1), v.stride(1), begin, begin + count, *at])
+                begin += count
+        where = torch.tensor(found, dtype=torch.int64)
+        device = self.k_pools[0].device  # the rows may lie in pinned memory of the host
+        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
+
+
+def _check_rows(x: torch.Tensor, first: torch.Tensor) -> None:
+    heads, dim = first.shape[2:]
+    if x.stride()[2:] != (dim, 1) or x.dtype != first.dtype:
+        raise ValueError(
+            f"rows are {x.dtype} with strides {x.stride()[1:]}: allowed are dense rows "
+            f"[*, {heads}, {dim}] of one type ({first.dtype})"
+        )
+    bytes_apart = x.stride(0) * x.element_size() if x.shape[0] > 1 else 0
+    if (x.data_ptr() | bytes_apart) % 16 or x.stride(1) % 16:
+        raise ValueError("rows must begin at multiples of 16 bytes; copy the tensor")
+
+
+def one_layer(
     keys: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
     counts: Sequence[int],
@@ -101,79 +207,15 @@ def rope_scatter_pieces_triton(
     table: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
-) -> None:
-    """Several tensors' rows in one launch, without a copy that joins them.
-
-    keys, values: ``[rows, kv_heads, d]`` each, of one type; counts: tokens taken from each, in
-    order; ``source [sum of counts]``: the row in its own tensor. Otherwise as :func:`reference`.
-    Raises ValueError for rows that are not dense, not of one type, or not 16-byte aligned.
-    """
-    if not (len(keys) == len(values) == len(counts)):
-        raise ValueError(f"{len(keys)} keys, {len(values)} values, {len(counts)} counts: not alike")
-    longest = max(counts, default=0)
-    if longest == 0:
-        return
-    heads, dim = keys[0].shape[1:]
-    pieces, first = [], 0
-    for k, v, count in zip(keys, values, counts):
-        for x in (k, v):
-            if x.stride()[1:] != (dim, 1) or x.dtype != keys[0].dtype:
-                raise ValueError(
-                    f"rows are {x.dtype} with strides {x.stride()}: allowed are dense rows "
-                    f"[*, {heads}, {dim}] of one type ({keys[0].dtype})"
-                )
-            if x.data_ptr() % 16 or x.stride(0) % 16:
-                raise ValueError("rows must begin at multiples of 16 bytes; copy the tensor")
-        pieces.append([k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), first, first + count])
-        first += count
-    where = torch.tensor(pieces, dtype=torch.int64)
-    if k_pool.is_cuda:  # the rows may lie in pinned memory of the host
-        where = where.pin_memory().to(k_pool.device, non_blocking=True)
-    _rope_scatter_kernel[(triton.cdiv(longest, BLOCK), len(pieces))](
-        keys[0],
-        where,
-        source,
-        positions,
-        slots,
-        table,
-        k_pool,
-        v_pool,
-        *k_pool.stride()[:3],
-        *v_pool.stride()[:3],
-        HEADS=heads,
-        PAGE=k_pool.shape[1],
-        DIM=dim,
-        BLOCK=BLOCK,
-        num_warps=warps(dim),
-    )
+) -> LayersScatter:
+    """As :class:`LayersScatter`, of a single layer: ``keys, values [rows, kv_heads, d]``."""
+    keys, values = ([x[None] for x in some] for some in (keys, values))
+    return LayersScatter(
+        keys, values, counts, source, positions, slots, table, [k_pool], [v_pool]
+    )  # fmt: skip
 
 
 def rope_scatter_triton(raw_k, v, source, positions, slots, table, k_pool, v_pool) -> None:
     """The Triton kernel; arguments as in :func:`reference`. Rows must be dense in heads and d."""
-    rope_scatter_pieces_triton(
-        [raw_k], [v], [source.numel()], source, positions, slots, table, k_pool, v_pool
-    )
-
-
-def rope_scatter(raw_k, v, source, positions, slots, table, k_pool, v_pool) -> None:
-    """Triton on CUDA, torch elsewhere; arguments as in :func:`reference`."""
-    path = rope_scatter_triton if raw_k.is_cuda else reference
-    path(raw_k, v, source, positions, slots, table, k_pool, v_pool)
-
-
-def rope_scatter_pieces(
-    keys, values, counts, source, positions, slots, table, k_pool, v_pool
-) -> None:
-    """Triton on CUDA, torch elsewhere; arguments as in :func:`rope_scatter_pieces_triton`."""
-    if not keys:
-        return
-    if keys[0].is_cuda:
-        rope_scatter_pieces_triton(
-            keys, values, counts, source, positions, slots, table, k_pool, v_pool
-        )
-        return
-    first = 0
-    for k, v, count in zip(keys, values, counts):
-        some = slice(first, first + count)
-        reference(k, v, source[some], positions[some], slots[some], table, k_pool, v_pool)
-        first += count
+    counts = [source.numel()]
+    one_layer([raw_k], [v], counts, source, positions, slots, table, k_pool, v_pool).launch(0, 1)

@@ -130,7 +130,7 @@ def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
         f"rope_scatter {label}",
         rope_scatter._rope_scatter_kernel,
         {
-            **dict.fromkeys(("like_ptr", *pools), f"*{kind}"),
+            **dict.fromkeys(("like_ptr", "pool_ptr"), f"*{kind}"),
             **dict.fromkeys(("pieces_ptr", "source_ptr"), "*i64"),
             **pointers,
         },

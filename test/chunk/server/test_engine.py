@@ -13,7 +13,7 @@ from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt  # noqa: E402
 from canopy_chunks.documents import document_name  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.engine import logits, prefill  # noqa: E402
+from canopy_chunks.engine import prefill  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
@@ -414,6 +414,6 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
     got = fused_prefill(
         llama, fused, dense_cache(llama, len(whole)), make_selector("question"), ratio
     )
-    plain = logits(llama, prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
+    plain = llama.logits(prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
     assert got.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(whole))]
     assert (got.logits - plain).abs().max() < 1e-4

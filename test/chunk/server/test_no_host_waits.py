@@ -9,16 +9,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from comparators.plain_model import PlainModel  # noqa: E402
+from comparators.weights import random_model  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
 from test_windows import Worker  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
 
-from canopy_chunks import placement, transfer  # noqa: E402
 from canopy_chunks.chunk import Chunk  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.model import Model, Shape  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.model_view import ServerRope  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
@@ -40,12 +44,12 @@ def moved(model, device: SeparateDevice):
     return dataclasses.replace(all_of(model), layers=layers, rope=all_of(model.rope))
 
 
-def kernels_on(monkeypatch) -> list[int]:
+def kernels_on(monkeypatch) -> list[tuple[int, int]]:
     """The kernels' own references, which see the device's numbers as kernels do.
 
-    Returns how many tensors each launch that writes reused KV takes its rows from.
+    Returns of each launch that writes reused KV from how many tensors, and at how many layers.
     """
-    launches: list[int] = []
+    launches: list[tuple[int, int]] = []
     real = attention.reference
 
     def attend(q, k, v, rows, scale, backend="auto"):
@@ -54,16 +58,19 @@ def kernels_on(monkeypatch) -> list[int]:
         )
         return There(real(*map(inside, (q, k, v)), seen, scale))
 
-    scatter = lambda *args: rope_scatter.reference(*map(inside, args))  # noqa: E731
     monkeypatch.setattr(attention, "sparse_prefill", attend)
 
-    def scatter_pieces(keys, values, counts, *rest) -> None:
-        launches.append(len(keys))
-        seen = ([inside(x) for x in those] for those in (keys, values))
-        rope_scatter.rope_scatter_pieces(*seen, counts, *map(inside, rest))
+    def run(work, first=0, end=None) -> None:
+        end = len(work.k_pools) if end is None else end
+        launches.append((len(work.keys), end - first))
+        numbers = {
+            f.name: tree_map(inside, getattr(work, f.name))
+            for f in dataclasses.fields(work)
+            if f.name != "_pieces"
+        }
+        rope_scatter.LayersScatter(**numbers).reference(first, end)
 
-    monkeypatch.setattr(placement, "rope_scatter_pieces", scatter_pieces)
-    monkeypatch.setattr(transfer, "rope_scatter", scatter)
+    monkeypatch.setattr(rope_scatter.LayersScatter, "run", run)
     return launches
 
 
@@ -161,7 +168,8 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert inside(rows).tolist() == want.tolist()
     if tier == "device":  # the model's KV is there already: only indices travel
         assert device.copied["to device"] < chunks[0].raw_k.numel()
-        assert launches == [len(chunks)] * llama.shape.layers, "a launch a layer, for all of them"
+    from_tensors = len(chunks) if tier == "device" else 1
+    assert launches == [(from_tensors, llama.shape.layers)], "one launch, for all and all layers"
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
     for mine, theirs in zip(
@@ -178,19 +186,53 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert report["recomputed"] == known["recomputed"]
 
 
-@pytest.mark.parametrize(("selector", "most"), [("question", 151), ("frequency", 18)])
-def test_a_fused_step_launches_no_more_than_its_budget(
-    llama, ids, chunks, monkeypatch, selector, most
+class OfKernels(Model):
+    """A model on the separate device whose layers are the kernels that SGLang has for them on CUDA:
+    two norms, a rotation, an activation, four products. They are counted, and not looked into."""
+
+    device, dtype, ranks, launched = DEVICE, torch.float32, None, 0
+
+    def __init__(self, plain: PlainModel, longest: int) -> None:
+        self.plain, self.shape, self.identity = plain, plain.shape, plain.identity
+        self.rope = ServerRope(There(plain.rope.table(torch.arange(longest))))
+
+    def forward(self, ids, positions, attention):
+        def attend(layer, q, k, v):
+            self.launched += 3  # norm, product, rotation
+            attended = inside(attention(layer, *map(There, (q, k, v))))
+            self.launched += 5
+            return attended
+
+        attend.kept = None
+        return There(self.plain.forward(inside(ids), inside(positions), attend))
+
+    def logits(self, hidden):
+        raise AssertionError("a step asks for none")
+
+
+@pytest.mark.parametrize(
+    ("selector", "own", "layers"), [("question", 140, 179), ("frequency", 15, 0)]
+)
+def test_a_fused_step_of_32_layers_launches_no_more_than_its_budget(
+    ids, monkeypatch, selector, own, layers
 ) -> None:
-    device = SeparateDevice()
-    kernels_on(monkeypatch)
-    engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
+    """own: operations and kernels of ours, all but SGLang's forward of the chosen rows; layers:
+    kernels of SGLang's layers that the probe runs."""
+    model = random_model(Shape(32, 4, 2, 32, 64, 300, 1e-5), 64)
+    starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
+    chunks = [encode(model, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
+    device, there = SeparateDevice(), OfKernels(model, SLOTS)
+    launches, attended, attend = kernels_on(monkeypatch), [], attention.sparse_prefill
+    monkeypatch.setattr(attention, "sparse_prefill", lambda *a: attended.append(a) or attend(*a))
+    engine = served(there, monkeypatch, device.put, selector=selector)
     with device:
         _, batch, _ = step_of(engine, ids, chunks, device.put)
         device.operations.clear()
         run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
-    assert sum(device.operations.values()) <= most, device.operations
+    assert there.launched == layers
+    probes = len(attended) - model.shape.layers  # the others are the forward's own
+    assert sum(device.operations.values()) + len(launches) + probes <= own, device.operations
 
 
 def plan_kept(engine, monkeypatch) -> list:

@@ -96,7 +96,7 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
     assert in_place
     rows = chosen.rows()
     hidden, _ = engine.run_rows(llama, prompt.ids[rows], rows, row_cache(runner, row, 0))
-    mine = engine.logits(llama, hidden[-1:])[0]
+    mine = llama.logits(hidden[-1:])[0]
     theirs = fused_prefill(
         llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     ).logits
@@ -119,7 +119,7 @@ def test_a_corrected_forward_over_the_pool_gives_the_engines_logits(llama, runne
     hidden, _ = engine.run_rows(
         llama, prompt.ids[rows], rows, row_cache(runner, row, 0), correct=correct
     )
-    mine = engine.logits(llama, hidden[-1:])[0]
+    mine = llama.logits(hidden[-1:])[0]
     theirs = [
         fused_prefill(
             llama,

@@ -13,7 +13,6 @@ from hypothesis import strategies as st  # noqa: E402
 from test_engine import LENGTH, SYSTEM  # noqa: E402
 from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
-from canopy_chunks import transfer  # noqa: E402
 from canopy_chunks.chunk import Chunk  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.host_memory import HostMemory  # noqa: E402
@@ -47,14 +46,13 @@ def test_what_travels_from_the_hosts_memory(
 ) -> None:
     device = SeparateDevice()
     kernels_on(monkeypatch)
-    travelled = []
+    travelled, launch = [], rope_scatter.LayersScatter.run
 
-    def scatter(*args):
-        if not isinstance(args[0], type(args[6])):  # from the host's memory into the pool
-            travelled.append(args[2].numel() * 2 * args[0][0].nbytes)
-        rope_scatter.reference(*map(inside, args))
+    def scatter(work, *layers):  # from the host's memory into the pool
+        travelled.append(work.source.numel() * 2 * work.keys[0][:, 0].nbytes)
+        launch(work, *layers)
 
-    monkeypatch.setattr(transfer, "rope_scatter", scatter)
+    monkeypatch.setattr(rope_scatter.LayersScatter, "run", scatter)
     options = {"ratio": ratio, "selector": selector}
     engine = served(moved(llama, device), monkeypatch, device.put, **options)
     with device:

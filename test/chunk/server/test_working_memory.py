@@ -126,9 +126,9 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
     whole = chosen()
     monkeypatch.setattr(question, "PIECE_ROWS", 700)
     ran = []
-    run_rows = question.engine.run_rows
+    probe_rows = question.engine.probe_rows
     monkeypatch.setattr(
-        question.engine, "run_rows", lambda *a, **k: ran.append(len(a[1])) or run_rows(*a, **k)
+        question.engine, "probe_rows", lambda *a, **k: ran.append(len(a[1])) or probe_rows(*a, **k)
     )
     assert chosen() == whole
     assert ran[:-1] == [700] * 4

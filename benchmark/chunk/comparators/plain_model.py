@@ -1,0 +1,92 @@
+"""A plain decoder of the Llama family: its weights, and a forward in torch alone, for an engine without
+a server. Tests hold SGLang's own layers against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from canopy_chunks.model import Attention, Model, Ranks, Shape
+from canopy_chunks.rope import Rope, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
+
+    head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
+    positions with their norm, since a rotation leaves their length.
+    """
+
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    out: torch.Tensor
+    norm_mid: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class PlainModel(Model):
+    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` is of all of them."""
+
+    shape: Shape
+    layers: tuple[Layer, ...]
+    embed: torch.Tensor
+    norm: torch.Tensor
+    head: torch.Tensor
+    rope: Rope
+    identity: str
+    ranks: Ranks | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        eps, table = self.shape.eps, self.rope.table(positions)
+        hidden = F.embedding(ids, self.embed)
+        for i, layer in enumerate(self.layers):
+            attended = attention(i, *self._project(layer, hidden, table))
+            if attention.kept is not None:
+                hidden, table = hidden[attention.kept], table[attention.kept]
+            hidden = hidden + self.whole(F.linear(attended.flatten(1), layer.out))
+            gate, up = F.linear(norm(hidden, layer.norm_mid, eps), layer.gate_up).chunk(2, -1)
+            hidden = hidden + self.whole(F.linear(F.silu(gate) * up, layer.down))
+        return norm(hidden, self.norm, eps)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = F.linear(hidden, self.head)
+        return (out if self.ranks is None else self.ranks.gather(out)).float()
+
+    def _project(
+        self, layer: Layer, hidden: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q, K (both rotated) and V of the rows."""
+        s = self.shape
+        joined = F.linear(norm(hidden, layer.norm_in, s.eps), layer.qkv, layer.qkv_bias)
+        joined = joined.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+        q, k, v = joined.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        if layer.head_norms is not None:
+            q, k = (norm(x, weight, s.eps) for x, weight in zip((q, k), layer.head_norms))
+            return rotate(q, table), rotate(k, table), v
+        turned = rotate(joined[:, : s.heads + s.kv_heads], table)
+        return turned[:, : s.heads], turned[:, s.heads :], v
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm in fp32, as transformers does it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
