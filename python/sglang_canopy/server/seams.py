@@ -232,6 +232,9 @@ RELIED_ON = (
     _SRT + "mem_cache.registry.TreeCacheBuildContext",
     _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
     _SRT + "mem_cache.radix_cache.RadixKey.match_at",
+    _SRT + "layers.radix_attention.RadixAttention.forward",
+    _SRT + "models.llama.LlamaModel.forward",
+    _SRT + "models.qwen2.Qwen2Model.forward",
     _SRT + "mem_cache.unified_cache.components.base.TreeComponent"
     ".update_component_on_insert_overlap",
     _SRT + "mem_cache.unified_cache.components.full.FullComponent.create_match_validator",
