@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from canopy_chunks.chunk import Chunk
+from canopy_chunks.device_copy import is_host
 from canopy_chunks.model import Shape
 from canopy_chunks.pinned import pinned
 
@@ -27,7 +28,8 @@ class HostMemory:
 
     At most ``capacity_bytes``. Slots come back when the chunk that held them is gone everywhere, so
     a chunk that is deleted while a request uses it stays whole. Reads and writes by a device are all
-    on ``stream``, in order, so a slot is not written anew before an earlier read of it is done.
+    on ``stream``, in order, so a slot is not written anew before an earlier read of it is done; the
+    host waits for the device before it writes itself.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class HostMemory:
         if self.stream is None:
             self._write(chunk, spans)
         else:
+            if not isinstance(chunk, Chunk) or is_host(chunk.raw_k):
+                self._wait_for_reads()
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 self._write(chunk, spans)
@@ -74,6 +78,11 @@ class HostMemory:
                 chunk.raw_k.record_stream(self.stream)
                 chunk.v.record_stream(self.stream)
         return held
+
+    def _wait_for_reads(self) -> None:
+        """A copy from host to host is made at once, and a device may still read what lay there."""
+        assert self.stream is not None
+        self.stream.synchronize()
 
     def _write(self, chunk: Chunk | HostChunk, spans: Iterable[Span]) -> None:
         for here, there in ((self.k, chunk.raw_k), (self.v, chunk.v)):

@@ -10,6 +10,7 @@ are counted by direction, in bytes, and operations that would be launched (not v
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,6 +48,9 @@ class There(torch.Tensor):
         made.held = held
         return made
 
+    def record_stream(self, stream: Any) -> None:
+        """Memory of this device is freed when nobody holds it."""
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"There({tuple(self.shape)}, {self.dtype})"
 
@@ -61,12 +65,15 @@ def inside(x: Any) -> Any:
 
 
 class SeparateDevice(TorchDispatchMode):
-    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``."""
+    """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``; ``later``
+    is given copies between them that go into tensors which are there already: at once, or when it
+    wants to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copied: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
+        self.later: Callable[[Callable[[], Any]], None] = lambda work: work()
         self._factories = _Factories()
 
     def __enter__(self) -> Any:
@@ -153,7 +160,11 @@ def _copy(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, A
             way = "to device" if target_there else "to host"
             mode.copied[way] += source.numel() * source.element_size()
     if func.overloadpacket is ATEN.copy_:
-        inside(args[0]).copy_(inside(source))
+        target, held = inside(args[0]), inside(source)
+        if mode is not None and target_there != isinstance(source, There):
+            mode.later(lambda: target.copy_(held))
+        else:
+            target.copy_(held)
         return args[0]
     plain = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking", "pin_memory")}
     out = func(inside(source), **plain)
