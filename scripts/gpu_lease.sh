@@ -110,6 +110,7 @@ one() {
     && [[ -z ${DRY:-} ]] && touch "$SITE/.installed"
   kernel_python right 110 $check --quick --only correctness --json "$work/results/right.json"
   kernel_python attention 80 $check --quick --only attention --json "$work/results/attention.json"
+  kernel_python ways 10 $programs/ways.py "$work/results/attention.json" "$work/results/ways.json"
   kernel_python movers 50 $check --quick --only movers index --json "$work/results/movers.json"
   kernel_python stages 70 $programs/stages.py
   kernel_python pinned 30 $programs/pinned.py

@@ -277,7 +277,7 @@ def code() -> list[Row]:
             shows="the pipeline: transfer a layer ahead, recompute, deferred RoPE, scatter",
             here="overlaps on a CPU and changes no logit; the CUDA streams have not run",
             where="`python/canopy_chunks/transfer.py` `test/chunk/test_cachetune_figures.py`",
-            impossible="a CUDA device; `scripts/gpu_check.sh` runs them on one",
+            impossible="a CUDA device; `scripts/gpu_lease.sh` runs them on one",
         ),
         Row(
             "Equation 1",

@@ -20,7 +20,7 @@ import torch
 
 from canopy_chunks.correction import Correction
 from canopy_chunks.device_copy import is_host
-from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention
+from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention, ways
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _forward_extend(
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    paged = _stock_kernel(backend, query, keys)
+    paged = _way(backend, plan, query, _stock_kernel(backend, query, keys))
     size = 1 if paged is None else backend.canopy_page_size
     out = plan.attend(
         query, pages.paged(keys, size), pages.paged(values, size), layer.scaling, paged
@@ -138,6 +138,20 @@ def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decompos
             what = "Triton alone" if q.is_cuda else "torch"
         logger.info("canopy: rows of fused prompts attend through %s: %s", what, choice.reason)
     return backend.canopy_choice.paged
+
+
+def _way(
+    backend: Any, plan: FusedAttention, q: torch.Tensor, paged: decomposition.Paged | None
+) -> decomposition.Paged | None:
+    """``paged``, or None where Triton alone was measured to be faster on this chip."""
+    if paged is None or not ways.table():
+        return paged
+    chip = torch.cuda.get_device_name(q.device)
+    alone = plan.rows.once(
+        ("triton alone", backend.canopy_name),
+        lambda: ways.triton_is_faster(ways.table(), chip, backend.canopy_name, *plan.rows.sizes()),
+    )
+    return None if alone else paged
 
 
 def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
 from canopy_chunks.server import attention as server_attention  # noqa: E402
-from canopy_kernel import attention, decomposition, stock_kernels  # noqa: E402
+from canopy_kernel import attention, decomposition, stock_kernels, ways  # noqa: E402
 
 
 def backend_and_batch(page_size=1):
@@ -71,6 +71,26 @@ def test_a_chosen_stock_kernel_runs_what_is_before_each_block(page_size):
     got = backend.forward_extend(q, None, None, layer, None)
     assert torch.allclose(got, expected, atol=1e-5)
     assert seen == [(page_size, [3])]
+
+
+@pytest.mark.parametrize(("triton_ms", "asked"), [(1.0, 0), (9.0, 1)])
+def test_where_triton_alone_was_measured_to_be_faster_it_runs(monkeypatch, triton_ms, asked):
+    backend, rows, layer, q, expected = backend_and_batch(16)
+    measured = ways.Measured("A chip", 4096, 0.15, {"triton": triton_ms, "fa3": 2.0})
+    monkeypatch.setattr(ways, "table", lambda: (measured,))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A chip")
+    seen = []
+
+    def paged(*about):
+        seen.append(about)
+        return decomposition.paged_torch(*about)
+
+    backend.canopy_name = "fa3"
+    backend.canopy_choice = stock_kernels.Choice(paged, "a test")
+    backend.canopy_plan = server_attention.FusedAttention(rows)
+    got = backend.forward_extend(q, None, None, layer, None)
+    assert torch.allclose(got, expected, atol=1e-5)
+    assert len(seen) == asked
 
 
 def test_a_backend_that_cannot_fuse_is_refused_with_those_that_can():

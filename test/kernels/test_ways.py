@@ -1,0 +1,63 @@
+"""Which way attends: by the table of what was measured, nearest in length and share of rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from canopy_kernel import ways
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORT = {
+    "device": "A chip",
+    "attention": [
+        {"tokens": 4096, "ratio": 0.05, "triton_s": 1e-3, "fa3_s": 2e-3, "dense_fa3_s": 9.0},
+        {"tokens": 4096, "ratio": 0.5, "triton_s": 5e-3, "fa3_s": 2e-3},
+        {"tokens": 65536, "ratio": 0.05, "triton_s": 9e-3, "fa3_s": 4e-3},
+        {"tokens": 4096, "ratio": 0.15, "triton_s": 1e-3},
+        {"failed": "no memory"},
+    ],
+}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """The table as the lease writes it, read as a server does."""
+    report, out = tmp_path / "attention.json", tmp_path / "ways.json"
+    report.write_text(json.dumps({**REPORT, "attention": REPORT["attention"][:4]}))
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/gpu_lease/ways.py", report, out],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("RESULT attention") == 3
+    return ways.table(out)
+
+
+def test_the_nearest_measured_prompt_decides(measured) -> None:
+    def faster(counts, lengths, chip="A chip", way="fa3"):
+        return ways.triton_is_faster(measured, chip, way, counts, lengths)
+
+    assert faster([300], [5000])
+    assert faster([150, 300], [3000, 5000])
+    assert not faster([2000], [5000])
+    assert not faster([3000], [50_000])
+    assert not faster([300], [5000], chip="Another")
+    assert not faster([300], [5000], way="flashinfer")
+
+
+def test_a_section_that_failed_gives_no_row() -> None:
+    assert len(ways.of_report({**REPORT, "attention": [{"failed": "no memory"}]})) == 0
+    assert ways.of_report({"device": "A chip"}) == []
+
+
+def test_without_a_table_the_backend_decides(tmp_path) -> None:
+    assert ways.table(tmp_path / "none.json") == ()
+    assert not ways.triton_is_faster((), "A chip", "fa3", [1], [10])
