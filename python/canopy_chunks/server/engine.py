@@ -23,8 +23,8 @@ from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.library import Library, reusable_tokens
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.plan import PromptSlots, choose_tokens, correction_of, replan
-from canopy_chunks.server.report import COUNTERS, fused_report, normal_report, reused_by_tier
 from canopy_chunks.server.request import (
+    COUNTERS,
     DIFFERED,
     STILL_ENCODED,
     TOO_FEW_STORED,
@@ -33,7 +33,10 @@ from canopy_chunks.server.request import (
     ReusePlan,
     chunk_request,
     custom_params,
+    fused_report,
     ineligible_reason,
+    normal_report,
+    reused_by_tier,
 )
 from canopy_chunks.transfer import base_of, send
 from canopy_chunks.watch import Watch
