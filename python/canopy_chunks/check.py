@@ -10,7 +10,7 @@ from canopy_chunks import engine
 from canopy_chunks.cache import dense_cache
 from canopy_chunks.chunk import FusedPrompt, Placed
 from canopy_chunks.device_copy import to_device
-from canopy_chunks.fusion import fused_steps
+from canopy_chunks.fusion import fused_prefill
 from canopy_chunks.model import Model
 from canopy_chunks.quality import greedy_steps
 from canopy_chunks.selectors import make_selector
@@ -32,7 +32,8 @@ def answers_differ(
 ) -> Generator[None, None, bool]:
     """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others.
 
-    It computes in a cache of its own of one prompt, yields between pieces and may be dropped there.
+    It computes in a cache of its own of one prompt, yields between pieces (of which the fused prefill
+    is one) and may be dropped there.
     Ranks of a split model take the same steps.
     """
     n = len(ids)
@@ -42,12 +43,12 @@ def answers_differ(
         piece = tokens[first : first + PIECE_TOKENS]
         hidden = engine.prefill(model, piece, cache.upto(first + piece.numel()), first)
         yield
-    logits = engine.logits(model, hidden[-1:])[0]
+    logits = model.logits(hidden[-1:])[0]
     full = yield from greedy_steps(model, cache, n, [int(logits.argmax())], ANSWER_TOKENS, end)
     prompt = FusedPrompt(tokens, placed)
-    fused = yield from fused_steps(
-        model, prompt, cache.upto(n), make_selector(selector), ratio, correct
-    )
+    choose = make_selector(selector)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio, correct)
+    yield
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
     return full != reused
