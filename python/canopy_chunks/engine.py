@@ -5,13 +5,16 @@ Every other token's KV is taken from the cache as it is. With all rows it is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from canopy_chunks.cache import KVCache
 from canopy_chunks.model import Enough, Model
+
+Result = TypeVar("Result")
 
 Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
@@ -29,6 +32,15 @@ return the rows' attention ``[m, heads, d]`` if it has worked that out itself; N
 Correct = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """``(layer, k pool, v pool, k [m, kv_heads, d] rotated, v)``, before the rows' own K and V are
 written: may change the reused KV of the layer."""
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """What ``steps`` return, with nothing between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
