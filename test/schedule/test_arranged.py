@@ -88,7 +88,9 @@ class Scheduler:
             sharing, later = self.arranged.sharing(rest, STEP, 1, lambda _job: True)
             self.queue = self.arranged.arranged()
             left_out = {id(job) for job in later} if sharing else left_out
-            taken = min(rest, STEP - sum(self.prefill(job, True).uncached for job in sharing))
+            limit = STEP - sum(self.prefill(job, True).uncached for job in sharing)
+            assert limit > 0, "SGLang ends where nothing is left for the prompt under way"
+            taken = min(rest, limit)
             self.chunk.done += taken
             room -= taken
         for job in self.queue:
@@ -151,3 +153,19 @@ def test_nobody_is_passed_by_more_than_its_budget_whatever_is_cached_or_held_bac
         kept += scheduler.order.let_in_by["budget"]
     assert fullest > 0.9, "budgets were never used up"
     assert kept > 100
+
+
+def test_whoever_costs_more_than_was_known_leaves_room_for_the_prompt_under_way() -> None:
+    scheduler = Scheduler()
+    scheduler.queue.append(Job((9,) * 20))
+    scheduler.step()
+    assert scheduler.chunk is not None
+    begins = (0, 1, 2, 3, 4)
+    scheduler.cached.update(begins[: at + 1] for at in range(len(begins)))
+    scheduler.queue += [Job((*begins, 10 + number)) for number in range(30)]
+    scheduler.step()
+    scheduler.evict(0)  # of those that wait, only some are looked up again in a pass
+    waiting = len(scheduler.queue)
+    for _ in range(3):
+        scheduler.step()
+    assert len(scheduler.queue) < waiting

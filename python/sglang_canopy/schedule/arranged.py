@@ -179,7 +179,10 @@ class Arranged(Generic[T]):
             nonlocal room
             tokens = waiting.prefill.uncached
             pages = -(-tokens // page) * page
-            if tokens >= chunk_tokens or pages > room or not fits(waiting.about):
+            if tokens >= chunk_tokens or pages > room:
+                return False
+            now = self._requests.prefill(waiting.about, True)
+            if now.uncached > tokens or not fits(waiting.about):  # it costs more than was known
                 return False
             room -= pages
             return True

@@ -184,7 +184,6 @@ class LiveQueue:
 
         def fits(req: Any) -> bool:
             nonlocal left
-            self.look_up(req)
             found = self._not_held(req, held)
             needed = _to_compute(req) + _to_generate(req) + page
             needed += sum(len(node.key) for node in found)
@@ -200,7 +199,7 @@ class LiveQueue:
             return None
         self._leave_out(queue, later)
         taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
-        return (step_tokens - taken) // page * page
+        return max(page, (step_tokens - taken) // page * page)
 
     def _room(self, chunked: Any) -> int:
         """Tokens of memory beside what ``chunked`` still needs."""
