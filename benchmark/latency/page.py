@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from result_tables import ROOT, load, signed, table
+
+sys.path.append(str(Path(__file__).parent))
+from served_gate import table as served_table
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")
@@ -157,7 +161,21 @@ def slowest() -> str:
     )
 
 
+def served_agents() -> str:
+    """Agents at SGLang's scheduler: `auto` and the placebo against SGLang's defaults."""
+    known = load("benchmark/latency/results/served/agents-stepped.json")
+    lines = []
+    labels = {"lru": "SGLang's defaults", "again": "the same, the placebo", "auto": "`auto`"}
+    for name, run in known.items():
+        for line in list(served_table(run))[2:]:
+            arm, answered, mean, p99, _, hits = (c.strip() for c in line.strip("|").split("|"))
+            if arm in labels:
+                lines.append([name, labels[arm], answered, mean, p99, hits])
+    return table(["", "", "all answered, s", "mean TTFT, s", "P99", "hits"], lines)
+
+
 PARTS = {
+    "served-agents": served_agents,
     "eviction": eviction,
     "sessions": sessions,
     "auto": auto,
