@@ -93,7 +93,9 @@ def test_the_whole_journey_on_a_real_server(tiny_model, tmp_path) -> None:
         while "too few requests" in trial or "has not filled" in trial:
             trial = run([*canopy, *on_this_log(f"{TRIAL} {steps}", log)], tmp_path)
         shown = run([*canopy, "top", "--once", "--url", server.url], tmp_path)
-        doctor = run([*canopy, *shlex.split(DOCTOR)[1:]], tmp_path)
+        doctor = run(
+            [*canopy, *shlex.split(DOCTOR.replace("MODEL", str(tiny_model)))[1:]], tmp_path
+        )
         back = shlex.split(BACK.replace("http://127.0.0.1:30000", server.url))
         answer = json.loads(run(back, tmp_path))
     finally:
