@@ -32,7 +32,7 @@ def test_a_parent_that_surfaces_keeps_the_clock_of_its_last_use():
 
 
 def test_options_are_checked():
-    with pytest.raises(CanopyError, match="linear or quadratic"):
+    with pytest.raises(CanopyError, match="linear, quadratic"):
         make_policy("gdfs", {"cost": "cubic"})
     with pytest.raises(CanopyError, match="attention_tokens"):
         make_policy("gdfs", {"attention_tokens": 0})

@@ -79,4 +79,4 @@ def _add(usage: Any, cached: Sequence[int]) -> None:
         said["why"] = "; ".join(reasons)
     found = usage.prompt_tokens_details
     known = {"cached_tokens": sum(cached)} if found is None else found.model_dump()
-    usage.prompt_tokens_details = _details_class()(**known, **{FIELD: said})
+    usage.prompt_tokens_details = _details_class()(**{**known, FIELD: said})
